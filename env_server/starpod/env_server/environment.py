@@ -1,0 +1,274 @@
+"""What an environment author writes: one class with `spec`, `reset`, `step` and `render`.
+
+    class Doors(Environment):
+        spec = EnvironmentSpec(id="doors-v1", version="1.0.0", title="Two doors", actions=("left", "right"))
+
+        def reset(self, rng):
+            self.prize = rng.choice(self.spec.actions)
+
+        def step(self, action):
+            return Outcome(reward=float(action == self.prize), terminated=True, success=action == self.prize)
+
+        def render(self, mode="text"):
+            return "Behind one of two doors is a prize."
+
+Sessions, turns, limits, retries, forks, snapshots and the wire are the server's business.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from starpod.env_server.seeding import derive_seed
+
+
+class Concurrency(enum.Enum):
+    """Where an environment's steps run."""
+
+    INLINE = "inline"
+    """In the event loop. For steps of microseconds that never wait."""
+    THREAD = "thread"
+    """On a thread of the server's pool. For steps that wait or release the interpreter."""
+    PROCESS = "process"
+    """In a process of the session's own. For what may crash, leak, hang or cannot be trusted."""
+
+
+class EnvironmentOptions(BaseModel):
+    """Base of an environment's options: a frozen pydantic model whose fields carry defaults and descriptions.
+
+    Unknown options are refused. The JSON Schema that Describe shows is made from it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one episode; 0 means no limit."""
+
+    max_turns: int = 0
+    max_actions_per_turn: int = 0
+    max_actions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that an action may call; `parameters` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """An action that calls a tool by name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JSON:
+    """A JSON value, as an action or a part of an observation (text stays plain `str`)."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An encoded image as a part of an observation."""
+
+    data: bytes
+    mime: str = "image/png"
+
+
+Action = str | ToolCall | JSON | np.ndarray
+"""What `Environment.step` receives. Environments of words see only `str`."""
+
+Part = str | Image | JSON | np.ndarray
+"""One piece of an observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Element type, shape (-1: any length) and bounds of a tensor action."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """What Describe says of an environment.
+
+    id: `name-vN`; N grows when rewards, observations or rules change incompatibly.
+    version: semantic, MAJOR.MINOR.PATCH.
+    actions: every action by name where the set is fixed; matched without regard to case, handed to `step` as written here.
+    grammar: how an action is written where there is no fixed set, for people and prompts.
+    observation_modes: values of the option `observation`, where there is one.
+    restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
+    slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
+    step_timeout: seconds after which a step of class `process` counts as hung and its session as lost.
+    """
+
+    id: str
+    version: str
+    title: str
+    instructions: str = ""
+    actions: tuple[str, ...] = ()
+    grammar: str = ""
+    tools: tuple[Tool, ...] = ()
+    tensor: TensorSpec | None = None
+    observation_modes: tuple[str, ...] = ()
+    render_modes: tuple[str, ...] = ("text",)
+    limits: Limits = Limits()
+    concurrency: Concurrency = Concurrency.INLINE
+    deterministic: bool = True
+    restores: str = ""
+    slow_reset: bool = False
+    step_timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one sub-action did.
+
+    reward: finite; the turn's reward is the sum.
+    terminated: the task itself ended. truncated: a limit of the environment's own cut it short. Never both.
+    success: whether the task is solved; None while it is open or where that cannot be said.
+    valid: False if the action made no sense here. That is an outcome, not an error: a policy learns from it.
+    effective: False if it changed nothing.
+    reward_parts: where the reward comes from, by name. criteria: a checklist, by name. info: side data, JSON-like.
+    """
+
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    success: bool | None = None
+    valid: bool = True
+    effective: bool = True
+    reward_parts: Mapping[str, float] | None = None
+    criteria: Mapping[str, bool] | None = None
+    info: Mapping[str, Any] | None = None
+
+
+INVALID = Outcome(valid=False, effective=False)
+"""An action that made no sense and changed nothing."""
+
+
+class Environment(ABC):
+    """Base class of environments. One instance is one session; `reset` starts its next episode.
+
+    The server sets `options` (an instance of the class's `Options`) before it calls `reset`, and reads and writes the
+    instance's attributes to fork, snapshot and restore it. Attributes may be None, numbers, strings, bytes, lists,
+    tuples, sets, dicts, NumPy arrays, dataclass-free nestings of these, and `random.Random`; others need own
+    `get_state` and `set_state`. Attributes that start with `_cached` are not state: they are dropped in a snapshot.
+    """
+
+    spec: ClassVar[EnvironmentSpec]
+    Options: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
+
+    options: Any
+    dynamics_seed: int = 0
+    _dynamics: random.Random | None = None
+
+    # --- what an author writes -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def reset(self, rng: random.Random) -> None:
+        """Starts an episode: sets the initial state from `self.options` and `rng`, which depends on the seed alone."""
+
+    @abstractmethod
+    def step(self, action: Any) -> Outcome:
+        """Executes one sub-action. Raises only on a bug: a bad action is an Outcome with `valid=False`."""
+
+    @abstractmethod
+    def render(self, mode: str = "text") -> str | bytes:
+        """Draws the state: `text` and `html` as str, `png` as the bytes of an image. Changes nothing."""
+
+    # --- what an author may write --------------------------------------------------------------------------------
+
+    def observe(self) -> str | Sequence[Part]:
+        """What the agent sees after a reset and after each turn. By default the text picture."""
+        text = self.render("text")
+        assert isinstance(text, str)
+        return text
+
+    def instructions(self) -> str:
+        """The instructions for the agent with the present options."""
+        return self.spec.instructions
+
+    def valid_actions(self) -> Sequence[Any] | None:
+        """Every action that is valid now; None where they cannot be listed."""
+        return self.spec.actions or None
+
+    def state_key(self) -> bytes:
+        """A digest of at most 32 bytes of the state without its history: equal states, equal keys, on every machine.
+
+        By default a digest of what the agent observes. Override it where two states can look alike.
+        """
+        return digest_observation(self.observe())
+
+    def expert_action(self) -> Any | None:
+        """A good next action, None where the expert knows none or the episode is over."""
+        return None
+
+    def score(self) -> float | None:
+        """How far the episode has come, in [0, 1], and 1 only when it is solved."""
+        return None
+
+    def get_state(self) -> dict[str, Any]:
+        """The state as a dictionary of plain values."""
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name != "options" and not name.startswith("_cached")
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `get_state` gave. `options` is already set."""
+        self.__dict__.update(state)
+
+    # --- what the server provides --------------------------------------------------------------------------------
+
+    @property
+    def dynamics(self) -> random.Random:
+        """The random stream of transitions. It depends on the dynamics seed alone, and is part of the state."""
+        stream = self._dynamics
+        if stream is None:
+            stream = self._dynamics = random.Random(derive_seed(self.dynamics_seed, "dynamics"))
+        return stream
+
+
+def digest_observation(observation: str | Sequence[Part]) -> bytes:
+    """A 16-byte digest of an observation: equal parts, equal digests, on every machine."""
+    import hashlib
+    import json
+
+    if isinstance(observation, str):
+        return hashlib.blake2b(observation.encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(digest_size=16)
+    for part in observation:
+        match part:
+            case str():
+                kind, data = b"text", part.encode()
+            case Image():
+                kind, data = part.mime.encode(), part.data
+            case JSON():
+                kind, data = b"json", json.dumps(part.value, sort_keys=True, separators=(",", ":")).encode()
+            case _:
+                kind, data = f"{part.dtype}{part.shape}".encode(), np.ascontiguousarray(part).tobytes()
+        digest.update(b"%d:%b%d:" % (len(kind), kind, len(data)))
+        digest.update(data)
+    return digest.digest()

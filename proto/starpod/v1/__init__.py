@@ -1,0 +1,1 @@
+"""The contract: generated messages (`environment_pb2`) and service stubs (`environment_pb2_grpc`)."""
