@@ -1,0 +1,84 @@
+# Every target makes the virtual environment that it needs on first use, from constraints.txt.
+#   make test ARGS="-k fleet"       further arguments for the program that the target runs
+#   make test PYTHON=python3.13     another interpreter (3.11 to 3.13)
+
+PYTHON ?= python3.11
+ARGS ?=
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_VENV := .venv-bench
+BENCH_READY := $(BENCH_VENV)/.ready
+PROTO_VENV := .venv-proto
+PROTO_READY := $(PROTO_VENV)/.ready
+PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help train test bench lint format proto proto-check clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+train: $(READY) ## Run a scripted policy through a fleet over local services (there is no trainer yet)
+	@$(BIN)/python examples/scripted_policy.py $(ARGS)
+
+test: $(READY) ## Run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
+	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
+	@$(BENCH_VENV)/bin/python -m benchmarks.sessions
+
+lint: $(READY) ## Check style, types and import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(READY) ## Mend style where it can be mended
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: $(PROTO_READY) ## Regenerate the Python stubs from proto/
+	@$(call generate_stubs,proto)
+
+proto-check: $(PROTO_READY) ## Fail if the checked-in stubs are stale
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	$(call generate_stubs,"$$fresh"); \
+	for stub in $$(cd "$$fresh" && find . -type f); do \
+	  diff -q "proto/$$stub" "$$fresh/$$stub" > /dev/null || { echo "stale stub: proto/$${stub#./} (run: make proto)" >&2; stale=1; }; \
+	done; \
+	test -z "$${stale:-}"
+
+clean: ## Remove virtual environments, caches and build products
+	rm -rf $(VENV) $(BENCH_VENV) $(PROTO_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(1): where to write. Sorted, so that the output does not depend on the file system.
+define generate_stubs
+site=$$($(PROTO_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto -I "$$site" \
+  --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
+  $$(cd proto && find starpod -name '*.proto' | sort)
+endef
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Making $(VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,tracing,gymnasium,dev]'
+	@touch $@
+
+$(BENCH_READY): pyproject.toml constraints.txt
+	@echo "Making $(BENCH_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(BENCH_VENV)
+	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,bench]'
+	@touch $@
+
+$(PROTO_READY): proto/requirements.txt
+	@echo "Making $(PROTO_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(PROTO_VENV)
+	@$(PROTO_VENV)/$(PIP_INSTALL) -r proto/requirements.txt
+	@touch $@

@@ -1,0 +1,120 @@
+"""The `starpod` command. Each subcommand's module is imported only when that subcommand is called."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+import click
+
+
+class Subcommand:
+    """Where a subcommand lives (`module:attribute`), its line in `starpod --help`, and the extra it needs."""
+
+    def __init__(self, target: str, summary: str, extra: str = "") -> None:
+        self.module, _, self.attribute = target.partition(":")
+        self.summary = summary
+        self.extra = extra
+
+    def load(self) -> click.Command:
+        """Imports it. Raises ClickException if a package of its extra is missing."""
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if not self.extra or missing in ("", "starpod"):
+                raise
+            raise click.ClickException(
+                f"this command needs the package {missing}: pip install 'starpod[{self.extra}]'"
+            ) from error
+        command: click.Command = getattr(module, self.attribute)
+        return command
+
+
+SUBCOMMANDS = {
+    "serve": Subcommand("starpod.env_server.cli:serve", "Serve environments.", extra="server"),
+    "list": Subcommand("starpod.client.cli:list_environments", "List what a server hosts."),
+    "describe": Subcommand("starpod.client.cli:describe", "Show one environment: actions, options, limits."),
+    "play": Subcommand("starpod.client.play:play", "Play an environment in the terminal."),
+    "check": Subcommand("starpod.client.check.cli:check", "Check that a server keeps the contract."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, not when help lists them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        subcommand = SUBCOMMANDS.get(cmd_name)
+        return subcommand.load() if subcommand else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in SUBCOMMANDS and not name.startswith("-"):
+            raise click.UsageError(f"no command {name!r}{did_you_mean(name, SUBCOMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
+
+
+def did_you_mean(name: str, known: Sequence[str] | dict[str, Any]) -> str:
+    """`; did you mean X?` with the nearest known names, or where nothing is near `; there are X, Y`."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(known)}"
+
+
+def _version() -> str:
+    try:
+        return version("starpod")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="starpod")
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+def starpod(debug: bool) -> None:
+    """Environments for LLM agents as stateful gRPC services."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits: 0 done, 1 it ran and something failed, 2 the call was wrong.
+
+    Errors are one line on standard error; `--debug` anywhere on the line shows the traceback instead.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        status = starpod.main(words, prog_name="starpod", standalone_mode=False)
+    except click.exceptions.Abort:
+        status = 130
+    except click.ClickException as error:
+        if debug:
+            raise
+        _complain(error.format_message())
+        status = error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        _complain(str(error) or type(error).__name__)
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(message: str) -> None:
+    print("starpod:", " ".join(message.split()), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

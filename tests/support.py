@@ -1,0 +1,122 @@
+"""Real servers for tests and benchmarks: `starpod serve` as a process of its own, reached over a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_SECONDS = 60.0
+STOP_SECONDS = 20.0
+
+
+class ServerFailed(Exception):
+    """The server did not come up, or not down. The message holds what it wrote on standard error."""
+
+
+class ServerProcess:
+    """A `starpod serve` process. `address` is host:port, the same again after `restart`."""
+
+    process: subprocess.Popen[str]
+
+    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
+        self._arguments = arguments
+        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._log: IO[str] = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the server does
+        self.address = ""
+        self._start(port=0)
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What the server has written on standard error so far."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def kill(self) -> None:
+        """SIGKILL, to the server and its workers: no goodbye, the sessions are gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM, then waits for the exit. Returns the exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerFailed(f"no exit {STOP_SECONDS:.0f} s after SIGTERM; its log:\n{self.log}") from None
+
+    def restart(self) -> None:
+        """Kills it if it lives, and starts a new one on the same port."""
+        self.kill()
+        self._start(self.port)
+
+    def close(self) -> None:
+        self.kill()
+        self.process.stdout.close() if self.process.stdout else None
+        self._log.close()
+
+    def _start(self, port: int) -> None:
+        command = [sys.executable, "-m", "starpod.client.main", "serve", *self._arguments]
+        if port or "--port" not in self._arguments:
+            command += ["--port", str(port)]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,  # so that kill() reaches the workers too
+        )
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_read_lines, args=(self.process.stdout, lines), daemon=True).start()
+        try:
+            line = lines.get(timeout=READY_SECONDS)
+        except queue.Empty:
+            line = ""
+        if not line.strip():
+            self.kill()
+            raise ServerFailed(f"`{' '.join(command[3:])}` did not become ready; its log:\n{self.log}")
+        self.address = line.split()[-1]
+
+
+def _read_lines(stream: IO[str] | None, lines: queue.SimpleQueue[str]) -> None:
+    """Passes the ready line on and then keeps the pipe from filling. An empty line stands for the end."""
+    assert stream is not None
+    with contextlib.suppress(ValueError):  # closed by close()
+        for line in stream:
+            lines.put(line)
+    lines.put("")
+
+
+@contextlib.contextmanager
+def start_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Runs `starpod serve ARGUMENTS` on a free port of 127.0.0.1 while the context lasts.
+
+    `environment` adds environment variables. Raises ServerFailed with the server's log if it does not become ready.
+    """
+    server = ServerProcess(arguments, environment)
+    try:
+        yield server
+    finally:
+        server.close()
