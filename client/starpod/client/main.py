@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
+
+from starpod.client.spelling import nearest
 
 
 class Subcommand:
@@ -59,18 +60,12 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in SUBCOMMANDS and not name.startswith("-"):
-            raise click.UsageError(f"no command {name!r}{did_you_mean(name, SUBCOMMANDS)}", ctx)
+            raise click.UsageError(f"no command {name!r}{nearest(name, list(SUBCOMMANDS))}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
-
-
-def did_you_mean(name: str, known: Sequence[str] | dict[str, Any]) -> str:
-    """`; did you mean X?` with the nearest known names, or where nothing is near `; there are X, Y`."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(known)}"
 
 
 def _version() -> str:

@@ -1,0 +1,128 @@
+"""A server as the command line sees it: what it hosts, found by name, with errors a person can act on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import grpc
+
+from starpod.client.spelling import nearest
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+
+TIMEOUT_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def connect(address: str) -> Iterator[EnvironmentServiceStub]:
+    """A synchronous stub for `host:port`. Failed calls inside the context become one readable error."""
+    if not re.fullmatch(r"\S+:\d+", address):
+        raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
+    with grpc.insecure_channel(address) as channel:
+        try:
+            yield EnvironmentServiceStub(channel)
+        except grpc.RpcError as error:
+            raise click.ClickException(_explain(error, address)) from error
+
+
+def _explain(error: grpc.RpcError, address: str) -> str:
+    assert isinstance(error, grpc.Call)
+    details = error.details() or error.code().name
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"no server answers at {address} ({details}); start one with: starpod serve"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"{address} gave no answer within {TIMEOUT_SECONDS:.0f} s"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return f"{address} is not an environment server, or lacks this: {details}"
+    return details
+
+
+def hosted(stub: EnvironmentServiceStub) -> pb.DescribeResponse:
+    """Everything the server says of itself. Raises ClickException if it speaks another protocol version."""
+    response = stub.Describe(pb.DescribeRequest(), timeout=TIMEOUT_SECONDS)
+    if response.protocol_version.partition(".")[0] != "1":
+        raise click.ClickException(f"the server speaks protocol {response.protocol_version}; this client speaks 1.x")
+    return response
+
+
+def find_environment(response: pb.DescribeResponse, name: str, version: str = "") -> pb.EnvironmentSpec:
+    """The newest spec of an id; `sokoban` means the highest `sokoban-vN`. `version` must be exact where given.
+
+    Raises BadParameter with the nearest names.
+    """
+    specs = [spec for spec in response.environments if spec.id == name]
+    if not specs:
+        family = [spec for spec in response.environments if spec.id.rpartition("-v")[0] == name]
+        highest = max((int(spec.id.rpartition("-v")[2]) for spec in family), default=0)
+        specs = [spec for spec in family if spec.id == f"{name}-v{highest}"]
+    if not specs:
+        ids = list(dict.fromkeys(spec.id for spec in response.environments))
+        raise click.BadParameter(f"no environment {name!r} here{nearest(name, ids)}", param_hint="ENVIRONMENT")
+    if not version:
+        return specs[0]
+    for spec in specs:
+        if spec.version == version:
+            return spec
+    versions = [spec.version for spec in specs]
+    raise click.BadParameter(
+        f"no version {version!r} of {specs[0].id}{nearest(version, versions)}", param_hint="VERSION"
+    )
+
+
+def options_schema(spec: pb.EnvironmentSpec) -> dict[str, dict[str, Any]]:
+    """The JSON Schema of each option by name."""
+    properties = json.loads(spec.options_schema_json or "{}").get("properties", {})
+    return {name: schema for name, schema in properties.items() if isinstance(schema, dict)}
+
+
+def parse_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[str, Any]:
+    """`key=value` pairs as options: JSON where the value is JSON and the option is not a plain text.
+
+    Raises BadParameter that names the nearest option and lists the schema.
+    """
+    schema = options_schema(spec)
+    options: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{assignment!r} is not key=value", param_hint="--option")
+        if schema and key not in schema:
+            known = "; ".join(f"{name}: {option_type(schema[name])}" for name in schema)
+            raise click.BadParameter(
+                f"{spec.id} has no option {key!r}{nearest(key, list(schema))} Its options: {known}",
+                param_hint="--option",
+            )
+        options[key] = text if schema.get(key, {}).get("type") == "string" else _json_or_text(text)
+    return options
+
+
+def option_type(schema: dict[str, Any]) -> str:
+    """A short reading of one option's schema: type or choices, bounds and default."""
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if "enum" in schema:
+        kind = " | ".join(map(str, schema["enum"]))
+    elif "const" in schema:
+        kind = str(schema["const"])
+    elif alternatives:
+        kind = " | ".join(option_type(alternative) for alternative in alternatives)
+    else:
+        kind = str(schema.get("type", "object" if "$ref" in schema else "any"))
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    if low is not None or high is not None:
+        kind += f" {'' if low is None else low}..{'' if high is None else high}"
+    if "default" in schema:
+        kind += f" = {json.dumps(schema['default'], ensure_ascii=False)}"
+    return kind
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
