@@ -1,0 +1,187 @@
+"""One played session: its turns so far, hints, and turns taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from starpod.client.catalog import TIMEOUT_SECONDS
+from starpod.client.spelling import nearest
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+
+SEPARATOR = "||"
+
+
+class NotPossible(Exception):
+    """What the player asked for cannot be done; the message says why. Nothing has changed."""
+
+
+class Game:
+    """A session with the list of its turns.
+
+    observation: what the agent sees now. transition: of the last turn, None after a reset.
+    turns: the sub-actions of each turn so far. reward: their sum.
+    """
+
+    observation: pb.Observation
+    transition: pb.Transition | None
+    turns: list[list[pb.Action]]
+    reward: float
+
+    def __init__(
+        self, stub: EnvironmentServiceStub, spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None
+    ) -> None:
+        self._stub = stub
+        self.spec = spec
+        can = spec.capabilities
+        request = pb.OpenRequest(environment_id=spec.id, version=spec.version, seed=seed)
+        request.options.update(options)
+        request.want.valid_actions = can.valid_actions
+        request.want.expert_action = can.expert_action
+        request.want.score = can.score
+        response = stub.Open(request, timeout=TIMEOUT_SECONDS)
+        self.instructions = response.instructions
+        self.limits = response.limits
+        self._start(response.sessions[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, KeyboardInterrupt | click.ClickException):
+            self._stub.Close(pb.CloseRequest(session_ids=[self._session_id]), timeout=TIMEOUT_SECONDS)
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def over(self) -> bool:
+        return self.transition is not None and (self.transition.terminated or self.transition.truncated)
+
+    def parse(self, line: str) -> list[pb.Action]:
+        """A typed turn as sub-actions. Raises NotPossible with the nearest names."""
+        return [self._parse_action(part.strip()) for part in line.split(SEPARATOR)]
+
+    def play(self, actions: Sequence[pb.Action]) -> pb.Transition:
+        """Plays one turn. Raises NotPossible if the episode is over."""
+        if self.over:
+            raise NotPossible("the episode is over: again, new, undo or quit")
+        response = self._stub.Step(
+            pb.StepRequest(
+                session_id=self._session_id, epoch=self._epoch, step_index=self._step_index, actions=actions
+            ),
+            timeout=TIMEOUT_SECONDS,
+        )
+        self._step_index = response.next_step_index
+        self.transition = response.transition
+        self.observation = response.transition.observation
+        self.turns.append(list(actions))
+        self.reward += response.transition.reward
+        return response.transition
+
+    def hint(self) -> str:
+        """The expert's next action. Raises NotPossible where there is none."""
+        if not self.spec.capabilities.expert_action:
+            raise NotPossible(f"{self.spec.id} has no expert")
+        if not self.observation.HasField("expert_action"):
+            raise NotPossible("the expert knows no good action here")
+        return action_text(self.observation.expert_action)
+
+    def undo(self) -> None:
+        """Takes the last turn back: starts again and plays all turns but the last."""
+        if not self.spec.capabilities.deterministic:
+            raise NotPossible(f"{self.spec.id} is not deterministic: its turns cannot be taken back")
+        if not self.turns:
+            raise NotPossible("there is no turn to take back")
+        turns = self.turns[:-1]
+        self.again()
+        for actions in turns:
+            self.play(actions)
+
+    def again(self) -> None:
+        """Starts the same episode again."""
+        self._reset(self._seed, self._dynamics_seed)
+
+    def new(self) -> None:
+        """Starts another episode, with a seed that the server draws."""
+        self._reset(None, None)
+
+    def picture(self) -> str:
+        """The state as text: Render's where there is one, else what the agent sees."""
+        if "text" not in self.spec.render_modes:
+            return "\n".join(map(part_text, self.observation.parts))
+        response = self._stub.Render(
+            pb.RenderRequest(session_id=self._session_id, mode="text"), timeout=TIMEOUT_SECONDS
+        )
+        return response.data.decode()
+
+    def _reset(self, seed: int | None, dynamics_seed: int | None) -> None:
+        request = pb.ResetRequest(
+            session_id=self._session_id, epoch=self._epoch, seed=seed, dynamics_seed=dynamics_seed
+        )
+        response = self._stub.Reset(request, timeout=TIMEOUT_SECONDS)
+        self.instructions = response.instructions
+        self._start(response.session)
+
+    def _start(self, session: pb.Session) -> None:
+        self._session_id = session.session_id
+        self._epoch = session.epoch
+        self._step_index = session.step_index
+        self._seed = session.seed
+        self._dynamics_seed = session.dynamics_seed
+        self.observation = session.observation
+        self.transition = None
+        self.turns = []
+        self.reward = 0.0
+
+    def _parse_action(self, text: str) -> pb.Action:
+        space = self.spec.action_space
+        word, _, rest = text.partition(" ")
+        if any(tool.name == word for tool in space.tools):
+            arguments = rest.strip() or "{}"
+            try:
+                json.loads(arguments)
+            except json.JSONDecodeError as error:
+                raise NotPossible(f"the arguments of {word} are not JSON: {error}") from None
+            return pb.Action(tool_call=pb.ToolCall(name=word, arguments_json=arguments))
+        if space.names:
+            names = {name.lower(): name for name in space.names}
+            if text.lower() not in names:
+                raise NotPossible(f"no action {text!r}{nearest(text, list(names))}")
+            text = names[text.lower()]
+        elif not space.grammar:
+            known = [tool.name for tool in space.tools]
+            raise NotPossible(f"no action {text!r}{nearest(word, known)}")
+        return pb.Action(text=text)
+
+
+def action_text(action: pb.Action) -> str:
+    """An action as the player would type it."""
+    match action.WhichOneof("kind"):
+        case "tool_call":
+            return f"{action.tool_call.name} {action.tool_call.arguments_json or '{}'}"
+        case "json":
+            return action.json
+        case "tensor":
+            return f"{action.tensor.dtype} tensor of shape {list(action.tensor.shape)}"
+    return action.text
+
+
+def part_text(part: pb.Part) -> str:
+    """A piece of an observation as text; what is not text is named."""
+    match part.WhichOneof("kind"):
+        case "image":
+            return f"[{part.image.mime}, {len(part.image.data):,} bytes]"
+        case "json":
+            return part.json
+        case "tensor":
+            return f"[{part.tensor.dtype} tensor of shape {list(part.tensor.shape)}]"
+    return part.text
