@@ -93,8 +93,8 @@ class Bandit(Environment):
         version="1.0.0",
         title="Two-armed bandit with telling names",
         instructions=(
-            "Two slot machines stand before you, and you may pull the arm of one of them, once. Each pays in its own way, "
-            "and its name is the hint: think of what the name stands for, and how much it would earn and how surely. "
+            "Two slot machines stand before you, and you may pull the arm of one of them, once. Each pays in its own "
+            "way, and its name is the hint: think of what the name stands for, how much it would earn and how surely. "
             "Choose the arm that you expect to pay more on average, and answer with its name."
         ),
         grammar="the name of one of the two arms, in any case",
@@ -183,16 +183,10 @@ def _draw(arms: tuple[str, str], pulled: str | None, payout: float) -> Image.Ima
     """A picture of 480 x 300 pixels; nothing in it tells the arms apart before the pull."""
     canvas = Image.new("RGB", (480 * _SCALE, 300 * _SCALE), (52, 41, 79))
     draw = ImageDraw.Draw(canvas)
-    for ray in range(-4, 24):  # a backdrop of stripes
-        left = ray * 40 * _SCALE
-        slant = 120 * _SCALE
-        stripe = [
-            (left, 0),
-            (left + 20 * _SCALE, 0),
-            (left + 20 * _SCALE - slant, canvas.height),
-            (left - slant, canvas.height),
-        ]
-        draw.polygon(stripe, fill=(58, 46, 88))
+    slant, bottom = 120 * _SCALE, canvas.height
+    for left in range(-160 * _SCALE, canvas.width + slant, 40 * _SCALE):  # a backdrop of stripes
+        right = left + 20 * _SCALE
+        draw.polygon([(left, 0), (right, 0), (right - slant, bottom), (left - slant, bottom)], fill=(58, 46, 88))
     draw.rectangle((0, 262 * _SCALE, canvas.width, canvas.height), fill=(33, 26, 51))
     for place, arm in enumerate(arms):
         paid = payout if arm == pulled else None
