@@ -1,0 +1,128 @@
+"""Replays recorded episodes of the original Sokoban from their layouts."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from starpod.env_server.environment import Limits
+from starpod.env_server.environments.sokoban import Sokoban
+from starpod.env_server.episode import Episode, Want
+from tests.golden import Parity, golden
+
+CHOSEN = {
+    "the-end-is-final": "after the end the original goes on and pays +9.9 for every step; here a reset is due",
+    "four-moves-only": "the original also takes ids 0 (wait) and 5 to 8 (walk only); here they are invalid and free",
+    "names-not-ids": "an action is its name; the original takes ids and raises on a name",
+    "bad-actions-are-outcomes": "other ids raise in the original; here they are invalid outcomes",
+    "own-sprites": "pictures have the original's size and content, but are drawn by ourselves",
+}
+
+VARIANTS = (
+    "SimpleSokoban",
+    "LargerSokoban",
+    "SokobanDifferentGridVocab",
+    "CoordSokoban",
+    "VisualSimpleSokoban",
+    "x_SokobanCoordOnly",
+    "x_SokobanMaxSteps8",
+    "x_SokobanNonSquare6x9",
+    "x_SokobanThreeBoxes7",
+    "x_SokobanTwoBoxCoord",
+)
+
+
+def records(variant: str) -> list[Any]:
+    if variant.startswith("x_"):
+        return [record for record in golden("episodes_extra") if record["variant"] == variant]
+    return golden(f"episodes_{variant}")
+
+
+def test_recorded_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity(CHOSEN)
+    for variant in VARIANTS:
+        episodes = records(variant)
+        assert episodes, variant
+        for record in episodes:
+            replay(record, parity)
+    parity.report("sokoban-v1", capsys)
+
+
+def replay(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    sokoban = Sokoban()
+    sokoban.options = Sokoban.Options(
+        layout=start["grid"],
+        symbols="letters" if "DifferentGridVocab" in record["variant"] else "default",
+        observation="rgb" if config["render_mode"] == "rgb_array" else config["observation_format"],
+        max_steps=config["max_steps"],
+    )
+    episode = Episode(sokoban, Limits())
+    episode.reset(record["seed"], 0)
+    parity.episodes += 1
+    compare_observation(record["id"], sokoban.observe(), start["obs"], parity)
+    for number, step in enumerate(record["steps"]):
+        where = f"{record['id']} step {number}"
+        if episode.end_reason:
+            parity.deviate("the-end-is-final")
+            continue
+        name = step["action_name"]
+        if isinstance(step["action"], str):
+            parity.deviate("names-not-ids")
+            continue
+        grid = sokoban.render("text")
+        transition = episode.turn([name or step["action"]], Want())
+        outcome = transition.outcomes[0]
+        parity.steps += 1
+        if name is None:
+            assert not outcome.valid, where
+            assert sokoban.render("text") == grid, where
+            if "exception" in step:
+                parity.deviate("bad-actions-are-outcomes")
+                continue
+            parity.deviate("four-moves-only")
+            recorded = step.get("grid", step["obs"])
+            assert isinstance(recorded, str)
+            sokoban.player = max(map(recorded.find, "PSA@"))  # go on from where the original walked to
+            sokoban.steps = step["num_env_steps"]
+            if step["done"]:
+                return
+            continue
+        compare_observation(where, transition.observation.parts, step["obs"], parity)
+        parity.equal(f"{where} grid", sokoban.render("text"), step.get("grid", step["obs"]))
+        parity.equal(f"{where} reward", transition.reward, step["reward"])
+        parity.equal(f"{where} done", bool(episode.end_reason), step["done"])
+        parity.equal(f"{where} success", bool(transition.success), step["info"]["success"])
+        parity.equal(f"{where} effective", outcome.effective, step["info"]["action_is_effective"])
+        parity.equal(f"{where} valid", outcome.valid, step["info"]["action_is_valid"])
+        parity.equal(f"{where} on target", len(sokoban.boxes & sokoban.board.targets), step["boxes_on_target"])
+        parity.equal(f"{where} steps", sokoban.steps, step["num_env_steps"])
+
+
+def compare_observation(where: str, ours: Any, original: Any, parity: Parity) -> None:
+    if isinstance(original, str):
+        parity.equal(where, ours, original)
+        return
+    picture = Image.open(io.BytesIO(ours[0].data))
+    assert [picture.height, picture.width, len(picture.getbands())] == original["shape"], where
+    parity.deviate("own-sprites")
+
+
+def test_recorded_shortest_solutions() -> None:
+    checked = 0
+    for variant in VARIANTS:
+        for record in records(variant):
+            sokoban = Sokoban()
+            symbols = "letters" if "DifferentGridVocab" in variant else "default"
+            sokoban.options = Sokoban.Options(layout=record["reset"]["grid"], symbols=symbols)
+            episode = Episode(sokoban, Limits())
+            episode.reset(0, 0)
+            while not episode.end_reason:
+                last = episode.turn([sokoban.expert_action()], Want())
+            assert last.success
+            assert episode.actions == len(record["reset"]["shortest_solution"]), record["id"]
+            checked += 1
+    assert checked > 0
