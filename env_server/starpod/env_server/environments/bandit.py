@@ -53,14 +53,18 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
 class BanditOptions(EnvironmentOptions):
     """Which arms there are and what they pay."""
 
-    split: Literal["train", "test"] = Field("train", description="Which list of name pairs the seed draws from.")
-    pair: tuple[str, str] | None = Field(
-        None, description="The names of the low and the high arm, in this order, instead of a drawn pair."
+    split: Literal["train", "test"] = Field(
+        default="train", description="Which list of name pairs the seed draws from."
     )
-    low_reward: float = Field(0.1, description="What the low arm always pays: 0.1 in RAGEN's code, 0.15 in its paper.")
-    high_reward: float = Field(1.0, description="What the high arm pays when it wins.")
-    high_loss: float = Field(0.0, description="What the high arm pays when it does not win.")
-    high_probability: float = Field(0.25, ge=0, le=1, description="How often the high arm wins.")
+    pair: tuple[str, str] | None = Field(
+        default=None, description="The names of the low and the high arm, in this order, instead of a drawn pair."
+    )
+    low_reward: float = Field(
+        default=0.1, description="What the low arm always pays: 0.1 in RAGEN's code, 0.15 in its paper."
+    )
+    high_reward: float = Field(default=1.0, description="What the high arm pays when it wins.")
+    high_loss: float = Field(default=0.0, description="What the high arm pays when it does not win.")
+    high_probability: float = Field(default=0.25, ge=0, le=1, description="How often the high arm wins.")
 
     @field_validator("pair")
     @classmethod
