@@ -1,4 +1,4 @@
-"""Real servers for tests and benchmarks: `starpod serve` as a process of its own, reached over a real socket."""
+"""Real servers for tests and benchmarks: each a process of its own, reached over a real socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,12 +24,15 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """A `starpod serve` process. `address` is host:port, the same again after `restart`."""
+    """A server's process. `address` is host:port, the same again after `restart`.
+
+    `command` must take `--port N` (0: a free one) and print one line that ends in the address when it is ready.
+    """
 
     process: subprocess.Popen[str]
 
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
-        self._arguments = arguments
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._command = list(command)
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._log: IO[str] = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the server does
         self.address = ""
@@ -75,9 +78,7 @@ class ServerProcess:
         self._log.close()
 
     def _start(self, port: int) -> None:
-        command = [sys.executable, "-m", "starpod.client.main", "serve", *self._arguments]
-        if port or "--port" not in self._arguments:
-            command += ["--port", str(port)]
+        command = [*self._command, "--port", str(port)]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -96,7 +97,7 @@ class ServerProcess:
             line = ""
         if not line.strip():
             self.kill()
-            raise ServerFailed(f"`{' '.join(command[3:])}` did not become ready; its log:\n{self.log}")
+            raise ServerFailed(f"`{' '.join(command)}` did not become ready; its log:\n{self.log}")
         self.address = line.split()[-1]
 
 
@@ -115,7 +116,7 @@ def start_server(*arguments: str, environment: Mapping[str, str] | None = None) 
 
     `environment` adds environment variables. Raises ServerFailed with the server's log if it does not become ready.
     """
-    server = ServerProcess(arguments, environment)
+    server = ServerProcess([sys.executable, "-m", "starpod.client.main", "serve", *arguments], environment)
     try:
         yield server
     finally:

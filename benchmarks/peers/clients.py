@@ -1,0 +1,86 @@
+"""Sessions of the other servers, driven by the clients that their packages ship."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as dm
+from dm_env_rpc.v1.async_connection import AsyncConnection
+from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
+from openenv.core.generic_client import GenericEnvClient
+
+from benchmarks.measure import Player
+from benchmarks.peers.dm_env_rpc_server import ACTION_UID, REWARD_UID, TEXT_UID
+from starpod.env_server.environments.frozen_lake import ACTIONS
+
+CONNECTS_AT_ONCE = 32
+
+
+class OpenEnvPlayer:
+    """One WebSocket of openenv-core."""
+
+    def __init__(self, client: GenericEnvClient) -> None:
+        self._client = client
+
+    async def step(self, action: str) -> tuple[float, bool]:
+        result = await self._client.step({"name": action})
+        return result.reward or 0.0, result.done
+
+    async def reset(self) -> None:
+        await self._client.reset(seed=0)
+
+
+class DmEnvRpcPlayer:
+    """One stream of dm_env_rpc. The episode after an ended one starts with a step that acts on nothing."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def step(self, action: str) -> tuple[float, bool]:
+        tensor = pack_tensor(ACTIONS.index(action), dtype=dm.DataType.INT64)
+        request = dm.StepRequest(requested_observations=[TEXT_UID, REWARD_UID], actions={ACTION_UID: tensor})
+        response = await self._connection.send(request)
+        unpack_tensor(response.observations[TEXT_UID])
+        reward = float(unpack_tensor(response.observations[REWARD_UID]))
+        return reward, response.state == dm.EnvironmentStateType.TERMINATED
+
+    async def reset(self) -> None:
+        await self._connection.send(dm.ResetRequest())
+        await self._connection.send(dm.StepRequest(requested_observations=[TEXT_UID]))
+
+
+@contextlib.asynccontextmanager
+async def open_openenv(address: str, sessions: int) -> AsyncIterator[Sequence[Player]]:
+    """As many WebSockets as sessions: with openenv-core a connection is a session."""
+    gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
+    clients: list[GenericEnvClient] = []
+
+    async def connect() -> None:
+        async with gate:
+            client = GenericEnvClient(base_url=f"http://{address}")
+            await client.connect()
+            clients.append(client)
+
+    try:
+        await asyncio.gather(*(connect() for _ in range(sessions)))
+        yield [OpenEnvPlayer(client) for client in clients]
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+@contextlib.asynccontextmanager
+async def open_dm_env_rpc(address: str, sessions: int) -> AsyncIterator[Sequence[Player]]:
+    """As many streams as sessions over one connection."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        connections = [AsyncConnection(channel) for _ in range(sessions)]
+
+        async def join(connection: Any) -> None:
+            await connection.send(dm.CreateWorldRequest())
+            await connection.send(dm.JoinWorldRequest(world_name="lake"))
+
+        await asyncio.gather(*map(join, connections))
+        yield [DmEnvRpcPlayer(connection) for connection in connections]
