@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import random
@@ -11,7 +10,7 @@ from typing import Any, Literal
 from PIL import Image, ImageDraw
 from pydantic import Field, field_validator, model_validator
 
-from starpod.env_server.drawing import font, png
+from starpod.env_server.drawing import fit_text, png
 from starpod.env_server.environment import (
     INVALID,
     Environment,
@@ -216,7 +215,7 @@ def _machine(draw: ImageDraw.ImageDraw, left: int, name: str, payout: float | No
     box(8, 34, 166, 256, 18, shade)
     box(8, 34, 166, 248, 18, body)
     box(18, 44, 156, 82, 10, _CREAM)
-    _centred(draw, (left + 87 * s, 63 * s), name, 130 * s, 22 * s, _INK)
+    fit_text(draw, (left + 87 * s, 63 * s), name, 130 * s, 22 * s, _INK)
 
     # The window: three reels, or what was paid.
     box(18, 94, 156, 170, 10, _INK)
@@ -224,10 +223,10 @@ def _machine(draw: ImageDraw.ImageDraw, left: int, name: str, payout: float | No
         question = (170, 160, 180) if dim else body
         for x in (24, 67, 110):
             box(x, 100, x + 40, 164, 6, _CREAM)
-            _centred(draw, (left + (x + 20) * s, 132 * s), "?", 40 * s, 40 * s, question)
+            fit_text(draw, (left + (x + 20) * s, 132 * s), "?", 40 * s, 40 * s, question)
     else:
         box(24, 100, 150, 164, 6, _GOLD if payout > 0 else _CREAM)
-        _centred(draw, (left + 87 * s, 132 * s), f"{payout:g}", 110 * s, 46 * s, _INK)
+        fit_text(draw, (left + 87 * s, 132 * s), f"{payout:g}", 110 * s, 46 * s, _INK)
 
     # The tray, with coins in proportion.
     box(32, 190, 142, 238, 10, _INK)
@@ -236,17 +235,3 @@ def _machine(draw: ImageDraw.ImageDraw, left: int, name: str, payout: float | No
         x, y = left + (44 + 18 * coin) * s, (208 - 3 * (coin % 2)) * s
         draw.ellipse((x, y, x + 22 * s, y + 22 * s), fill=(196, 140, 40))
         draw.ellipse((x + 2 * s, y + s, x + 20 * s, y + 19 * s), fill=_GOLD)
-
-
-def _centred(
-    draw: ImageDraw.ImageDraw, centre: tuple[int, int], text: str, width: int, size: int, fill: tuple[int, int, int]
-) -> None:
-    """Text around a point, made smaller until it fits the width."""
-    while size > 8 and _width(text, size) > width:
-        size -= 2
-    draw.text(centre, text, fill=fill, font=font(size), anchor="mm")
-
-
-@functools.lru_cache(maxsize=1024)
-def _width(text: str, size: int) -> float:
-    return font(size).getlength(text)
