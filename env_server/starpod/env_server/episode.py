@@ -13,6 +13,7 @@ from typing import Any
 
 from starpod.env_server.environment import Environment, Image, Limits, Outcome, Part
 from starpod.env_server.seeding import derive_seed
+from starpod.env_server.state import StateError, decode, encode
 
 
 class EndReason(enum.IntEnum):
@@ -173,8 +174,10 @@ class Episode:
                 end = EndReason.MAX_TURNS
         if end:
             self.end_reason = end
-            if end > EndReason.TERMINAL and success is None:
+            if success is None and end is not EndReason.TERMINAL:
                 success = False
+        else:
+            success = None
         return Transition(self.observe(want), reward, outcomes, end, success, parts, criteria, info)
 
     def observe(self, want: Want) -> Observation:
@@ -198,7 +201,7 @@ class Episode:
     def fork(self, dynamics_seed: int | None) -> Episode:
         """An independent copy; with `dynamics_seed` it gets a new stream of transitions, else a copy of the present one."""
         environment = self.environment
-        twin = type(environment).__new__(type(environment))
+        twin = type(environment)()
         twin.options = environment.options
         twin.set_state(copy.deepcopy(environment.get_state()))
         if dynamics_seed is not None:
@@ -207,4 +210,34 @@ class Episode:
         episode = Episode(twin, self.limits)
         episode.seed, episode.turns, episode.actions = self.seed, self.turns, self.actions
         episode.end_reason = self.end_reason
+        return episode
+
+    def save(self) -> bytes:
+        """The whole episode as bytes. Raises StateError if the environment's state cannot be encoded."""
+        environment = self.environment
+        return encode(
+            {
+                "options": environment.options.model_dump(mode="json"),
+                "limits": [self.limits.max_turns, self.limits.max_actions_per_turn, self.limits.max_actions],
+                "seed": self.seed,
+                "turns": self.turns,
+                "actions": self.actions,
+                "end_reason": int(self.end_reason),
+                "state": environment.get_state(),
+            }
+        )
+
+    @classmethod
+    def load(cls, environment: type[Environment], data: bytes) -> Episode:
+        """The episode that `save` wrote. Raises StateError if the bytes are not one of this environment."""
+        saved = decode(data)
+        try:
+            instance = environment()
+            instance.options = environment.Options.model_validate(saved["options"])
+            instance.set_state(saved["state"])
+            episode = cls(instance, Limits(*saved["limits"]))
+            episode.seed, episode.turns, episode.actions = saved["seed"], saved["turns"], saved["actions"]
+            episode.end_reason = EndReason(saved["end_reason"])
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
         return episode

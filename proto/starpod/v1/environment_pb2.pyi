@@ -452,7 +452,9 @@ class Outcome(_message.Message):
     EFFECTIVE_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
     executed: _builtins.bool
-    """False for a sub-action after the end of the episode or beyond a limit: it was never tried."""
+    """False for a sub-action that was never tried: after the end of the episode, beyond a limit, or not in
+    ActionSpace.names where those are given. It counts against no limit.
+    """
     valid: _builtins.bool
     """False if it made no sense to the environment (unknown name, bad format, forbidden). Not an error: a policy learns from it."""
     effective: _builtins.bool
@@ -1533,6 +1535,7 @@ class RestoreRequest(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    WANT_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """Copies to make. 0 means 1. They all go on with the same random stream; Fork with RESEED to change that."""
     key: _builtins.str
@@ -1541,6 +1544,10 @@ class RestoreRequest(_message.Message):
     """As in OpenRequest."""
     @_builtins.property
     def snapshot(self) -> Global___SessionSnapshot: ...
+    @_builtins.property
+    def want(self) -> Global___Want:
+        """As in OpenRequest."""
+
     def __init__(
         self,
         *,
@@ -1548,10 +1555,11 @@ class RestoreRequest(_message.Message):
         count: _builtins.int = ...,
         key: _builtins.str = ...,
         lease_seconds: _builtins.float = ...,
+        want: Global___Want | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "key", b"key", "lease_seconds", b"lease_seconds", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "key", b"key", "lease_seconds", b"lease_seconds", "snapshot", b"snapshot", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

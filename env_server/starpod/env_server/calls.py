@@ -1,0 +1,580 @@
+"""What each call of the contract does. Knows messages and sessions, but no connection: unary and stream share it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from starpod.env_server import convert
+from starpod.env_server.config import ServerLimits
+from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions, Limits
+from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
+from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
+from starpod.env_server.metrics import Metrics
+from starpod.env_server.process_host import ProcessHost
+from starpod.env_server.registry import Registry
+from starpod.env_server.seeding import derive_seed
+from starpod.env_server.session import Reservation, Session, SessionTable
+from starpod.env_server.state import StateError
+from starpod.v1 import environment_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
+
+_MAX_KEY_BYTES = 128
+_RETRY_SECONDS = 0.5
+
+
+class Calls:
+    """The verbs of the contract on this process's sessions. One event loop, no locks but the sessions' own."""
+
+    def __init__(self, registry: Registry, limits: ServerLimits, metrics: Metrics, threads: int) -> None:
+        self.registry = registry
+        self.limits = limits
+        self.metrics = metrics
+        self.instance_id = secrets.token_hex(8)
+        self.draining = False
+        self.live_sessions = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment")
+
+    # --- creating sessions ---------------------------------------------------------------------------------------
+
+    async def open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
+        return await self._once(table, request.key, request, functools.partial(self._open, table, request))
+
+    async def _open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
+        environment = self.registry.find(request.environment_id, request.version)
+        options = parse_options(environment, convert.options_from(request.options))
+        limits = convert.limits_from(request.limits, environment.spec.limits)
+        want = self._check_want(environment, convert.want_from(request.want))
+        lease = self._lease(request.lease_seconds)
+        seed = request.seed if request.HasField("seed") else secrets.randbits(48)
+        async with _Cleanup(self) as created:
+            first: LocalHost | None = None
+            for member in range(self._admit(request.count)):
+                dynamics_seed = (
+                    request.dynamics_seed
+                    if request.HasField("dynamics_seed")
+                    else derive_seed(seed, "member", member)
+                )
+                host = self._host(environment)
+                session = Session(environment, host, options, limits, want, lease, member, seed, dynamics_seed)
+                created.add(session)
+                if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
+                    # The start depends on the seed alone, so members of a group copy the first one's search.
+                    session.host = host = await first.fork(dynamics_seed)
+                    observation: Any = await self._guard(session, host.observe(want), "Open")
+                else:
+                    plan = ResetPlan(options, limits, seed, dynamics_seed, want)
+                    observation = await self._guard(session, host.reset(plan), "Open")
+                    first = host if isinstance(host, LocalHost) else None
+                created.messages.append(describe_session(session, observation))
+            instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Open")
+            created.keep(table)
+        return pb.OpenResponse(
+            sessions=created.messages,
+            environment_version=environment.spec.version,
+            instructions=instructions,
+            limits=convert.limits_to(limits),
+            lease_seconds=lease,
+            instance_id=self.instance_id,
+        )
+
+    async def fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
+        return await self._once(table, request.key, request, functools.partial(self._fork, table, request))
+
+    async def _fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
+        original = table.find(request.session_id)
+        reseed = request.randomness == pb.FORK_RANDOMNESS_RESEED
+        if request.randomness not in pb.ForkRandomness.values():
+            raise bad_argument("randomness", f"is {request.randomness}; use KEEP or RESEED")
+        seeds = list(request.dynamics_seeds)
+        count = self._admit(request.count)
+        if seeds and not reseed:
+            raise bad_argument("dynamics_seeds", "are only used with randomness RESEED")
+        if seeds and len(seeds) != count:
+            raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {count} copies")
+        async with original.turn_taking():
+            original.check()
+            if (request.epoch, request.step_index) != (original.epoch, original.next_index):
+                raise out_of_order(original, request.epoch, request.step_index)
+            async with _Cleanup(self) as created:
+                for copy in range(count):
+                    dynamics_seed = original.dynamics_seed
+                    if reseed:
+                        dynamics_seed = (
+                            seeds[copy]
+                            if seeds
+                            else derive_seed(original.dynamics_seed, "fork", original.next_index, copy)
+                        )
+                    self._make_room(original.environment)
+                    host = await self._guard(original, original.host.fork(dynamics_seed if reseed else None), "Fork")
+                    session = Session(
+                        original.environment,
+                        host,
+                        original.options,
+                        original.limits,
+                        original.want,
+                        original.lease,
+                        copy,
+                        original.seed,
+                        dynamics_seed,
+                    )
+                    session.next_index, session.over = original.next_index, original.over
+                    created.add(session)
+                    observation = await self._guard(session, host.observe(session.want), "Fork")
+                    created.messages.append(describe_session(session, observation))
+                created.keep(table)
+        return pb.ForkResponse(sessions=created.messages)
+
+    async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
+        return await self._once(table, request.key, request, functools.partial(self._restore, table, request))
+
+    async def _restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
+        snapshot = request.snapshot
+        if len(snapshot.state) > self.limits.max_snapshot_bytes:
+            raise self._snapshot_too_large(len(snapshot.state))
+        if digest_snapshot(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.digest:
+            raise bad_argument("snapshot.digest", "does not match the snapshot: it was cut, changed or mixed up")
+        environment = self.registry.find_restorer(snapshot.environment_id, snapshot.environment_version)
+        want = self._check_want(environment, convert.want_from(request.want))
+        lease = self._lease(request.lease_seconds)
+        try:
+            # Read here even if a process of its own will run it: seeds, options and limits belong to the session.
+            episode = Episode.load(environment, snapshot.state)
+        except StateError as error:
+            raise bad_argument("snapshot.state", str(error)) from error
+        async with _Cleanup(self) as created:
+            for copy in range(self._admit(request.count)):
+                host = self._host(environment)
+                session = Session(
+                    environment,
+                    host,
+                    episode.environment.options,
+                    episode.limits,
+                    want,
+                    lease,
+                    copy,
+                    episode.seed,
+                    episode.environment.dynamics_seed,
+                )
+                session.next_index, session.over = episode.turns, bool(episode.end_reason)
+                created.add(session)
+                if isinstance(host, ProcessHost):
+                    await self._guard(session, host.load(snapshot.state), "Restore")
+                else:
+                    session.host = host = LocalHost(environment, self._executor, episode.fork(None))
+                observation = await self._guard(session, host.observe(want), "Restore")
+                created.messages.append(describe_session(session, observation))
+            instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Restore")
+            created.keep(table)
+        return pb.RestoreResponse(
+            sessions=created.messages,
+            environment_version=environment.spec.version,
+            instructions=instructions,
+            limits=convert.limits_to(episode.limits),
+            lease_seconds=lease,
+            instance_id=self.instance_id,
+        )
+
+    async def _once(
+        self, table: SessionTable, key: str, request: Any, create: Callable[[], Awaitable[Created]]
+    ) -> Created:
+        """Runs `create` once per key; the same request under the same key gets the same reply."""
+        if not key:
+            return await create()
+        if len(key.encode()) > _MAX_KEY_BYTES:
+            raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
+        fingerprint = hashlib.sha256(
+            type(request).__name__.encode() + request.SerializeToString(deterministic=True)
+        ).digest()
+        known = table.keys.get(key)
+        if known is not None:
+            if known.request != fingerprint:
+                raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
+            reply: Created = await asyncio.shield(known.reply)
+            return reply
+        reservation = Reservation(fingerprint, asyncio.get_running_loop().create_future())
+        table.keys[key] = reservation
+        try:
+            response = await create()
+        except BaseException as error:
+            # Nothing was created: the key is free again, and whoever waits for it learns the same.
+            del table.keys[key]
+            failure = error if isinstance(error, CallError) else CallError("SERVER_BUG", f"the call broke off: {error!r}")
+            reservation.reply.set_exception(failure)
+            reservation.reply.exception()  # it may well be that nobody waits
+            raise
+        reservation.session_ids = [session.session_id for session in response.sessions]
+        reservation.lease = max((table[id].lease for id in reservation.session_ids if id in table), default=0.0)
+        reservation.reply.set_result(response)
+        return response
+
+    # --- using sessions ------------------------------------------------------------------------------------------
+
+    async def reset(self, table: SessionTable, request: pb.ResetRequest) -> pb.ResetResponse:
+        session = table.find(request.session_id)
+        async with session.turn_taking():
+            session.check()
+            fingerprint = request.SerializeToString(deterministic=True)
+            if request.epoch != session.epoch:
+                repeated = request.epoch == session.epoch - 1 and session.next_index == 0
+                if repeated and session.last_reset and session.last_reset[0] == fingerprint:
+                    return session.last_reset[1]
+                raise out_of_order(session, request.epoch, session.next_index)
+            environment = session.environment
+            options = session.options
+            if request.HasField("options"):
+                options = parse_options(environment, convert.options_from(request.options))
+            want = session.want
+            if request.HasField("want"):
+                want = self._check_want(environment, convert.want_from(request.want))
+            limits = convert.limits_from(request.limits, session.limits)
+            seed = request.seed if request.HasField("seed") else secrets.randbits(48)
+            dynamics_seed = (
+                request.dynamics_seed
+                if request.HasField("dynamics_seed")
+                else derive_seed(seed, "member", session.member)
+            )
+            plan = ResetPlan(options, limits, seed, dynamics_seed, want)
+            observation = await self._guard(session, session.host.reset(plan), "Reset")
+            instructions = await self._guard(session, session.host.instructions(), "Reset")
+            session.options, session.limits, session.want = options, limits, want
+            session.seed, session.dynamics_seed = seed, dynamics_seed
+            session.epoch += 1
+            session.next_index = 0
+            session.over = False
+            session.last_actions = session.last_transition = None
+            response = pb.ResetResponse(
+                session=describe_session(session, observation),
+                instructions=instructions,
+                limits=convert.limits_to(limits),
+            )
+            session.last_reset = fingerprint, response
+            return response
+
+    async def step(self, table: SessionTable, request: pb.StepRequest) -> pb.StepResponse:
+        session = table.find(request.session_id)
+        actions = convert.actions_from(request.actions)
+        self.check_actions(len(actions))
+        want = None
+        if request.HasField("want"):
+            want = self._check_want(session.environment, convert.want_from(request.want))
+        transition = await self.turn(session, request.epoch, request.step_index, actions, want)
+        if isinstance(transition, Transition):
+            transition = convert.transition_to(transition)
+        return pb.StepResponse(transition=transition, next_step_index=request.step_index + 1)
+
+    async def turn(
+        self, session: Session, epoch: int, index: int, actions: list[Action], want: Want | None
+    ) -> Transition | pb.Transition:
+        """One turn, exactly once: what was answered to the same index and actions is answered again."""
+        async with session.turn_taking():
+            session.check()
+            if session.broken is not None:
+                error, session.broken = session.broken, None
+                raise self._broken(session, EnvironmentBug.from_exception(error, intact=False), "Step") from error
+            if epoch != session.epoch or index != session.next_index:
+                return replay_reply(session, epoch, index, actions)
+            if session.over:
+                raise out_of_order(session, epoch, index)
+            started = time.perf_counter()
+            transition = await self._guard(session, session.host.turn(actions, want or session.want), "Step")
+            self.metrics.step(session.environment.spec.id, time.perf_counter() - started)
+            session.next_index = index + 1
+            session.over = bool(transition.end_reason)
+            session.last_actions = actions
+            session.last_transition = transition
+            return transition
+
+    async def render(self, table: SessionTable, request: pb.RenderRequest) -> pb.RenderResponse:
+        session = table.find(request.session_id)
+        mode = request.mode or "text"
+        if mode not in session.environment.spec.render_modes:
+            known = ", ".join(session.environment.spec.render_modes)
+            raise bad_argument("mode", f"is {mode!r}; {session.environment.spec.id} renders {known}")
+        async with session.turn_taking():
+            session.check()
+            picture = await self._guard(session, session.host.render(mode), "Render")
+        if isinstance(picture, bytes):
+            return pb.RenderResponse(mime="image/png", data=picture)
+        kind = "text/html" if mode == "html" else "text/plain"
+        return pb.RenderResponse(mime=f"{kind}; charset=utf-8", data=picture.encode())
+
+    async def snapshot(self, table: SessionTable, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+        session = table.find(request.session_id)
+        async with session.turn_taking():
+            session.check()
+            state = await self._guard(session, session.host.save(), "Snapshot")
+            if len(state) > self.limits.max_snapshot_bytes:
+                raise self._snapshot_too_large(len(state))
+            spec = session.environment.spec
+            snapshot = pb.SessionSnapshot(
+                environment_id=spec.id,
+                environment_version=spec.version,
+                state=state,
+                digest=digest_snapshot(spec.id, spec.version, state),
+            )
+            return pb.SnapshotResponse(snapshot=snapshot, epoch=session.epoch, step_index=session.next_index)
+
+    async def renew(self, table: SessionTable, request: pb.RenewRequest) -> pb.RenewResponse:
+        now = time.monotonic()
+        missing = []
+        for session_id in request.session_ids:
+            session = table.get(session_id)
+            if session is None or session.lost:
+                missing.append(session_id)
+            else:
+                session.touched = now
+        return pb.RenewResponse(missing=missing)
+
+    async def close(self, table: SessionTable, request: pb.CloseRequest) -> pb.CloseResponse:
+        for session_id in request.session_ids:
+            session = table.get(session_id)
+            if session is not None:
+                async with session.turn_taking():
+                    self.drop(table, session)
+        return pb.CloseResponse()
+
+    def drop(self, table: SessionTable, session: Session) -> None:
+        """Takes a session out of the table and frees what it holds. Harmless to repeat."""
+        if table.pop(session.id, None) is not None:
+            self.live_sessions -= 1
+            self.metrics.live(session.environment.spec.id, -1)
+            session.lose("closed")
+
+    def reap(self, tables: Sequence[SessionTable]) -> int:
+        """Drops sessions whose lease ran out; returns how many."""
+        now = time.monotonic()
+        count = 0
+        for table in tables:
+            for session in list(table.expired(now)):
+                self.metrics.reaped(session.environment.spec.id)
+                self.drop(table, session)
+                count += 1
+            table.forget_keys(now)
+        return count
+
+    def shut_down(self, tables: Sequence[SessionTable]) -> None:
+        """Drops every session."""
+        for table in tables:
+            for session in list(table.values()):
+                self.drop(table, session)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # --- rules ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, count: int) -> int:
+        """How many sessions to create. Raises DRAINING, BAD_ARGUMENT or OVERLOADED."""
+        count = count or 1
+        if self.draining:
+            raise CallError("DRAINING", "this server is going away and takes no new sessions; use another one")
+        if count > self.limits.max_group:
+            raise bad_argument("count", f"is {count}; this server creates at most {self.limits.max_group} at a time")
+        if self.live_sessions + count > self.limits.max_sessions:
+            raise overloaded(
+                "max_sessions",
+                f"{self.live_sessions} of {self.limits.max_sessions} sessions are in use; "
+                "close some, try again later or use another server",
+                _RETRY_SECONDS,
+            )
+        return count
+
+    def _lease(self, asked: float) -> float:
+        if asked != asked or asked < 0:
+            raise bad_argument("lease_seconds", f"is {asked}; give seconds, or 0 for the server's default")
+        return min(asked or self.limits.default_lease_seconds, self.limits.max_lease_seconds)
+
+    def _host(self, environment: type[Environment]) -> Host:
+        self._make_room(environment)
+        if environment.spec.concurrency is Concurrency.PROCESS:
+            return ProcessHost(environment)
+        return LocalHost(environment, self._executor)
+
+    def _make_room(self, environment: type[Environment]) -> None:
+        if environment.spec.concurrency is Concurrency.PROCESS and ProcessHost.alive >= self.limits.max_processes:
+            raise overloaded(
+                "max_processes", f"all {self.limits.max_processes} environment processes are in use", _RETRY_SECONDS
+            )
+
+    def _check_want(self, environment: type[Environment], want: Want) -> Want:
+        capabilities = convert.spec_to(environment).capabilities
+        if want.image and "png" not in environment.spec.render_modes:
+            raise unsupported(environment, "image", "does not render png")
+        for name in ("expert_action", "score", "valid_actions"):
+            if getattr(want, name) and not getattr(capabilities, name):
+                raise unsupported(environment, name, f"has no {name}")
+        return want
+
+    async def _guard(self, session: Session, work: Awaitable[Any], verb: str) -> Any:
+        """Awaits the environment's own work and turns its failures into errors of the contract."""
+        try:
+            return await work
+        except EpisodeOver:
+            raise out_of_order(session, session.epoch, session.next_index) from None
+        except StateError as error:
+            raise unsupported(session.environment, "snapshot", str(error)) from error
+        except HostDied as death:
+            session.lose(f"its environment process {death}")
+            self.metrics.lost(session.environment.spec.id)
+            logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
+            session.check()
+        except EnvironmentBug as bug:
+            raise self._broken(session, bug, verb) from bug
+
+    def _broken(self, session: Session, bug: EnvironmentBug, verb: str) -> CallError:
+        """ENVIRONMENT_BUG; gives the session up if its state can no longer be trusted."""
+        logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
+        if not bug.intact:
+            session.lose(f"{bug} in {verb}")
+            self.metrics.lost(session.environment.spec.id)
+        return CallError(
+            "ENVIRONMENT_BUG",
+            f"{session.environment.spec.id} raised {bug} in {verb}" + ("" if bug.intact else "; the session is lost"),
+            {"session": "intact" if bug.intact else "lost", "exception": bug.exception},
+        )
+
+    def _snapshot_too_large(self, size: int) -> CallError:
+        return CallError(
+            "TOO_LARGE",
+            f"the snapshot has {size} bytes; this server allows {self.limits.max_snapshot_bytes}",
+            {"limit": "max_snapshot_bytes"},
+        )
+
+    def check_actions(self, count: int) -> None:
+        """Raises BAD_ARGUMENT if a turn has more sub-actions than the server takes."""
+        if count > self.limits.max_step_actions:
+            raise bad_argument("actions", f"has {count} entries; this server takes at most {self.limits.max_step_actions}")
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Holds on to a task whose caller may go away: what was begun is finished."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def as_call_error(self, error: Exception) -> CallError:
+        """The error as the contract has it; anything unforeseen is a bug of the server and is logged."""
+        if isinstance(error, CallError):
+            return error
+        logger.error("server bug: %r", error, exc_info=error)
+        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}: {error}")
+
+
+class _Cleanup:
+    """Sessions in the making: all of them are kept, or none is."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._kept = False
+        self.sessions: list[Session] = []
+        self.messages: list[pb.Session] = []
+
+    def add(self, session: Session) -> None:
+        self.sessions.append(session)
+        # Counted at once, so that opens under way cannot together exceed the limit.
+        self._calls.live_sessions += 1
+
+    def keep(self, table: SessionTable) -> None:
+        for session in self.sessions:
+            session.touched = time.monotonic()
+            table[session.id] = session
+            self._calls.metrics.live(session.environment.spec.id, 1)
+        self._kept = True
+
+    async def __aenter__(self) -> _Cleanup:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if not self._kept:
+            for session in self.sessions:
+                self._calls.live_sessions -= 1
+                session.host.close()
+
+
+def parse_options(environment: type[Environment], values: dict[str, Any]) -> EnvironmentOptions:
+    """The options of an environment. Raises BAD_ARGUMENT that names each wrong one and, for unknown ones, the known."""
+    if not values:
+        return _default_options(environment)
+    try:
+        return environment.Options.model_validate(values)
+    except ValidationError as error:
+        known = ", ".join(environment.Options.model_fields) or "none"
+        violations = []
+        for problem in error.errors(include_url=False):
+            path = "options." + ".".join(map(str, problem["loc"])) if problem["loc"] else "options"
+            text = problem["msg"]
+            if problem["type"] == "extra_forbidden":
+                text = f"is not an option of {environment.spec.id}; it has: {known}"
+            violations.append((path, text))
+        message = "; ".join(f"{path}: {text}" for path, text in violations)
+        raise CallError("BAD_ARGUMENT", message, violations=violations) from error
+
+
+@functools.cache
+def _default_options(environment: type[Environment]) -> EnvironmentOptions:
+    return environment.Options()
+
+
+def describe_session(session: Session, observation: Observation | pb.Observation) -> pb.Session:
+    return pb.Session(
+        session_id=session.id,
+        epoch=session.epoch,
+        step_index=session.next_index,
+        seed=session.seed,
+        dynamics_seed=session.dynamics_seed,
+        member=session.member,
+        observation=convert.observation_to(observation) if isinstance(observation, Observation) else observation,
+    )
+
+
+def replay_reply(session: Session, epoch: int, index: int, actions: list[Action]) -> Transition | pb.Transition:
+    """The last reply again, if this is the last step again. Raises OUT_OF_ORDER otherwise."""
+    if (
+        epoch == session.epoch
+        and index == session.next_index - 1
+        and session.last_transition is not None
+        and same_actions(actions, session.last_actions)
+    ):
+        return session.last_transition
+    raise out_of_order(session, epoch, index)
+
+
+def same_actions(actions: list[Action], others: list[Action] | None) -> bool:
+    if others is None or len(actions) != len(others):
+        return False
+    return all(convert.action_to(one) == convert.action_to(other) for one, other in zip(actions, others, strict=True))
+
+
+def out_of_order(session: Session, epoch: int, index: int) -> CallError:
+    """OUT_OF_ORDER, or EPISODE_OVER where only that stands against the call; with what was expected."""
+    expected = {"expected_epoch": str(session.epoch), "expected_step_index": str(session.next_index)}
+    if (epoch, index) == (session.epoch, session.next_index):
+        return CallError("EPISODE_OVER", "the episode is over; reset the session first", expected)
+    if (epoch, index) == (session.epoch, session.next_index - 1):
+        problem = f"step {index} was already made with other actions"
+    else:
+        problem = f"got epoch {epoch}, step {index}"
+    return CallError(
+        "OUT_OF_ORDER", f"{problem}; expected epoch {session.epoch}, step {session.next_index}", expected
+    )
+
+
+def unsupported(environment: type[Environment], capability: str, problem: str) -> CallError:
+    spec = environment.spec
+    return CallError("UNSUPPORTED", f"{spec.id} {spec.version} {problem}", {"capability": capability})
+
+
+def digest_snapshot(environment_id: str, version: str, state: bytes) -> bytes:
+    """SHA-256 as the protocol defines it."""
+    return hashlib.sha256(b"\0".join((environment_id.encode(), version.encode(), state))).digest()

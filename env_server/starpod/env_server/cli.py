@@ -1,0 +1,210 @@
+"""`starpod serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+from starpod.env_server.auth import TokenFileError
+from starpod.env_server.config import TLS, ServerConfig, ServerLimits
+from starpod.env_server.logs import configure_logs
+from starpod.env_server.registry import Registry, RegistryError
+from starpod.env_server.server import EnvironmentServer, ServerError
+from starpod.env_server.supervisor import supervise
+from starpod.env_server.tracing import TracingUnavailable
+
+_LIMITS = ServerLimits()
+
+
+@click.command(short_help="Serve environments.")
+@click.argument("environments", nargs=-1, metavar="[ENVIRONMENT]...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes, on consecutive ports."
+)
+@click.option(
+    "--metrics-port",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Serve Prometheus metrics here (worker i on port + i); 0: not at all.",
+)
+@click.option(
+    "--environment-module",
+    "modules",
+    multiple=True,
+    metavar="FILE.py|MODULE",
+    help="Also host the environments that this file or module defines. Repeatable.",
+)
+@click.option("--max-sessions", default=_LIMITS.max_sessions, show_default=True, type=click.IntRange(1))
+@click.option("--max-message-bytes", default=_LIMITS.max_message_bytes, show_default=True, type=click.IntRange(1024))
+@click.option("--max-calls-in-flight", default=_LIMITS.max_calls_in_flight, show_default=True, type=click.IntRange(1))
+@click.option("--max-snapshot-bytes", default=_LIMITS.max_snapshot_bytes, show_default=True, type=click.IntRange(1))
+@click.option("--max-processes", default=_LIMITS.max_processes, show_default=True, type=click.IntRange(1))
+@click.option("--max-group", default=_LIMITS.max_group, show_default=True, type=click.IntRange(1))
+@click.option("--max-step-actions", default=_LIMITS.max_step_actions, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--lease",
+    "default_lease_seconds",
+    default=_LIMITS.default_lease_seconds,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds a session may rest, unless Open asks otherwise.",
+)
+@click.option(
+    "--max-lease",
+    "max_lease_seconds",
+    default=_LIMITS.max_lease_seconds,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="The longest lease that Open can ask for.",
+)
+@click.option(
+    "--drain",
+    "drain_seconds",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that live sessions may go on after SIGTERM.",
+)
+@click.option("--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="Bearer tokens, one per line; each is a tenant.")
+@click.option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
+@click.option("--tls-client-ca", type=click.Path(path_type=Path), help="Clients must show a certificate of this CA.")
+@click.option("--otlp-endpoint", default="", help="Send OpenTelemetry spans to this collector, host:port.")
+@click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
+@click.option(
+    "--log-level",
+    default="warning",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+)
+@click.option("--endpoints", default="", hidden=True, help="Set by the supervisor: addresses of all workers.")
+def serve(
+    environments: tuple[str, ...],
+    host: str,
+    port: int,
+    workers: int,
+    metrics_port: int,
+    modules: tuple[str, ...],
+    max_sessions: int,
+    max_message_bytes: int,
+    max_calls_in_flight: int,
+    max_snapshot_bytes: int,
+    max_processes: int,
+    max_group: int,
+    max_step_actions: int,
+    default_lease_seconds: float,
+    max_lease_seconds: float,
+    drain_seconds: float,
+    threads: int,
+    token_file: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    otlp_endpoint: str,
+    log_format: str,
+    log_level: str,
+    endpoints: str,
+) -> None:
+    """Serves environments over gRPC until SIGTERM or Ctrl-C.
+
+    Without a name: every installed environment. A name may leave out its version: `sokoban` is `sokoban-v1`.
+    Prints one line with the address when ready.
+    """
+    if bool(tls_certificate) != bool(tls_key) or (tls_client_ca and not tls_certificate):
+        raise click.UsageError("--tls-certificate and --tls-key go together; --tls-client-ca needs both")
+    if max_lease_seconds < default_lease_seconds:
+        raise click.UsageError("--lease is longer than --max-lease")
+    configure_logs("json" if log_format == "json" else "text", log_level)
+    if workers > 1:
+        sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, drain_seconds))
+    try:
+        registry = _registry(environments, modules)
+        config = ServerConfig(
+            host=host,
+            port=port,
+            limits=ServerLimits(
+                max_sessions=max_sessions,
+                max_message_bytes=max_message_bytes,
+                max_calls_in_flight=max_calls_in_flight,
+                max_snapshot_bytes=max_snapshot_bytes,
+                max_processes=max_processes,
+                max_group=max_group,
+                max_step_actions=max_step_actions,
+                default_lease_seconds=default_lease_seconds,
+                max_lease_seconds=max_lease_seconds,
+            ),
+            endpoints=tuple(filter(None, endpoints.split(","))),
+            drain_seconds=drain_seconds,
+            threads=threads,
+            metrics_port=metrics_port,
+            token_file=token_file,
+            tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
+            otlp_endpoint=otlp_endpoint,
+        )
+        asyncio.run(_serve(registry, config))
+    except RegistryError as error:
+        raise click.UsageError(str(error)) from error
+    except (ServerError, TokenFileError, TracingUnavailable) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _registry(environments: tuple[str, ...], modules: tuple[str, ...]) -> Registry:
+    registry = Registry.installed()
+    added: list[str] = []
+    for module in modules:
+        before = set(registry.ids)
+        registry.add_module(module)
+        added += set(registry.ids) - before
+    if environments:
+        return registry.select([*environments, *added])
+    return registry.select(added) if added else registry
+
+
+async def _serve(registry: Registry, config: ServerConfig) -> None:
+    server = EnvironmentServer(registry, config)
+    loop = asyncio.get_running_loop()
+    terminate, interrupt = asyncio.Event(), asyncio.Event()
+
+    def on_signal(event: asyncio.Event) -> None:
+        # The second signal of any kind ends the drain.
+        (interrupt if terminate.is_set() else event).set()
+        terminate.set()
+
+    loop.add_signal_handler(signal.SIGTERM, on_signal, terminate)
+    loop.add_signal_handler(signal.SIGINT, on_signal, interrupt)
+    await server.start()
+    if config.endpoints:
+        _end_with_supervisor()
+    print(f"Serving {', '.join(registry.ids)} on {server.address}", flush=True)
+    await terminate.wait()
+    if not interrupt.is_set():
+        drain = asyncio.create_task(server.drain())
+        impatience = asyncio.create_task(interrupt.wait())
+        await asyncio.wait({drain, impatience}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drain, impatience):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    await server.stop()
+
+
+def _end_with_supervisor() -> None:
+    """Ends this process when its supervisor is gone, however it went: its end of our standard input closes."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,54 @@
+"""What a server is told at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Limits of one worker process. Sizes in bytes, times in seconds."""
+
+    max_sessions: int = 20_000
+    max_message_bytes: int = 64 * MEBIBYTE
+    max_calls_in_flight: int = 20_000
+    max_snapshot_bytes: int = 16 * MEBIBYTE
+    max_processes: int = 256
+    max_group: int = 4_096
+    max_step_actions: int = 1_024
+    default_lease_seconds: float = 600.0
+    max_lease_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """Files for TLS; with `client_ca`, clients must show a certificate that it signed (mTLS)."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """One worker process.
+
+    endpoints: host:port of all workers of this server, this one included; empty if there is one.
+    drain_seconds: how long live sessions may go on after SIGTERM.
+    threads: size of the pool for steps of class `thread` and for slow resets.
+    metrics_port: 0 serves no metrics.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    limits: ServerLimits = ServerLimits()
+    endpoints: tuple[str, ...] = ()
+    drain_seconds: float = 30.0
+    threads: int = 16
+    metrics_port: int = 0
+    token_file: Path | None = None
+    tls: TLS | None = None
+    otlp_endpoint: str = ""

@@ -1,0 +1,291 @@
+"""Between what environments speak (Python values) and what travels (protocol messages)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf import struct_pb2
+
+from starpod.env_server.environment import (
+    JSON,
+    Action,
+    Concurrency,
+    Environment,
+    Image,
+    Limits,
+    Outcome,
+    Part,
+    TensorSpec,
+    ToolCall,
+)
+from starpod.env_server.episode import UNKNOWN_NAME, Observation, Transition, Want
+from starpod.env_server.errors import bad_argument
+from starpod.v1 import environment_pb2 as pb
+
+_DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+)
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def actions_from(messages: Sequence[pb.Action]) -> list[Action]:
+    """The sub-actions of a Step. Raises BAD_ARGUMENT naming the one that is malformed."""
+    return [_action_from(message, f"actions[{place}]") for place, message in enumerate(messages)]
+
+
+def _action_from(message: pb.Action, path: str) -> Action:
+    match message.WhichOneof("kind"):
+        case "text":
+            return message.text
+        case "tool_call":
+            arguments = _json_from(message.tool_call.arguments_json or "{}", f"{path}.tool_call.arguments_json")
+            if not isinstance(arguments, dict):
+                raise bad_argument(f"{path}.tool_call.arguments_json", "must be a JSON object")
+            return ToolCall(message.tool_call.name, arguments)
+        case "json":
+            return JSON(_json_from(message.json, f"{path}.json"))
+        case "tensor":
+            return _tensor_from(message.tensor, f"{path}.tensor")
+    raise bad_argument(path, "has no kind set: set text, tool_call, json or tensor")
+
+
+def _json_from(text: str, path: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise bad_argument(path, f"is not JSON: {error}") from error
+
+
+def _tensor_from(message: pb.Tensor, path: str) -> np.ndarray[Any, Any]:
+    if message.dtype not in _DTYPES:
+        raise bad_argument(f"{path}.dtype", f"is {message.dtype!r}; use one of {', '.join(sorted(_DTYPES))}")
+    dtype = np.dtype(message.dtype).newbyteorder("<")
+    shape = tuple(message.shape)
+    expected = dtype.itemsize
+    for length in shape:
+        if length < 0:
+            raise bad_argument(f"{path}.shape", "has a negative length")
+        expected *= length
+    if expected != len(message.data):
+        raise bad_argument(f"{path}.data", f"has {len(message.data)} bytes; dtype and shape make {expected}")
+    return np.frombuffer(message.data, dtype=dtype).reshape(shape)
+
+
+def options_from(message: struct_pb2.Struct) -> dict[str, Any]:
+    """Options as Python values; whole numbers become int, since a Struct knows only doubles."""
+    return {name: _value_from(value) for name, value in message.fields.items()}
+
+
+def _value_from(value: struct_pb2.Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() and abs(number) <= 2**53 else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "struct_value":
+            return options_from(value.struct_value)
+        case "list_value":
+            return [_value_from(item) for item in value.list_value.values]
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _want(valid_actions: bool, state_key: bool, expert_action: bool, score: bool, image: bool) -> Want:
+    return Want(valid_actions, state_key, expert_action, score, image)
+
+
+def want_from(message: pb.Want) -> Want:
+    return _want(message.valid_actions, message.state_key, message.expert_action, message.score, message.image)
+
+
+def limits_from(overrides: pb.LimitOverrides, present: Limits) -> Limits:
+    """The present limits with the given fields replaced."""
+    return Limits(
+        overrides.max_turns if overrides.HasField("max_turns") else present.max_turns,
+        overrides.max_actions_per_turn if overrides.HasField("max_actions_per_turn") else present.max_actions_per_turn,
+        overrides.max_actions if overrides.HasField("max_actions") else present.max_actions,
+    )
+
+
+# --- replies -----------------------------------------------------------------------------------------------------
+
+
+def action_to(action: Any) -> pb.Action:
+    match action:
+        case str():
+            return pb.Action(text=action)
+        case ToolCall():
+            return pb.Action(
+                tool_call=pb.ToolCall(name=action.name, arguments_json=json.dumps(dict(action.arguments)))
+            )
+        case JSON():
+            return pb.Action(json=json.dumps(action.value))
+        case np.ndarray() | np.generic():
+            return pb.Action(tensor=_tensor_to(np.asarray(action)))
+    raise TypeError(f"an action is str, ToolCall, JSON or a NumPy array, not {type(action).__name__}")
+
+
+def _tensor_to(array: np.ndarray[Any, Any]) -> pb.Tensor:
+    if array.dtype.name not in _DTYPES:
+        raise TypeError(f"a tensor of {array.dtype} cannot travel; use one of {', '.join(sorted(_DTYPES))}")
+    data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
+    return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=data)
+
+
+def part_to(part: Part) -> pb.Part:
+    match part:
+        case str():
+            return pb.Part(text=part)
+        case Image():
+            return pb.Part(image=pb.Image(mime=part.mime, data=part.data))
+        case JSON():
+            return pb.Part(json=json.dumps(part.value))
+        case np.ndarray():
+            return pb.Part(tensor=_tensor_to(part))
+    raise TypeError(f"a part of an observation is str, Image, JSON or a NumPy array, not {type(part).__name__}")
+
+
+def observation_to(observation: Observation) -> pb.Observation:
+    parts = observation.parts
+    message = pb.Observation(
+        parts=[pb.Part(text=parts)] if isinstance(parts, str) else [part_to(part) for part in parts],
+        state_key=observation.state_key,
+    )
+    if observation.valid_actions is not None:
+        message.valid_actions.extend([action_to(action) for action in observation.valid_actions])
+    if observation.expert_action is not None:
+        message.expert_action.CopyFrom(action_to(observation.expert_action))
+    if observation.score is not None:
+        message.score = observation.score
+    return message
+
+
+def _outcome_to(outcome: Outcome | None) -> pb.Outcome:
+    if outcome is None:
+        return pb.Outcome(executed=False, valid=True)
+    return pb.Outcome(
+        executed=outcome is not UNKNOWN_NAME,
+        valid=outcome.valid,
+        effective=outcome.effective,
+        reward=outcome.reward,
+    )
+
+
+def outcome_flags(outcome: Outcome | None) -> int:
+    """An outcome's flags as TransitionColumns has them."""
+    if outcome is None:
+        return 2
+    return (outcome is not UNKNOWN_NAME) + 2 * outcome.valid + 4 * outcome.effective
+
+
+def transition_to(transition: Transition) -> pb.Transition:
+    message = pb.Transition(
+        observation=observation_to(transition.observation),
+        reward=transition.reward,
+        outcomes=[_outcome_to(outcome) for outcome in transition.outcomes],
+        terminated=transition.terminated,
+        truncated=transition.truncated,
+        end_reason=transition.end_reason.value,  # type: ignore[arg-type]
+        success=transition.success,
+        reward_parts=transition.reward_parts,
+        criteria=transition.criteria,
+    )
+    if transition.info:
+        message.info.CopyFrom(struct_to(transition.info))
+    return message
+
+
+def struct_to(values: Mapping[str, Any]) -> struct_pb2.Struct:
+    """A Struct from JSON-like values; NumPy scalars and arrays become numbers and lists."""
+    struct = struct_pb2.Struct()
+    struct.update(_plain(dict(values)))
+    return struct
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | str():
+            return value
+        case int() | float():
+            return float(value)
+        case np.generic() | np.ndarray():
+            return _plain(value.tolist())
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case Iterable():
+            return [_plain(item) for item in value]
+    raise TypeError(f"info holds a {type(value).__name__}; only JSON-like values can travel")
+
+
+def limits_to(limits: Limits) -> pb.Limits:
+    return pb.Limits(
+        max_turns=limits.max_turns,
+        max_actions_per_turn=limits.max_actions_per_turn,
+        max_actions=limits.max_actions,
+    )
+
+
+_CONCURRENCY = {
+    Concurrency.INLINE: pb.CONCURRENCY_CLASS_INLINE,
+    Concurrency.THREAD: pb.CONCURRENCY_CLASS_THREAD,
+    Concurrency.PROCESS: pb.CONCURRENCY_CLASS_PROCESS,
+}
+
+
+def _tensor_spec_to(spec: TensorSpec) -> pb.TensorSpec:
+    return pb.TensorSpec(dtype=spec.dtype, shape=spec.shape, minimum=spec.minimum, maximum=spec.maximum)
+
+
+@functools.cache
+def spec_to(environment: type[Environment]) -> pb.EnvironmentSpec:
+    """What Describe says of an environment class."""
+    spec = environment.spec
+    default = environment.__new__(environment)
+    default.options = environment.Options()
+
+    def overrides(method: str) -> bool:
+        return getattr(environment, method) is not getattr(Environment, method)
+
+    return pb.EnvironmentSpec(
+        id=spec.id,
+        version=spec.version,
+        title=spec.title,
+        instructions=default.instructions(),
+        action_space=pb.ActionSpace(
+            names=spec.actions,
+            grammar=spec.grammar,
+            tools=[
+                pb.Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters_schema_json=json.dumps(dict(tool.parameters)),
+                )
+                for tool in spec.tools
+            ],
+            tensor=_tensor_spec_to(spec.tensor) if spec.tensor else None,
+        ),
+        options_schema_json=json.dumps(environment.Options.model_json_schema()),
+        observation_modes=spec.observation_modes,
+        render_modes=spec.render_modes,
+        limits=limits_to(spec.limits),
+        capabilities=pb.EnvironmentCapabilities(
+            fork=True,
+            snapshot=True,
+            deterministic=spec.deterministic,
+            expert_action=overrides("expert_action"),
+            score=overrides("score"),
+            valid_actions=bool(spec.actions) or overrides("valid_actions"),
+            state_key=True,
+        ),
+        concurrency=_CONCURRENCY[spec.concurrency],
+        restores_versions=spec.restores,
+    )

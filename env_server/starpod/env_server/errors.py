@@ -1,0 +1,104 @@
+"""Failed calls: a gRPC code, a reason of the protocol's table, and google.rpc details that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from starpod.v1 import environment_pb2 as pb
+
+DOMAIN = "starpod.v1"
+
+Advice = Literal["retry", "reopen", "give_up"]
+
+_TABLE: dict[str, tuple[int, Advice]] = {
+    "BAD_ARGUMENT": (code_pb2.INVALID_ARGUMENT, "give_up"),
+    "UNKNOWN_ENVIRONMENT": (code_pb2.NOT_FOUND, "give_up"),
+    "UNKNOWN_VERSION": (code_pb2.NOT_FOUND, "give_up"),
+    "UNKNOWN_SESSION": (code_pb2.NOT_FOUND, "reopen"),
+    "OUT_OF_ORDER": (code_pb2.FAILED_PRECONDITION, "give_up"),
+    "EPISODE_OVER": (code_pb2.FAILED_PRECONDITION, "give_up"),
+    "KEY_REUSED": (code_pb2.FAILED_PRECONDITION, "give_up"),
+    "INCOMPATIBLE_SNAPSHOT": (code_pb2.FAILED_PRECONDITION, "give_up"),
+    "UNSUPPORTED": (code_pb2.UNIMPLEMENTED, "give_up"),
+    "OVERLOADED": (code_pb2.RESOURCE_EXHAUSTED, "retry"),
+    "TOO_LARGE": (code_pb2.RESOURCE_EXHAUSTED, "give_up"),
+    "DRAINING": (code_pb2.UNAVAILABLE, "reopen"),
+    "SESSION_LOST": (code_pb2.DATA_LOSS, "reopen"),
+    "ENVIRONMENT_BUG": (code_pb2.INTERNAL, "give_up"),
+    "UNAUTHENTICATED": (code_pb2.UNAUTHENTICATED, "give_up"),
+    "DEADLINE": (code_pb2.DEADLINE_EXCEEDED, "retry"),
+    "SERVER_BUG": (code_pb2.INTERNAL, "give_up"),
+}
+assert {f"ERROR_REASON_{name}" for name in _TABLE} == set(pb.ErrorReason.keys()[1:])
+
+
+@dataclass(eq=False)
+class CallError(Exception):
+    """A call that failed.
+
+    reason: a name of the protocol's ErrorReason, without prefix; it decides the gRPC code and the advice.
+    message: one readable sentence: what was wrong and how to mend it.
+    metadata: the keys that the protocol names for the reason.
+    retry_after: seconds, for OVERLOADED.
+    violations: (field path, what is wrong with it), for BAD_ARGUMENT.
+    """
+
+    reason: str
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    retry_after: float | None = None
+    violations: Sequence[tuple[str, str]] = ()
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+    @property
+    def code(self) -> int:
+        """The gRPC status code."""
+        return _TABLE[self.reason][0]
+
+    def status(self) -> status_pb2.Status:
+        """The error as it travels."""
+        details = [
+            error_details_pb2.ErrorInfo(
+                reason=self.reason, domain=DOMAIN, metadata={**self.metadata, "advice": _TABLE[self.reason][1]}
+            )
+        ]
+        packed = [_pack(details[0])]
+        if self.retry_after is not None:
+            delay = duration_pb2.Duration()
+            delay.FromMilliseconds(round(self.retry_after * 1000))
+            packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+        if self.violations:
+            packed.append(
+                _pack(
+                    error_details_pb2.BadRequest(
+                        field_violations=[
+                            error_details_pb2.BadRequest.FieldViolation(field=path, description=text)
+                            for path, text in self.violations
+                        ]
+                    )
+                )
+            )
+        return status_pb2.Status(code=self.code, message=self.message, details=packed)
+
+
+def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def bad_argument(path: str, problem: str) -> CallError:
+    """BAD_ARGUMENT about one field of the request."""
+    return CallError("BAD_ARGUMENT", f"{path}: {problem}", violations=[(path, problem)])
+
+
+def overloaded(limit: str, message: str, retry_after: float) -> CallError:
+    """OVERLOADED at the named limit, with the seconds after which to try again."""
+    return CallError("OVERLOADED", message, {"limit": limit}, retry_after=retry_after)

@@ -1,0 +1,44 @@
+"""Logs on standard error: readable lines, or one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Literal
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JSONFormatter(logging.Formatter):
+    """One object per record: time, level, logger, message, exception, and every extra field."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, message, then the extra fields."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
+        return super().formatMessage(record) + (f"  [{extra}]" if extra else "")
+
+
+def configure_logs(style: Literal["text", "json"], level: str) -> None:
+    """Sends the records of this process to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JSONFormatter() if style == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)

@@ -1,0 +1,119 @@
+"""What Prometheus reads. Counting is plain arithmetic on the hot path; families are made when they are scraped."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+STEP_SECONDS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 30.0)
+"""Upper bounds of the step latency buckets: from inline environments to slow ones."""
+_BOUNDS = np.array(STEP_SECONDS)
+
+
+class _Histogram:
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(STEP_SECONDS) + 1)
+        self.sum = 0.0
+
+
+class Metrics(Collector):
+    """Counters of one server process, exported as Prometheus families with the prefix `starpod_`."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, _Histogram] = {}
+        self._live: Counter[str] = Counter()
+        self._opened: Counter[str] = Counter()
+        self._reaped: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self.calls_in_flight = 0
+        self.streams = 0
+
+    def step(self, environment: str, seconds: float) -> None:
+        """One turn of an environment took so long, the environment's own work alone."""
+        histogram = self._steps.get(environment)
+        if histogram is None:
+            histogram = self._steps[environment] = _Histogram()
+        histogram.counts[bisect_left(STEP_SECONDS, seconds)] += 1
+        histogram.sum += seconds
+
+    def steps(self, environment: str, seconds: list[float]) -> None:
+        """Many turns at once: much cheaper than as many calls of `step`."""
+        if not seconds:
+            return
+        histogram = self._steps.get(environment)
+        if histogram is None:
+            histogram = self._steps[environment] = _Histogram()
+        counts = histogram.counts
+        for place, count in enumerate(np.bincount(_BOUNDS.searchsorted(seconds))):
+            counts[place] += int(count)
+        histogram.sum += sum(seconds)
+
+    def live(self, environment: str, change: int) -> None:
+        """Sessions came (+) or went (-)."""
+        self._live[environment] += change
+        if change > 0:
+            self._opened[environment] += change
+
+    def reaped(self, environment: str) -> None:
+        """A lease ran out."""
+        self._reaped[environment] += 1
+
+    def lost(self, environment: str) -> None:
+        """An environment crashed, hung or raised, and took its session along."""
+        self._lost[environment] += 1
+
+    def error(self, method: str, reason: str) -> None:
+        """A call failed, for a reason of the protocol's table."""
+        self._errors[method, reason] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        steps = HistogramMetricFamily(
+            "starpod_step_seconds", "Time of one turn in the environment itself.", labels=["environment"]
+        )
+        for environment, histogram in list(self._steps.items()):
+            total, buckets = 0, []
+            for bound, count in zip((*map(str, STEP_SECONDS), "+Inf"), histogram.counts, strict=True):
+                total += count
+                buckets.append((bound, float(total)))
+            steps.add_metric([environment], buckets, histogram.sum)
+        yield steps
+        yield _gauge("starpod_live_sessions", "Sessions alive.", self._live)
+        yield _counter("starpod_sessions_opened", "Sessions created.", self._opened)
+        yield _counter("starpod_sessions_reaped", "Sessions whose lease ran out.", self._reaped)
+        yield _counter("starpod_sessions_lost", "Sessions that their environment took down.", self._lost)
+        errors = CounterMetricFamily("starpod_errors", "Failed calls by reason.", labels=["method", "reason"])
+        for (method, reason), count in list(self._errors.items()):
+            errors.add_metric([method, reason], count)
+        yield errors
+        yield GaugeMetricFamily("starpod_calls_in_flight", "Calls being worked on.", value=self.calls_in_flight)
+        yield GaugeMetricFamily("starpod_streams", "Streams connected.", value=self.streams)
+
+    def serve(self, host: str, port: int) -> Callable[[], None]:
+        """Serves /metrics on a thread of its own; returns what stops it."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        server, _ = start_http_server(port, host, registry)
+        return server.shutdown
+
+
+def _gauge(name: str, text: str, values: Counter[str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=["environment"])
+    for environment, value in list(values.items()):
+        family.add_metric([environment], value)
+    return family
+
+
+def _counter(name: str, text: str, values: Counter[str]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=["environment"])
+    for environment, value in list(values.items()):
+        family.add_metric([environment], value)
+    return family

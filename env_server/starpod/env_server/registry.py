@@ -1,0 +1,219 @@
+"""Which environments this process hosts: by id and version, several versions of an id at once."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from starpod.env_server.environment import Environment
+from starpod.env_server.errors import CallError, bad_argument
+
+logger = logging.getLogger(__name__)
+
+ENTRY_POINT_GROUP = "starpod.environments"
+_ID = re.compile(r"[a-z][a-z0-9_]*-v[0-9]+")
+_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
+_COMPARATOR = re.compile(r"(==|!=|>=|<=|>|<)?\s*(\d+(\.\d+){0,2})")
+
+
+class RegistryError(ValueError):
+    """An environment class or name that cannot be hosted; the message says why and how to mend it."""
+
+
+def _load_module(source: str) -> ModuleType:
+    """A module by dotted name, or a Python file by path. Raises RegistryError if there is none."""
+    path = Path(source)
+    if path.suffix != ".py":
+        try:
+            return importlib.import_module(source)
+        except ModuleNotFoundError as error:
+            raise RegistryError(f"cannot import {source!r}: {error}; the path of a file ends in .py") from error
+    name = f"starpod_environment_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise RegistryError(f"no such file: {source}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def reference_to(environment: type[Environment]) -> tuple[str, str]:
+    """Where another process finds a class: the module (or the file it came from) and the qualified name."""
+    module = sys.modules[environment.__module__]
+    from_file = module.__name__.startswith("starpod_environment_")
+    return (str(module.__file__) if from_file else module.__name__), environment.__qualname__
+
+
+def load_class(reference: tuple[str, str]) -> type[Environment]:
+    """The class that `reference_to` pointed at."""
+    source, name = reference
+    found: Any = _load_module(source)
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert issubclass(found, Environment)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def parse_version_range(text: str) -> SpecifierSet:
+    """Comparators joined by commas, as OpenRequest.version has them. Raises ValueError on anything else."""
+    parts = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        match = _COMPARATOR.fullmatch(part)
+        if not match:
+            raise ValueError(f"{part!r} is not a comparator; write e.g. >=1.2.0,<2.0.0")
+        parts.append(f"{match[1] or '=='}{match[2]}")
+    try:
+        return SpecifierSet(",".join(parts))
+    except InvalidSpecifier as error:
+        raise ValueError(str(error)) from error
+
+
+class Registry:
+    """Environment classes by id, newest version first."""
+
+    def __init__(self, environments: Iterable[type[Environment]] = ()) -> None:
+        self._versions: dict[str, list[type[Environment]]] = {}
+        for environment in environments:
+            self.add(environment)
+
+    def add(self, environment: type[Environment]) -> None:
+        """Adds one class. Raises RegistryError if its spec is not acceptable or already taken."""
+        spec = getattr(environment, "spec", None)
+        if spec is None:
+            raise RegistryError(f"{environment.__qualname__} has no spec: give it a class attribute `spec`")
+        if not _ID.fullmatch(spec.id):
+            raise RegistryError(f"environment id {spec.id!r} is not of the form name-vN (a-z, 0-9, _), e.g. maze-v1")
+        if not _VERSION.fullmatch(spec.version):
+            raise RegistryError(f"version {spec.version!r} of {spec.id} is not MAJOR.MINOR.PATCH, e.g. 1.0.0")
+        if spec.restores:
+            try:
+                parse_version_range(spec.restores)
+            except ValueError as error:
+                raise RegistryError(f"restores of {spec.id}: {error}") from error
+        if inspect.isabstract(environment):
+            missing = ", ".join(sorted(environment.__abstractmethods__))
+            raise RegistryError(f"{environment.__qualname__} does not define {missing}")
+        versions = self._versions.setdefault(spec.id, [])
+        if any(other.spec.version == spec.version for other in versions):
+            raise RegistryError(f"{spec.id} {spec.version} is registered twice: raise the version of one of them")
+        versions.append(environment)
+        versions.sort(key=lambda other: Version(other.spec.version), reverse=True)
+
+    @classmethod
+    def installed(cls) -> Registry:
+        """Everything that installed packages register in the entry-point group `starpod.environments`."""
+        registry = cls()
+        for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name):
+            try:
+                registry.add(entry.load())
+            except Exception as error:
+                # One package's broken environment must not keep all the others from being served.
+                logger.error("cannot load environment %s (%s): %r", entry.name, entry.value, error)
+        return registry
+
+    def add_module(self, source: str) -> None:
+        """Adds every Environment class that a module (dotted name) or a Python file (path) defines."""
+        module = _load_module(source)
+        found = [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value)
+            and issubclass(value, Environment)
+            and not inspect.isabstract(value)
+            and value.__module__ == module.__name__
+        ]
+        if not found:
+            raise RegistryError(f"{source} defines no Environment with spec, reset, step and render")
+        for environment in found:
+            self.add(environment)
+
+    def select(self, names: Sequence[str]) -> Registry:
+        """The registry of the named ids alone; `sokoban` means all its `sokoban-vN`."""
+        chosen: list[type[Environment]] = []
+        for name in names:
+            ids = [id for id in self._versions if id == name or id.rpartition("-v")[0] == name]
+            if not ids:
+                raise RegistryError(f"unknown environment {name!r}{self._suggest(name)}")
+            chosen += [environment for id in ids for environment in self._versions[id] if environment not in chosen]
+        return Registry(chosen)
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted(self._versions)
+
+    def __iter__(self) -> Iterator[type[Environment]]:
+        for id in self.ids:
+            yield from self._versions[id]
+
+    def versions(self, id: str) -> list[type[Environment]]:
+        """All versions of an id, newest first. Raises UNKNOWN_ENVIRONMENT with the nearest ids."""
+        try:
+            return self._versions[id]
+        except KeyError:
+            nearest = self._nearest(id)
+            raise CallError(
+                "UNKNOWN_ENVIRONMENT",
+                f"this server hosts no environment {id!r}{self._suggest(id)}",
+                {"nearest": ",".join(nearest), "available": ",".join(self.ids)},
+            ) from None
+
+    def find(self, id: str, version_range: str = "") -> type[Environment]:
+        """The newest version of an id within a range. Raises UNKNOWN_ENVIRONMENT or UNKNOWN_VERSION."""
+        versions = self.versions(id)
+        if not version_range:
+            return versions[0]
+        try:
+            specifier = parse_version_range(version_range)
+        except ValueError as error:
+            raise bad_argument("version", str(error)) from error
+        for environment in versions:
+            if specifier.contains(environment.spec.version):
+                return environment
+        available = ",".join(environment.spec.version for environment in versions)
+        raise CallError(
+            "UNKNOWN_VERSION",
+            f"no hosted version of {id} is {version_range}; available: {available}",
+            {"available": available},
+        )
+
+    def find_restorer(self, id: str, version: str) -> type[Environment]:
+        """The class that restores a snapshot of this version. Raises INCOMPATIBLE_SNAPSHOT."""
+        versions = self.versions(id)
+        if _VERSION.fullmatch(version):
+            for environment in versions:
+                if environment.spec.version == version:
+                    return environment
+            for environment in versions:
+                if environment.spec.restores and parse_version_range(environment.spec.restores).contains(version):
+                    return environment
+        available = ",".join(environment.spec.version for environment in versions)
+        raise CallError(
+            "INCOMPATIBLE_SNAPSHOT",
+            f"no hosted version of {id} ({available}) restores snapshots of version {version!r}",
+            {"snapshot_version": version, "available": available},
+        )
+
+    def _nearest(self, name: str) -> list[str]:
+        return difflib.get_close_matches(name.lower(), self.ids, n=3, cutoff=0.5)
+
+    def _suggest(self, name: str) -> str:
+        nearest = self._nearest(name)
+        if nearest:
+            return f"; did you mean {' or '.join(nearest)}?"
+        return f"; it has {', '.join(self.ids) or 'none'}"

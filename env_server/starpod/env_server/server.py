@@ -1,0 +1,134 @@
+"""One worker process: a gRPC server with everything it needs, from start to drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from starpod.env_server.auth import Authenticator
+from starpod.env_server.calls import Calls
+from starpod.env_server.config import TLS, ServerConfig
+from starpod.env_server.metrics import Metrics
+from starpod.env_server.registry import Registry
+from starpod.env_server.service import EnvironmentService
+from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1 import environment_pb2_grpc as rpc
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+_REAP_SECONDS = 1.0
+
+
+class ServerError(RuntimeError):
+    """The server cannot start; the message says why and how to mend it."""
+
+
+class EnvironmentServer:
+    """Hosts the environments of a registry on one port. Use as `await start()`, `await drain()`, `await stop()`."""
+
+    def __init__(self, registry: Registry, config: ServerConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.calls = Calls(registry, config.limits, self.metrics, config.threads)
+        self.port = config.port
+        authenticator = Authenticator.from_file(config.token_file) if config.token_file else Authenticator()
+        self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
+        self._service = EnvironmentService(self.calls, authenticator, self._tracer, config.endpoints)
+        self._health = health.aio.HealthServicer()
+        self._reaper: asyncio.Task[None] | None = None
+        self._stop_metrics: Callable[[], None] | None = None
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port, for clients."""
+        host = self.config.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listens and is ready. Raises ServerError."""
+        limit = self.config.limits.max_message_bytes or -1
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                # Two servers on one port would share its connections without a word.
+                ("grpc.so_reuseport", 0),
+                # Clients may ping through long model turns.
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        rpc.add_EnvironmentServiceServicer_to_server(self._service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        try:
+            if self.config.tls:
+                self.port = server.add_secure_port(self.address, _credentials(self.config.tls))
+            else:
+                self.port = server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise ServerError(f"cannot listen on {self.address}: is the port in use? ({error})") from error
+        if self.config.metrics_port:
+            try:
+                self._stop_metrics = self.metrics.serve(self.config.host, self.config.metrics_port)
+            except OSError as error:
+                raise ServerError(f"cannot serve metrics on port {self.config.metrics_port}: {error}") from error
+        await server.start()
+        self._server = server
+        self._reaper = asyncio.create_task(self._reap())
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self) -> None:
+        """Takes no new sessions and waits until the live ones are closed, at most the configured time."""
+        self.calls.draining = True
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        deadline = time.monotonic() + self.config.drain_seconds
+        while self.calls.live_sessions and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if self.calls.live_sessions:
+            # Their clients find the connection closed, open them elsewhere and replay.
+            logger.warning("handing back live sessions", extra={"sessions": self.calls.live_sessions})
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Closes every connection and session."""
+        if self._reaper:
+            self._reaper.cancel()
+        if self._server:
+            await self._server.stop(grace)
+        self.calls.shut_down(list(self._service.tables.values()))
+        if self._stop_metrics:
+            self._stop_metrics()
+        self._tracer.close()
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for service in ("", SERVICE_NAME, *self.calls.registry.ids):
+            await self._health.set(service, status)
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(_REAP_SECONDS)
+            try:
+                reaped = self.calls.reap(list(self._service.tables.values()))
+            except Exception:
+                logger.exception("the reaper failed; it tries again")
+                continue
+            if reaped:
+                logger.info("reaped sessions whose lease ran out", extra={"sessions": reaped})
+
+
+def _credentials(tls: TLS) -> grpc.ServerCredentials:
+    try:
+        key, certificate = tls.key.read_bytes(), tls.certificate.read_bytes()
+        client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
+    except OSError as error:
+        raise ServerError(f"cannot read the TLS files: {error}") from error
+    return grpc.ssl_server_credentials([(key, certificate)], client_ca, require_client_auth=client_ca is not None)

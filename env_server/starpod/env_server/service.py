@@ -1,0 +1,145 @@
+"""The gRPC face of the calls: unary methods and the stream, with who calls, deadlines and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc_status import rpc_status
+
+from starpod.env_server import convert
+from starpod.env_server.auth import Authenticator
+from starpod.env_server.calls import Calls
+from starpod.env_server.eager import run_eagerly
+from starpod.env_server.errors import CallError, overloaded
+from starpod.env_server.session import SessionTable
+from starpod.env_server.stream import StreamServer
+from starpod.env_server.tracing import Tracer
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1 import environment_pb2_grpc as rpc
+
+PROTOCOL_VERSION = "1.0"
+R = TypeVar("R")
+
+Context = grpc.aio.ServicerContext
+
+
+class EnvironmentService(rpc.EnvironmentServiceServicer):
+    """Serves the contract. Each tenant sees its own sessions alone."""
+
+    def __init__(
+        self, calls: Calls, authenticator: Authenticator, tracer: Tracer, endpoints: tuple[str, ...] = ()
+    ) -> None:
+        self._calls = calls
+        self._authenticator = authenticator
+        self._tracer = tracer
+        self._endpoints = endpoints
+        self.tables: defaultdict[str, SessionTable] = defaultdict(SessionTable)
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+        with self._tracer.span("Describe", context):
+            try:
+                self._authenticator.tenant(context.invocation_metadata())
+                registry = self._calls.registry
+                hosted = registry.versions(request.environment_id) if request.environment_id else registry
+            except CallError as error:
+                await self._fail(context, "Describe", error)
+            limits = self._calls.limits
+            return pb.DescribeResponse(
+                protocol_version=PROTOCOL_VERSION,
+                server_name="starpod",
+                server_version=server_version(),
+                instance_id=self._calls.instance_id,
+                capabilities=pb.ServerCapabilities(stream=True, step_columns=True),
+                limits=pb.ServerLimits(
+                    max_sessions=limits.max_sessions,
+                    max_message_bytes=limits.max_message_bytes,
+                    max_calls_in_flight=limits.max_calls_in_flight,
+                    max_snapshot_bytes=limits.max_snapshot_bytes,
+                    max_group=limits.max_group,
+                    max_step_actions=limits.max_step_actions,
+                    default_lease_seconds=limits.default_lease_seconds,
+                    max_lease_seconds=limits.max_lease_seconds,
+                ),
+                endpoints=self._endpoints,
+                environments=[convert.spec_to(environment) for environment in hosted],
+                live_sessions=self._calls.live_sessions,
+                draining=self._calls.draining,
+            )
+
+    async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:
+        return await self._unary("Open", context, lambda table: self._calls.open(table, request))
+
+    async def Reset(self, request: pb.ResetRequest, context: Context) -> pb.ResetResponse:
+        return await self._unary("Reset", context, lambda table: self._calls.reset(table, request))
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
+        return await self._unary("Step", context, lambda table: self._calls.step(table, request))
+
+    async def Render(self, request: pb.RenderRequest, context: Context) -> pb.RenderResponse:
+        return await self._unary("Render", context, lambda table: self._calls.render(table, request))
+
+    async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:
+        return await self._unary("Fork", context, lambda table: self._calls.fork(table, request))
+
+    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
+        return await self._unary("Snapshot", context, lambda table: self._calls.snapshot(table, request))
+
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
+        return await self._unary("Restore", context, lambda table: self._calls.restore(table, request))
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
+        return await self._unary("Renew", context, lambda table: self._calls.renew(table, request))
+
+    async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:
+        return await self._unary("Close", context, lambda table: self._calls.close(table, request))
+
+    async def Stream(self, _: Any, context: Context) -> None:
+        with self._tracer.span("Stream", context):
+            try:
+                tenant = self._authenticator.tenant(context.invocation_metadata())
+            except CallError as error:
+                await self._fail(context, "Stream", error)
+            await StreamServer(self._calls, self.tables[tenant], context).run()
+
+    async def _unary(self, method: str, context: Context, start: Any) -> Any:
+        calls, metrics = self._calls, self._calls.metrics
+        with self._tracer.span(method, context):
+            try:
+                tenant = self._authenticator.tenant(context.invocation_metadata())
+                limit = calls.limits.max_calls_in_flight
+                if metrics.calls_in_flight >= limit:
+                    raise overloaded(
+                        "max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1
+                    )
+                work: Coroutine[Any, Any, Any] = start(self.tables[tenant])
+                reply, task = run_eagerly(work)
+                if task is None:
+                    return reply
+                # A caller who gives up cancels his wait, not the work: it is finished and cached.
+                metrics.calls_in_flight += 1
+                calls.keep(task)
+                try:
+                    return await asyncio.shield(task)
+                finally:
+                    metrics.calls_in_flight -= 1
+            except Exception as error:
+                await self._fail(context, method, error)
+
+    async def _fail(self, context: Context, method: str, error: Exception) -> NoReturn:
+        failure = self._calls.as_call_error(error)
+        self._calls.metrics.error(method, failure.reason)
+        status = rpc_status.to_status(failure.status())
+        await context.abort(status.code, status.details, status.trailing_metadata)
+        raise AssertionError("abort raises")
+
+
+def server_version() -> str:
+    try:
+        return version("starpod")
+    except PackageNotFoundError:
+        return "unknown"

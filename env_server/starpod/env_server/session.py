@@ -1,0 +1,155 @@
+"""Sessions and the table that holds them: ids, leases, order, and what was answered last."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starpod.env_server.environment import Environment, EnvironmentOptions, Limits
+from starpod.env_server.episode import Transition, Want
+from starpod.env_server.errors import CallError
+from starpod.env_server.hosts import Host
+from starpod.v1 import environment_pb2 as pb
+
+
+class Session:
+    """One live session.
+
+    epoch, next_index: what the next Step must carry.
+    last_actions, last_transition: the latest turn, for a caller who lost the reply.
+    last_reset: the latest ResetRequest (serialised) and its reply, for the same reason.
+    broken: an exception out of the environment that is still to be reported.
+    lost: why the session can no longer be used; empty while it can.
+    touched: monotonic seconds of the latest call. lease: seconds it may rest.
+    pending: calls that wait for or work on it; while there are any, it is not reaped and others queue up.
+    """
+
+    __slots__ = (
+        "_lock",
+        "broken",
+        "dynamics_seed",
+        "environment",
+        "epoch",
+        "host",
+        "id",
+        "last_actions",
+        "last_reset",
+        "last_transition",
+        "lease",
+        "limits",
+        "lost",
+        "member",
+        "next_index",
+        "options",
+        "over",
+        "pending",
+        "seed",
+        "touched",
+        "want",
+    )
+
+    def __init__(
+        self,
+        environment: type[Environment],
+        host: Host,
+        options: EnvironmentOptions,
+        limits: Limits,
+        want: Want,
+        lease: float,
+        member: int,
+        seed: int,
+        dynamics_seed: int,
+    ) -> None:
+        self.id = secrets.token_urlsafe(16)
+        self.environment = environment
+        self.host = host
+        self.options = options
+        self.limits = limits
+        self.want = want
+        self.lease = lease
+        self.member = member
+        self.seed = seed
+        self.dynamics_seed = dynamics_seed
+        self.epoch = 1
+        self.next_index = 0
+        self.over = False
+        self.last_actions: list[Any] | None = None
+        self.last_transition: Transition | pb.Transition | None = None
+        self.last_reset: tuple[bytes, pb.ResetResponse] | None = None
+        self.broken: Exception | None = None
+        self.lost = ""
+        self.touched = time.monotonic()
+        self.pending = 0
+        self._lock: asyncio.Lock | None = None
+
+    @asynccontextmanager
+    async def turn_taking(self) -> Any:
+        """Calls on one session run one at a time, in the order in which they came."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        self.pending += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self.pending -= 1
+            self.touched = time.monotonic()
+            if not self.pending:
+                self._lock = None
+
+    def check(self) -> None:
+        """Raises SESSION_LOST if the session cannot be used any more."""
+        if self.lost:
+            raise CallError("SESSION_LOST", f"the session is gone: {self.lost}; open a new one", {"cause": self.lost})
+
+    def lose(self, cause: str) -> None:
+        """Gives the session up and frees what it holds; later calls learn why until its lease runs out."""
+        self.lost = cause
+        self.last_actions = self.last_transition = self.last_reset = None
+        self.host.close()
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What a key stands for: the request it came with and the reply, once there is one."""
+
+    request: bytes
+    reply: asyncio.Future[Any]
+    session_ids: list[str] = field(default_factory=list)
+    lease: float = 0.0
+    last_alive: float = field(default_factory=time.monotonic)
+
+
+class SessionTable(dict[str, Session]):
+    """The sessions of one tenant by id, and the keys under which they were created."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: dict[str, Reservation] = {}
+
+    def find(self, session_id: str) -> Session:
+        """Raises UNKNOWN_SESSION or SESSION_LOST."""
+        session = self.get(session_id)
+        if session is None:
+            raise CallError(
+                "UNKNOWN_SESSION", f"no session {session_id[:64]!r}: closed, expired or never opened here; open a new one"
+            )
+        session.check()
+        return session
+
+    def expired(self, now: float) -> Iterator[Session]:
+        """Sessions whose lease ran out."""
+        return (session for session in self.values() if now - session.touched > session.lease and not session.pending)
+
+    def forget_keys(self, now: float) -> None:
+        """Drops keys whose sessions have been gone for a lease."""
+        for key, reservation in list(self.keys.items()):
+            if not reservation.reply.done() or any(id in self for id in reservation.session_ids):
+                reservation.last_alive = now
+            elif now - reservation.last_alive > reservation.lease:
+                del self.keys[key]

@@ -1,0 +1,167 @@
+"""The Stream call: batches in, batches out, out of order as calls finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+from google.rpc import status_pb2
+
+from starpod.env_server.calls import Calls
+from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_rows
+from starpod.env_server.convert import transition_to
+from starpod.env_server.eager import run_eagerly
+from starpod.env_server.episode import Transition
+from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.session import SessionTable
+from starpod.v1 import environment_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+VERBS = ("open", "reset", "step", "render", "fork", "snapshot", "restore", "renew", "close")
+
+
+class StreamServer:
+    """One connected stream. Its calls outlive it: what was received is finished and cached even if nobody listens."""
+
+    def __init__(self, calls: Calls, table: SessionTable, context: Any) -> None:
+        self._calls = calls
+        self._table = table
+        self._context = context
+        self._writing = asyncio.Lock()
+        self._finished: list[pb.Reply] = []
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        """Until the client half-closes and everything is answered, or the stream breaks."""
+        self._calls.metrics.streams += 1
+        flusher = asyncio.get_running_loop().create_task(self._flush())
+        try:
+            while (message := await self._context.read()) is not grpc.aio.EOF:
+                await self._serve_message(message)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            async with self._writing:
+                flusher.cancel()
+            await self._write_finished()
+        finally:
+            flusher.cancel()
+            self._calls.metrics.streams -= 1
+
+    async def _serve_message(self, message: pb.StreamRequest) -> None:
+        transitions = Transitions()
+        for call in message.calls:
+            self._start(call.call_id, call.timeout_ms, self._serve(call), transitions.replies)
+        if not message.HasField("steps"):
+            await self._write(transitions)
+            return
+        try:
+            rows = Rows(message.steps)
+        except CallError as error:
+            self._calls.metrics.error("Step", error.reason)
+            transitions.replies.extend(
+                pb.Reply(call_id=call_id, error=error.status()) for call_id in message.steps.call_ids
+            )
+            await self._write(transitions)
+            return
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, len(rows))
+            limit = self._calls.limits.max_step_actions
+            others = step_rows(rows, start, stop, self._table, limit, self._calls.metrics, transitions)
+            for row in others:
+                self._start(rows.call_ids[row], 0, self._serve_row(rows, row), transitions.replies)
+            await self._write(transitions)
+            transitions = Transitions()
+            if stop < len(rows):
+                # A long batch must not keep the event loop from everybody else.
+                await asyncio.sleep(0)
+
+    def _start(
+        self, call_id: int, timeout_ms: int, work: Coroutine[Any, Any, pb.Reply], replies: list[pb.Reply]
+    ) -> None:
+        """Runs a call; its reply goes to `replies` if it is there at once, else out by itself later."""
+        metrics, limit = self._calls.metrics, self._calls.limits.max_calls_in_flight
+        if metrics.calls_in_flight >= limit:
+            work.close()
+            error = overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
+            metrics.error("Stream", error.reason)
+            replies.append(pb.Reply(call_id=call_id, error=error.status()))
+            return
+        reply, task = run_eagerly(work)
+        if task is None:
+            assert reply is not None
+            replies.append(reply)
+            return
+        metrics.calls_in_flight += 1
+        self._calls.keep(task)
+        waiter = task if not timeout_ms else asyncio.get_running_loop().create_task(_expire(task, call_id, timeout_ms))
+        self._tasks.add(waiter)
+        task.add_done_callback(self._count_down)
+        waiter.add_done_callback(self._finish)
+
+    def _count_down(self, _: asyncio.Task[pb.Reply]) -> None:
+        self._calls.metrics.calls_in_flight -= 1
+
+    def _finish(self, task: asyncio.Task[pb.Reply]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            self._finished.append(task.result())
+            self._wake.set()
+
+    async def _serve(self, call: pb.Call) -> pb.Reply:
+        verb = call.WhichOneof("request")
+        try:
+            if verb is None:
+                raise bad_argument("call.request", f"is not set; set one of {', '.join(VERBS)}")
+            response = await getattr(self._calls, verb)(self._table, getattr(call, verb))
+            return pb.Reply(call_id=call.call_id, **{verb: response})
+        except Exception as error:
+            return pb.Reply(call_id=call.call_id, error=self._status(verb or "Stream", error))
+
+    async def _serve_row(self, rows: Rows, row: int) -> pb.Reply:
+        call_id, index, actions = rows.call_ids[row], rows.indices[row], rows.actions[row]
+        try:
+            session = self._table.find(rows.session_ids[row])
+            self._calls.check_actions(len(actions))
+            transition = await self._calls.turn(session, rows.epochs[row], index, list(actions), None)
+            if isinstance(transition, Transition):
+                transition = transition_to(transition)
+            return pb.Reply(call_id=call_id, step=pb.StepResponse(transition=transition, next_step_index=index + 1))
+        except Exception as error:
+            return pb.Reply(call_id=call_id, error=self._status("Step", error))
+
+    def _status(self, verb: str, error: Exception) -> status_pb2.Status:
+        failure = self._calls.as_call_error(error)
+        self._calls.metrics.error(verb.capitalize(), failure.reason)
+        return failure.status()
+
+    async def _flush(self) -> None:
+        """Sends what finishes later. While one batch is being written the next one gathers."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._write_finished()
+
+    async def _write_finished(self) -> None:
+        async with self._writing:
+            finished, self._finished = self._finished, []
+            if finished:
+                await self._context.write(pb.StreamResponse(replies=finished))
+
+    async def _write(self, transitions: Transitions) -> None:
+        response = transitions.message()
+        if response.replies or response.HasField("transitions"):
+            async with self._writing:
+                await self._context.write(response)
+
+
+async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -> pb.Reply:
+    done, _ = await asyncio.wait([task], timeout=timeout_ms / 1000)
+    if done:
+        return task.result()
+    error = CallError("DEADLINE", f"not done within {timeout_ms} ms; it goes on, so send the same call again")
+    return pb.Reply(call_id=call_id, error=error.status())

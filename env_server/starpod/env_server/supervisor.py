@@ -1,0 +1,133 @@
+"""`--workers N`: one process per port; a crashed one is started again on its port, and the others never notice."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+_RESTART_SECONDS = (0.1, 5.0)
+"""First and longest pause before a crashed worker is started again; a worker that lived for a minute starts anew."""
+_OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--endpoints")
+
+
+class _Worker:
+    def __init__(self, command: Sequence[str], name: str) -> None:
+        self.command = command
+        self.name = name
+        self.pause = _RESTART_SECONDS[0]
+        self.started = 0.0
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def wait_until_ready(self) -> str:
+        """The worker's one line; empty if it ended instead."""
+        assert self.process is not None and self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+def supervise(
+    arguments: Sequence[str], host: str, port: int, workers: int, metrics_port: int, drain_seconds: float
+) -> int:
+    """Runs the workers until a signal; returns the exit status.
+
+    arguments: the command line after the program's name, which the workers get too, each with its own port.
+    """
+    ports = _ports(host, port, workers)
+    shown = f"[{host}]" if ":" in host else host
+    endpoints = ",".join(f"{shown}:{each}" for each in ports)
+    shared = _without(arguments, _OVERRIDDEN)
+    crew = [
+        _Worker(
+            [
+                *(sys.executable, "-m", "starpod.env_server", *shared),
+                *("--port", str(each), "--endpoints", endpoints),
+                *("--metrics-port", str(metrics_port and metrics_port + place)),
+            ],
+            f"worker {place}",
+        )
+        for place, each in enumerate(ports)
+    ]
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    try:
+        for worker in crew:
+            worker.start()
+        lines = [worker.wait_until_ready() for worker in crew]
+        for worker in crew:
+            if worker.process is not None and worker.process.poll() is not None:
+                return worker.process.returncode or 1
+        print(f"{lines[0].rpartition(' on ')[0]} with {workers} workers on {shown}:{ports[0]}", flush=True)
+        _watch(crew, ending)
+    finally:
+        _end(crew, drain_seconds)
+    return 0
+
+
+def _watch(crew: Sequence[_Worker], ending: threading.Event) -> None:
+    while not ending.wait(0.05):
+        for worker in crew:
+            assert worker.process is not None
+            if worker.process.poll() is None:
+                continue
+            if time.monotonic() - worker.started > 60:
+                worker.pause = _RESTART_SECONDS[0]
+            logger.error(
+                "%s ended with status %s; starting it again in %.1f s",
+                worker.name,
+                worker.process.returncode,
+                worker.pause,
+            )
+            if ending.wait(worker.pause):
+                return
+            worker.pause = min(worker.pause * 2, _RESTART_SECONDS[1])
+            worker.start()
+
+
+def _end(crew: Sequence[_Worker], drain_seconds: float) -> None:
+    running = [worker.process for worker in crew if worker.process is not None]
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + drain_seconds + 10
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        process.kill()
+
+
+def _ports(host: str, port: int, workers: int) -> list[int]:
+    """Consecutive ports from `port` on, or as many free ones."""
+    if port:
+        return list(range(port, port + workers))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket(family)) for _ in range(workers)]
+        for each in sockets:
+            each.bind((host, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The arguments less the given options and their values; and less the subcommand's name."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, _ = argument.partition("=")
+        if name in options:
+            if not equals:
+                next(rest, None)
+        else:
+            kept.append(argument)
+    return kept[kept.index("serve") + 1 :] if "serve" in kept else kept
