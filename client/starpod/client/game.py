@@ -133,8 +133,8 @@ class Game:
 
     def _start(self, session: pb.Session) -> None:
         self._session_id = session.session_id
-        self._epoch = session.epoch
-        self._step_index = session.step_index
+        self._epoch: int = session.epoch
+        self._step_index: int = session.step_index
         self._seed = session.seed
         self._dynamics_seed = session.dynamics_seed
         self.observation = session.observation
@@ -155,7 +155,7 @@ class Game:
         if space.names:
             names = {name.lower(): name for name in space.names}
             if text.lower() not in names:
-                raise NotPossible(f"no action {text!r}{nearest(text, list(names))}")
+                raise NotPossible(f"no action {text!r}{nearest(text, space.names)}")
             text = names[text.lower()]
         elif not space.grammar:
             known = [tool.name for tool in space.tools]

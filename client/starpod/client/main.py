@@ -90,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    sys.argv[1:] = words  # what `serve` hands on to its workers
     try:
         status = starpod.main(words, prog_name="starpod", standalone_mode=False)
     except click.exceptions.Abort:

@@ -63,10 +63,12 @@ class Screen:
         """Plays until the player quits or the input ends."""
         self._show()
         while True:
-            self._console.print("[bold]>[/] ", end="")
+            if self._clears:
+                self._console.print("[bold]>[/] ", end="")
             line = read(self._shortcuts)
+            if not self._clears and line is not None:
+                self._console.print(Text(f"> {line}", style="bold"))  # nobody else echoes it
             if line is None or not self._obey(line.strip()):
-                self._console.print()
                 return
 
     def _obey(self, line: str) -> bool:
@@ -101,8 +103,9 @@ class Screen:
         game = self._game
         if self._clears:
             self._console.clear()
-        spec = game.spec
-        self._console.print(Text.assemble((spec.id, "bold"), f" {spec.version}  {spec.title}  seed {game.seed}"))
+        if self._clears or not game.turns:
+            spec = game.spec
+            self._console.print(Text.assemble((spec.id, "bold"), f" {spec.version}  {spec.title}  seed {game.seed}"))
         picture = game.picture().rstrip()
         board = Panel(_colour(picture), title="state", title_align="left", padding=(0, 2), expand=False)
         self._console.print(Columns([board, self._status()], padding=(0, 1)))

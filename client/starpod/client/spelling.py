@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """`; did you mean X or Y?`, or where nothing is near `; there are X, Y`, to put behind an error message."""
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    written = {each.lower(): each for each in known}
+    near = [written[each] for each in difflib.get_close_matches(name.lower(), written, n=3, cutoff=0.5)]
     if near:
         return f"; did you mean {' or '.join(near)}?"
     return f"; there are {', '.join(known)}" if known else "; there are none"
