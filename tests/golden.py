@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,3 +59,14 @@ class Parity:
         noted = ", ".join(f"{key} x{count}" for key, count in sorted(self.deviations.items()))
         with capsys.disabled():
             print(f"\n{name}: compared {self.episodes} episodes, {self.steps} steps; deviations: {noted or 'none'}")
+
+
+class Draws(random.Random):
+    """Stands in for a random stream: gives recorded uniform draws in order, and nothing else."""
+
+    def __init__(self, recorded: list[float]) -> None:
+        super().__init__()
+        self.left = list(recorded)
+
+    def random(self) -> float:
+        return self.left.pop(0)

@@ -57,7 +57,7 @@ class CountdownOptions(EnvironmentOptions):
             drawn = {"min_count", "max_count", "max_number", "max_target", "operators"}
             if idle := drawn & self.model_fields_set:
                 raise ValueError(
-                    f"{', '.join(sorted(idle))} only shape a drawn puzzle; leave out either that or numbers"
+                    f"{', '.join(sorted(idle))} only shape drawn puzzles; leave out that or numbers"
                 )
         if self.min_count > self.max_count:
             raise ValueError(f"min_count {self.min_count} is above max_count {self.max_count}; lower it")
@@ -73,8 +73,8 @@ class Countdown(Environment):
         title="Countdown",
         instructions=(
             "Combine all the given numbers into an arithmetic expression whose value is the target. Use every number "
-            "exactly as often as it is given, and no other number. You may use +, -, *, / and parentheses; fractions on "
-            "the way are fine. Answer with the expression alone, for example (25 - 5) * 3; ending it with = and the "
+            "exactly as often as it is given, and no other number. You may use +, -, *, / and parentheses; fractions on"
+            " the way are fine. Answer with the expression alone, for example (25 - 5) * 3; ending it with = and the "
             "target is allowed."
         ),
         grammar=(

@@ -105,7 +105,7 @@ class FrozenLakeOptions(EnvironmentOptions):
     @model_validator(mode="after")
     def _map_or_size(self) -> FrozenLakeOptions:
         if self.map and (idle := {"size", "frozen_probability"} & self.model_fields_set):
-            raise ValueError(f"{' and '.join(sorted(idle))} only shape a drawn map; leave out either that or map")
+            raise ValueError(f"{' and '.join(sorted(idle))} only shape drawn maps; leave out that or map")
         return self
 
 

@@ -1,0 +1,76 @@
+"""The same seeds give the same episode: in another process, after a fork, from a snapshot."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starpod.env_server.episode import Episode, Want
+from starpod.env_server.state import decode, encode
+from tests.env_server.environments.transcript import CASES, Case, episode, next_action, play
+
+ROOT = Path(__file__).resolve().parents[3]
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def test_other_processes_play_the_same() -> None:
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.env_server.environments.transcript", "3"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            stdout=subprocess.PIPE,
+        )
+        for salt in ("1", "2")
+    ]
+    here = [play(episode(case, seed, seed + 1), seed) for case in CASES for seed in range(3)]
+    for run in runs:
+        output, _ = run.communicate(timeout=60)
+        assert run.returncode == 0
+        assert json.loads(output) == here
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{'-'.join(case[1]) or 'default'}")
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS, dynamics_seed=SEEDS, choices=SEEDS, turns=st.integers(0, 5))
+def test_forks_and_snapshots_go_on_the_same(
+    case: Case, seed: int, dynamics_seed: int, choices: int, turns: int
+) -> None:
+    original = _played(case, seed, dynamics_seed, turns)
+    twin = original.fork(None)
+    restored = _played(case, seed, dynamics_seed, 0)
+    restored.turns, restored.actions, restored.end_reason = original.turns, original.actions, original.end_reason
+    restored.environment = type(original.environment)()
+    restored.environment.options = original.environment.options
+    restored.environment.set_state(decode(encode(original.environment.get_state())))
+    before = encode(twin.environment.get_state())
+    expected = play(original, choices)
+    assert encode(twin.environment.get_state()) == before, "the original moved its fork"
+    assert play(twin, choices) == expected
+    assert play(restored, choices) == expected
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=SEEDS, dynamics_seed=SEEDS)
+def test_caches_are_no_state(seed: int, dynamics_seed: int) -> None:
+    for case in CASES:
+        state = _played(case, seed, dynamics_seed, 1).environment.get_state()
+        assert not any(name.startswith("_cached") for name in state)
+        assert len(encode(state)) < 4096
+
+
+def _played(case: Case, seed: int, dynamics_seed: int, turns: int) -> Episode:
+    state = episode(case, seed, dynamics_seed)
+    rng = random.Random(seed)
+    for _ in range(turns):
+        if not state.end_reason:
+            state.turn([next_action(state, rng)], Want())
+    return state
