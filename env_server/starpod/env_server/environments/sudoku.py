@@ -1,0 +1,630 @@
+"""Sudoku: fill the grid so that no row, column or box holds a digit twice. Every puzzle has exactly one solution."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from PIL import Image as PILImage
+from PIL import ImageDraw
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from starpod.env_server.drawing import font, png
+from starpod.env_server.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+
+CLEARED = {"easy": 0.4, "medium": 0.5, "hard": 0.6}
+"""Difficulty -> share of the cells that are cleared."""
+
+FILL_NODES = 2_000
+"""Steps of a search for a full grid before it starts over: luck decides, so a new start is cheaper than patience."""
+
+CHECK_NODES = 2_000
+"""Steps of a search for a second solution before a digit stays, because it could not be shown to be redundant."""
+
+SOLVE_NODES = 20_000
+"""Steps of a search for the solution of a given puzzle: some tenths of a second."""
+
+MAX_GRIDS = 200
+"""Full grids that one reset tries to find and thin out. A handful is rare."""
+
+LISTED_CELLS = 10
+"""`with_feedback` lists the candidates once so many cells are empty, or fewer."""
+
+Grid = tuple[int, ...]
+"""Cells row by row, 0 for an empty one."""
+
+
+class SearchLimit(Exception):
+    """A search took more steps than it may."""
+
+
+@functools.cache
+def units(size: int) -> tuple[tuple[int, int, int], ...]:
+    """Row, column and box of every cell, each from 0."""
+    side = math.isqrt(size)
+    return tuple((row, column, row // side * side + column // side) for row in range(size) for column in range(size))
+
+
+@functools.cache
+def peers(size: int) -> tuple[frozenset[int], ...]:
+    """For every cell those that may not hold the same digit."""
+    places = units(size)
+    return tuple(
+        frozenset(
+            other
+            for other, there in enumerate(places)
+            if other != cell and any(a == b for a, b in zip(here, there, strict=True))
+        )
+        for cell, here in enumerate(places)
+    )
+
+
+def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | None = None) -> Iterator[Grid]:
+    """Every completion of a grid; the digits are tried in order, or as `rng` shuffles them.
+
+    Backtracks on the cell with the fewest candidates. Raises SearchLimit after `nodes` placements.
+    """
+    places = units(size)
+    every = (1 << size) - 1
+    used = [[0] * size, [0] * size, [0] * size]
+    for cell, digit in enumerate(grid):
+        if digit:
+            bit = 1 << (digit - 1)
+            for unit, index in zip(used, places[cell], strict=True):
+                if unit[index] & bit:
+                    return
+                unit[index] |= bit
+    rows, columns, boxes = used
+    filled = list(grid)
+    empty = [cell for cell, digit in enumerate(grid) if not digit]
+    budget = nodes
+
+    def complete() -> Iterator[Grid]:
+        nonlocal budget
+        fewest, chosen, candidates = size + 1, -1, 0
+        for index, cell in enumerate(empty):
+            row, column, box = places[cell]
+            free = every & ~(rows[row] | columns[column] | boxes[box])
+            count = free.bit_count()
+            if count < fewest:
+                fewest, chosen, candidates = count, index, free
+                if count < 2:
+                    break
+        if chosen < 0:
+            yield tuple(filled)
+            return
+        if not fewest:
+            return
+        cell = empty[chosen]
+        empty[chosen] = empty[-1]
+        empty.pop()
+        row, column, box = places[cell]
+        digits = [digit for digit in range(1, size + 1) if candidates >> (digit - 1) & 1]
+        if rng is not None:
+            rng.shuffle(digits)
+        for digit in digits:
+            budget -= 1
+            if budget < 0:
+                raise SearchLimit
+            bit = 1 << (digit - 1)
+            rows[row] |= bit
+            columns[column] |= bit
+            boxes[box] |= bit
+            filled[cell] = digit
+            yield from complete()
+            rows[row] ^= bit
+            columns[column] ^= bit
+            boxes[box] ^= bit
+        filled[cell] = 0
+        empty.append(cell)
+        empty[chosen], empty[-1] = empty[-1], empty[chosen]
+
+    yield from complete()
+
+
+def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid]:
+    """A puzzle with exactly one solution, and that solution. Draws from `rng` alone."""
+    goal = int(size * size * CLEARED[difficulty])
+    for _ in range(MAX_GRIDS):
+        try:
+            solution = next(solutions((0,) * (size * size), size, FILL_NODES, rng))
+        except SearchLimit:
+            continue
+        puzzle = list(solution)
+        cleared = 0
+        for cell in rng.sample(range(size * size), size * size):
+            puzzle[cell] = 0
+            if _has_other(puzzle, size, cell, solution[cell]):
+                puzzle[cell] = solution[cell]
+            else:
+                cleared += 1
+                if cleared == goal:
+                    return tuple(puzzle), solution
+    raise RuntimeError(f"none of {MAX_GRIDS} grids could be thinned out to a {difficulty} {size}x{size} puzzle")
+
+
+def _has_other(puzzle: list[int], size: int, cell: int, digit: int) -> bool:
+    """Whether some other digit in the cell also leads to a solution, or may: what takes too long counts as yes."""
+    taken = {puzzle[peer] for peer in peers(size)[cell]}
+    try:
+        for other in range(1, size + 1):
+            if other != digit and other not in taken:
+                puzzle[cell] = other
+                if next(solutions(puzzle, size, CHECK_NODES), None) is not None:
+                    return True
+    except SearchLimit:
+        return True
+    finally:
+        puzzle[cell] = 0
+    return False
+
+
+class SudokuOptions(EnvironmentOptions):
+    """Which puzzle, how it is shown and what a placement pays."""
+
+    size: Literal[4, 9, 16] = Field(9, description="Cells of a row, and of a column and a box.")
+    difficulty: Literal["easy", "medium", "hard"] = Field(
+        "easy", description="Share of the cells that start empty: easy 40 %, medium 50 %, hard 60 % (not for 16x16)."
+    )
+    puzzle: str | tuple[tuple[int, ...], ...] | None = Field(
+        None,
+        description="The puzzle to play instead of a generated one: rows of numbers with 0 for an empty cell, or one "
+        "text of digits row by row with . or 0 for an empty cell (4x4 and 9x9).",
+    )
+    solution: str | tuple[tuple[int, ...], ...] | None = Field(
+        None, description="The solution that is meant, for a `puzzle` that has more than one; written the same way."
+    )
+    observation: Literal["simple", "detailed", "with_feedback"] = Field(
+        "with_feedback",
+        description="simple: the bare grid; detailed: given cells marked, legend, what the last placement did; "
+        "with_feedback: also candidates, progress and steps.",
+    )
+    conflicts: Literal["refuse", "place"] = Field(
+        "refuse",
+        description="What happens to a digit that its row, column or box holds already: refuse leaves the cell as it "
+        "was, place writes it down and marks the clash until it is mended.",
+    )
+    show_conflicts: bool = Field(True, description="Mark digits that clash, as *N*.")
+    show_valid_numbers: bool = Field(
+        True, description="Name the valid numbers of a cell after a clash, and of all empty cells once they are few."
+    )
+    show_candidates: bool = Field(False, description="List the valid numbers of all empty cells from the start.")
+    max_steps: int | None = Field(
+        None, ge=1, le=100_000, description="Actions after which the puzzle counts as failed; by default one per cell."
+    )
+    correct_reward: float = Field(1.0, description="Paid for the right digit.")
+    legal_reward: float = Field(0.5, description="Paid for a digit that clashes with nothing but is not the right one.")
+    invalid_reward: float = Field(
+        -0.1, description="Paid for a clash, a given cell or an action that is not understood."
+    )
+    solved_reward: float = Field(10.0, description="Paid for the placement that completes the grid.")
+
+    @field_validator("puzzle", "solution")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if value is None else _read_rows(value, str(info.field_name))
+
+    @model_validator(mode="after")
+    def _check(self) -> SudokuOptions:
+        if self.puzzle is None:
+            if self.solution is not None:
+                raise ValueError("solution goes with a puzzle: give both or neither")
+            if self.size == 16 and self.difficulty == "hard":
+                raise ValueError("a hard 16x16 puzzle takes too long to make: take easy or medium, or give the puzzle")
+            return self
+        assert not isinstance(self.puzzle, str)
+        size = len(self.puzzle)
+        if "size" in self.model_fields_set and self.size != size:
+            raise ValueError(f"puzzle has {size} rows, the option size says {self.size}: leave it out")
+        if "difficulty" in self.model_fields_set:
+            raise ValueError("difficulty is for generated puzzles: leave it out where there is a puzzle")
+        _solve_given(_flat(self.puzzle), _flat(self.solution))
+        return self
+
+    def given(self) -> tuple[Grid, Grid] | None:
+        """The explicit puzzle and its solution; None where one is to be generated."""
+        puzzle = _flat(self.puzzle)
+        return (puzzle, _solve_given(puzzle, _flat(self.solution))) if puzzle else None
+
+
+def _flat(rows: str | tuple[tuple[int, ...], ...] | None) -> Grid:
+    assert not isinstance(rows, str)
+    return tuple(digit for row in rows or () for digit in row)
+
+
+def _read_rows(value: str | tuple[tuple[int, ...], ...], name: str) -> tuple[tuple[int, ...], ...]:
+    if isinstance(value, str):
+        cells = "".join(value.split())
+        size = math.isqrt(len(cells))
+        if size not in (4, 9) or size * size != len(cells) or not re.fullmatch(r"[0-9.]+", cells):
+            raise ValueError(
+                f"{name} is {len(cells)} characters: write the 16 or 81 cells as digits, with . or 0 for an empty one"
+            )
+        digits = [int(cell) if cell != "." else 0 for cell in cells]
+        value = tuple(tuple(digits[start : start + size]) for start in range(0, size * size, size))
+    size = len(value)
+    if size not in (4, 9, 16):
+        raise ValueError(f"{name} has {size} rows: make it 4, 9 or 16")
+    for index, row in enumerate(value, 1):
+        if len(row) != size:
+            raise ValueError(f"row {index} of {name} has {len(row)} cells: make it {size}, like the number of rows")
+        for digit in row:
+            if not 0 <= digit <= size:
+                raise ValueError(f"row {index} of {name} holds {digit}: use 0 for an empty cell, or 1 to {size}")
+    return value
+
+
+@functools.lru_cache(maxsize=256)
+def _solve_given(puzzle: Grid, solution: Grid) -> Grid:
+    """The solution of an explicit puzzle, checked against `solution` unless that is empty. Raises ValueError."""
+    size = math.isqrt(len(puzzle))
+    if 0 not in puzzle:
+        raise ValueError("puzzle has no empty cell: leave at least one to fill")
+    if solution:
+        if len(solution) != len(puzzle):
+            raise ValueError("puzzle and solution differ in size")
+        for cell, digit in enumerate(puzzle):
+            if digit not in (0, solution[cell]):
+                row, column = divmod(cell, size)
+                raise ValueError(f"solution has {solution[cell]} at ({row + 1},{column + 1}), puzzle has {digit}")
+        if 0 in solution or next(solutions(solution, size, 1), None) is None:
+            raise ValueError("solution is no full grid without clashes")
+        return solution
+    found = solutions(puzzle, size, SOLVE_NODES)
+    try:
+        first, second = next(found, None), next(found, None)
+    except SearchLimit:
+        raise ValueError("puzzle is too open to be solved here: give more digits, or its solution") from None
+    if first is None:
+        raise ValueError("puzzle has no solution: a digit is wrong")
+    if second is not None:
+        raise ValueError("puzzle has more than one solution: give more digits, or say with `solution` which is meant")
+    return first
+
+
+FORMS = tuple(
+    re.compile(form)
+    for form in (
+        r"place\s+(\d+)\s+at\s+row\s+(\d+)\s+col\s+(\d+)",
+        r"place\s+(\d+)\s+at\s+\((\d+),\s*(\d+)\)",
+        r"place\s+(\d+)\s+at\s+(\d+),\s*(\d+)",
+        r"(\d+)\s+at\s+(\d+),\s*(\d+)",
+        r"\((\d+),\s*(\d+),\s*(\d+)\)",
+        r"(\d+),\s*(\d+),\s*(\d+)",
+    )
+)
+"""How a placement is written. The first form that occurs anywhere counts."""
+
+
+def read_action(text: str, size: int) -> tuple[int, int, int]:
+    """Row, column and number, each from 1. Raises ValueError that says what is wrong."""
+    text = text.strip().lower()
+    for form in FORMS:
+        if match := form.search(text):
+            # Beyond nine digits a number is out of range, whatever follows; Python would refuse to read thousands.
+            first, second, third = (int(group[:9]) for group in match.groups())
+            # With "place" or "at" anywhere in it, the text reads number, row, column; else row, column, number.
+            worded = "place" in text or "at" in text
+            row, column, number = (second, third, first) if worded else (first, second, third)
+            for name, value in (("Row", row), ("Column", column), ("Number", number)):
+                if not 1 <= value <= size:
+                    raise ValueError(f"{name} {value} is out of range (1-{size})")
+            return row, column, number
+    shown = text if len(text) <= 200 else text[:200] + "..."
+    raise ValueError(f"Could not parse action: '{shown}'. Expected format: 'place 5 at row 2 col 3' or '2,3,5'")
+
+
+class Sudoku(Environment):
+    """Sudoku of 4x4, 9x9 or 16x16 cells with the published action texts, formats and rewards."""
+
+    spec = EnvironmentSpec(
+        id="sudoku-v1",
+        version="1.0.0",
+        title="Sudoku: complete the grid",
+        grammar="place N at row R col C | place N at (R,C) | place N at R,C | N at R,C | (R,C,N) | R,C,N",
+        observation_modes=("simple", "detailed", "with_feedback"),
+        render_modes=("text", "html", "png"),
+        limits=Limits(max_turns=256, max_actions_per_turn=5),
+        slow_reset=True,
+    )
+    Options = SudokuOptions
+
+    options: SudokuOptions
+
+    def reset(self, rng: random.Random) -> None:
+        options = self.options
+        self.puzzle, self.solution = options.given() or generate(rng, options.size, options.difficulty)
+        self.size = math.isqrt(len(self.puzzle))
+        self.grid = list(self.puzzle)
+        self.paid: dict[int, float] = {}
+        self.steps = 0
+        self.feedback = ""
+
+    @property
+    def max_steps(self) -> int:
+        """Actions after which the episode is cut."""
+        return self.options.max_steps or len(self.puzzle)
+
+    def step(self, action: Any) -> Outcome:
+        self.steps += 1
+        late = self.steps >= self.max_steps
+        try:
+            row, column, number = read_action(action if isinstance(action, str) else "", self.size)
+        except ValueError as error:
+            return self._refuse(f"Invalid action format: {error}", {"error": str(error)}, late)
+        cell = (row - 1) * self.size + column - 1
+        if self.puzzle[cell]:
+            message = f"Cannot modify initial cell at ({row},{column})"
+            return self._refuse(message, {"error": "Cannot modify initial cells"}, late)
+        if self.grid[cell] == number:
+            message = f"({row},{column}) holds {number} already"
+            return self._refuse(message, {"error": message}, late)
+        clashes = self._clashes(cell, number)
+        if clashes and self.options.conflicts == "refuse":
+            valid = self._candidates(cell) if not self.grid[cell] else []
+            message = f"Invalid placement: {number} conflicts with {clashes}"
+            if valid and self.options.show_valid_numbers:
+                message += f"\n   Valid numbers for ({row},{column}): {valid}"
+            info = {"error": f"Number {number} conflicts with {clashes}", "valid_numbers": valid}
+            return self._refuse(message, info, late)
+        return self._place(cell, number, clashes, late)
+
+    def _refuse(self, message: str, info: dict[str, Any], late: bool) -> Outcome:
+        self.feedback = f"❌ {message}"
+        return Outcome(
+            reward=self.options.invalid_reward,
+            truncated=late,
+            success=False if late else None,
+            valid=False,
+            effective=False,
+            info=info,
+        )
+
+    def _place(self, cell: int, number: int, clashes: str, late: bool) -> Outcome:
+        options = self.options
+        self.grid[cell] = number
+        correct = number == self.solution[cell] and not clashes
+        place = f"Placed {number} at ({cell // self.size + 1},{cell % self.size + 1})"
+        if clashes:
+            reward = options.invalid_reward
+            self.feedback = f"⚠ {place} - conflicts with {clashes}"
+        else:
+            # A cell pays for the best digit that it ever held, so that overwriting earns nothing twice.
+            worth = options.correct_reward if correct else options.legal_reward
+            paid = self.paid.get(cell)
+            reward = worth if paid is None else max(worth - paid, 0.0)
+            self.paid[cell] = worth if paid is None else max(worth, paid)
+            self.feedback = f"✓ Correct! {place}" if correct else f"⚠ {place} - Valid but not optimal"
+        solved = self._solved()
+        if solved:
+            reward += options.solved_reward
+            self.feedback += "\n🎉 Congratulations! Puzzle solved!"
+        empty = self.grid.count(0)
+        return Outcome(
+            reward=reward,
+            terminated=solved,
+            truncated=late and not solved,
+            success=True if solved else False if late else None,
+            info={
+                "correct_placement": correct,
+                "steps_remaining": self.max_steps - self.steps,
+                "cells_filled": len(self.grid) - empty,
+                "cells_remaining": empty,
+            },
+        )
+
+    def observe(self) -> str:
+        match self.options.observation:
+            case "simple":
+                return self._simple()
+            case "detailed":
+                return self._detailed()
+            case _:
+                return self._with_feedback()
+
+    def render(self, mode: str = "text") -> str | bytes:
+        match mode:
+            case "png":
+                return self._picture()
+            case "html":
+                return self._html()
+            case _:
+                return self._detailed()
+
+    def instructions(self) -> str:
+        size, side = self.size, math.isqrt(self.size)
+        if self.options.observation == "simple":
+            shown = "Empty cells are dots."
+        else:
+            shown = (
+                "Given digits stand in [brackets] and cannot be changed, your own stand alone, empty cells are dots."
+            )
+            if self.options.conflicts == "place" and self.options.show_conflicts:
+                shown += " Digits that clash stand between *asterisks*."
+        if self.options.conflicts == "refuse":
+            clash = "A digit that clashes with its row, column or box is refused"
+        else:
+            clash = (
+                "A digit that clashes with its row, column or box is written down all the same, and has to be mended"
+            )
+        return (
+            f"Sudoku on a grid of {size} rows and {size} columns. Fill every empty cell so that each row, each column "
+            f"and each {side}x{side} box holds every number from 1 to {size} exactly once. There is one solution. "
+            f"{shown} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
+            "'place 5 at row 2 col 3', or in short as row, column, number: '2,3,5'. "
+            f"{clash}; a number of your own may be overwritten. You have {self.max_steps} actions."
+        )
+
+    def state_key(self) -> bytes:
+        state = f"{self.puzzle}|{self.grid}"
+        return hashlib.blake2b(state.encode(), digest_size=16).digest()
+
+    def score(self) -> float:
+        """Share of the cells to fill that hold the right digit; 1 for any complete grid without clashes."""
+        if self._solved():
+            return 1.0
+        open_cells = [cell for cell, digit in enumerate(self.puzzle) if not digit]
+        right = sum(self.grid[cell] == self.solution[cell] for cell in open_cells)
+        return min(right, len(open_cells) - 1) / len(open_cells)
+
+    def expert_action(self) -> str | None:
+        """The right digit for the first cell that can take it, wrong digits first; None where there is none.
+
+        Where wrong digits block each other, one of them makes way for a third digit.
+        """
+        if self._solved():
+            return None
+        wrong = [cell for cell, digit in enumerate(self.grid) if digit and digit != self.solution[cell]]
+        todo = wrong + [cell for cell, digit in enumerate(self.grid) if not digit]
+        free_for_all = self.options.conflicts == "place"
+        for cell in todo:
+            if free_for_all or not self._clashes(cell, self.solution[cell]):
+                return self._write(cell, self.solution[cell])
+        for cell in todo:
+            blockers = [peer for peer in peers(self.size)[cell] if self.grid[peer] == self.solution[cell]]
+            if len(blockers) == 1:
+                for number in self._candidates(blockers[0]):
+                    if number != self.grid[blockers[0]]:
+                        return self._write(blockers[0], number)
+        return None
+
+    def _write(self, cell: int, number: int) -> str:
+        return f"place {number} at row {cell // self.size + 1} col {cell % self.size + 1}"
+
+    # --- the rules ---------------------------------------------------------------------------------------------------
+
+    def _clashes(self, cell: int, number: int) -> str:
+        """The row, column and box that hold the number already, as a text; empty if none does."""
+        names = ("row", "column", "box")
+        here = units(self.size)[cell]
+        side = math.isqrt(self.size)
+        found = set()
+        for peer in peers(self.size)[cell]:
+            if self.grid[peer] == number:
+                there = units(self.size)[peer]
+                found |= {name for name, a, b in zip(names, here, there, strict=True) if a == b}
+        labels = {
+            "row": f"row {here[0] + 1}",
+            "column": f"column {here[1] + 1}",
+            "box": f"box ({here[0] // side + 1},{here[1] // side + 1})",
+        }
+        return ", ".join(labels[name] for name in names if name in found)
+
+    def _candidates(self, cell: int) -> list[int]:
+        taken = {self.grid[peer] for peer in peers(self.size)[cell]}
+        return [number for number in range(1, self.size + 1) if number not in taken]
+
+    def _clashing(self) -> set[int]:
+        """Cells whose digit occurs again in their row, column or box."""
+        grid = self.grid
+        return {
+            cell
+            for cell, near in enumerate(peers(self.size))
+            if grid[cell] and any(grid[peer] == grid[cell] for peer in near)
+        }
+
+    def _solved(self) -> bool:
+        return 0 not in self.grid and (tuple(self.grid) == self.solution or not self._clashing())
+
+    # --- what it looks like ------------------------------------------------------------------------------------------
+
+    def _marked(self) -> set[int]:
+        possible = self.options.conflicts == "place" and self.options.show_conflicts
+        return self._clashing() if possible else set()
+
+    def _rows(self, cells: list[str], gap: str, rule: int) -> str:
+        """Lays cells out with rulers between the boxes; a ruler below a band is `rule` dashes."""
+        size, side = self.size, math.isqrt(self.size)
+        lines = []
+        for row in range(size):
+            line = cells[row * size : (row + 1) * size]
+            groups = [gap.join(line[start : start + side]) for start in range(0, size, side)]
+            lines.append((gap + "| ").join(groups).rstrip())
+            if row % side == side - 1 and row < size - 1:
+                lines.append("-" * rule)
+        return "\n".join(lines)
+
+    def _simple(self) -> str:
+        size, side, width = self.size, math.isqrt(self.size), len(str(self.size))
+        cells = [f"{digit or '.':>{width}}" for digit in self.grid]
+        return self._rows(cells, " ", size * (width + 1) + side - 1)
+
+    def _detailed(self) -> str:
+        size, side, width = self.size, math.isqrt(self.size), len(str(self.size))
+        marked = self._marked()
+        cells = []
+        for cell, digit in enumerate(self.grid):
+            left, right = "**" if cell in marked else "[]" if self.puzzle[cell] else "  "
+            cells.append(f"{left}{digit or '.':>{width}}{right}")
+        banner = "=" * 50
+        lines = [banner, "SUDOKU PUZZLE", banner, self._rows(cells, "", size * (width + 2) + side - 1), ""]
+        lines.append("Legend: [N]=initial cell, N=user-placed, *N*=conflict, .=empty")
+        if self.feedback:
+            lines += ["", self.feedback]
+        return "\n".join(lines)
+
+    def _with_feedback(self) -> str:
+        options, cells = self.options, len(self.grid)
+        lines = [self._detailed()]
+        empty = [cell for cell, digit in enumerate(self.grid) if not digit]
+        few = options.show_valid_numbers and len(empty) <= LISTED_CELLS
+        if empty and (few or options.show_candidates):
+            lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
+            for cell in empty:
+                row, column = divmod(cell, self.size)
+                lines.append(f"  - ({row + 1},{column + 1}): {self._candidates(cell)}")
+        given = cells - self.puzzle.count(0)
+        filled = cells - len(empty)
+        lines += ["", f"Progress: {filled}/{cells} cells filled ({given} initial, {filled - given} placed)"]
+        lines.append(f"Steps: {self.steps}/{self.max_steps}")
+        return "\n".join(lines)
+
+    def _html(self) -> str:
+        size, side, marked = self.size, math.isqrt(self.size), self._marked()
+        rows = []
+        for row in range(size):
+            cells = []
+            for column in range(size):
+                cell = row * size + column
+                colour = "#c0392b" if cell in marked else "#222" if self.puzzle[cell] else "#1f6fc4"
+                style = f"width:2em;height:2em;border:1px solid #bbb;text-align:center;color:{colour}"
+                if self.puzzle[cell]:
+                    style += ";font-weight:bold;background:#f1ede4"
+                for edge, index in (("right", column), ("bottom", row)):
+                    if index % side == side - 1 and index < size - 1:
+                        style += f";border-{edge}:2px solid #333"
+                cells.append(f'<td style="{style}">{self.grid[cell] or ""}</td>')
+            rows.append(f"<tr>{''.join(cells)}</tr>")
+        return f'<table style="border-collapse:collapse;border:2px solid #333">{"".join(rows)}</table>'
+
+    def _picture(self) -> bytes:
+        size, side, marked = self.size, math.isqrt(self.size), self._marked()
+        edge, margin = 48, 16
+        image = PILImage.new("RGB", (size * edge + 2 * margin, size * edge + 2 * margin), "#faf8f3")
+        draw = ImageDraw.Draw(image)
+        for cell, digit in enumerate(self.grid):
+            row, column = divmod(cell, size)
+            left, top = margin + column * edge, margin + row * edge
+            shaded = (row // side + column // side) % 2 == 0
+            draw.rectangle([left, top, left + edge, top + edge], "#f1ede2" if shaded else "#ffffff")
+            ink = "#2b2b33"
+            if cell in marked:
+                draw.rectangle([left, top, left + edge, top + edge], "#f9d6d1")
+                ink = "#b3261e"
+            elif not self.puzzle[cell]:
+                ink = "#1f6fc4"
+            if digit:
+                stroke = 1 if self.puzzle[cell] else 0
+                middle = (left + edge / 2, top + edge / 2)
+                draw.text(middle, str(digit), ink, font(28 if size < 10 else 22), "mm", stroke_width=stroke)
+        for index in range(size + 1):
+            heavy = index % side == 0
+            ruler, far = margin + index * edge, margin + size * edge
+            for line in ((margin, ruler, far, ruler), (ruler, margin, ruler, far)):
+                draw.line(line, "#3b3a45" if heavy else "#cfc9bb", 3 if heavy else 1)
+        return png(image)

@@ -1,0 +1,73 @@
+"""Replays recorded episodes of the original Sudoku from their puzzles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from starpod.env_server.environment import Limits
+from starpod.env_server.environments.sudoku import Sudoku
+from starpod.env_server.episode import Episode, Want
+from tests.golden import Parity, golden
+
+CHOSEN = {
+    "cell-pays-once": "overwriting a cell pays what it gains over the best digit the cell held, not the whole again",
+    "same-digit-again": "a digit that the cell holds already is refused as such, not as in conflict with itself",
+    "every-step-counts": "the step limit ends the episode whatever the last action was, not on a legal placement only",
+    "the-end-is-final": "after the end the original goes on; here a reset is due",
+}
+
+VARIANTS = ("SimpleSudoku", "MediumSudoku", "x_Sudoku4Detailed", "x_Sudoku9Simple")
+
+
+def records(variant: str) -> list[Any]:
+    if variant.startswith("x_"):
+        return [record for record in golden("episodes_extra") if record["variant"] == variant]
+    return golden(f"episodes_{variant}")
+
+
+def test_recorded_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity(CHOSEN)
+    for variant in VARIANTS:
+        episodes = records(variant)
+        assert episodes, variant
+        for record in episodes:
+            replay(record, parity)
+    parity.report("sudoku-v1", capsys)
+
+
+def replay(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    sudoku = Sudoku()
+    sudoku.options = Sudoku.Options(
+        puzzle=start["initial_grid"],
+        solution=start["solution_grid"],
+        observation=config["render_format"],
+        max_steps=config["max_steps"],
+    )
+    episode = Episode(sudoku, Limits())
+    episode.reset(record["seed"], 0)
+    parity.episodes += 1
+    parity.equal(record["id"], sudoku.observe(), start["obs"])
+    for number, step in enumerate(record["steps"]):
+        where = f"{record['id']} step {number}"
+        if episode.end_reason:
+            parity.deviate("the-end-is-final")
+            continue
+        before = list(sudoku.grid)
+        transition = episode.turn([step["action"]], Want())
+        outcome, info = transition.outcomes[0], dict(step["info"])
+        parity.steps += 1
+        changed = [cell for cell, digit in enumerate(before) if digit != sudoku.grid[cell]]
+        overwritten = any(before[cell] for cell in changed)
+        again = "already" in (outcome.info or {}).get("error", "")
+        late = sudoku.steps >= config["max_steps"] and not outcome.valid
+        repeat = "same-digit-again" if again else ""
+        parity.equal(f"{where} observation", transition.observation.parts, step["obs"], repeat)
+        parity.equal(f"{where} reward", transition.reward, step["reward"], "cell-pays-once" if overwritten else "")
+        parity.equal(f"{where} done", bool(episode.end_reason), step["done"], "every-step-counts" if late else "")
+        parity.equal(f"{where} success", bool(transition.success), info.pop("success"))
+        parity.equal(f"{where} effective", outcome.effective, info.pop("action_is_effective"))
+        parity.equal(f"{where} valid", outcome.valid, info.pop("action_is_valid"))
+        parity.equal(f"{where} info", dict(outcome.info or {}), info, repeat)
