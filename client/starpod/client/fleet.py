@@ -1,0 +1,802 @@
+"""Sessions over many servers: placement, health, leases, and recovery of what a lost server held."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar, overload
+
+from google.protobuf import struct_pb2
+
+from starpod.client.errors import BadArgument, SessionLost, StarpodError, Unreachable
+from starpod.client.log import History, Opened, Reseeded, Restarted, Restored, digest_observation
+from starpod.client.nearest import explain_options, unknown_environment, unknown_version
+from starpod.client.observation import Action, Limits, Observation, Transition, Want, as_turn
+from starpod.client.recovery import new_key, overrides, rebuild
+from starpod.client.replica import Replica
+from starpod.client.session import Gather, Session, Trouble
+from starpod.client.snapshot import Snapshot
+from starpod.client.transport import TLS, Backoff, Transport, as_addresses, join_endpoint, split_address
+from starpod.client.versions import parse_version, satisfies
+from starpod.v1 import environment_pb2 as pb
+
+RESOLVE_SECONDS = 30.0
+CLOSE_SECONDS = 2.0
+# A session that is lost this often over one and the same call was probably killed by that call.
+MAX_LOSSES = 3
+
+logger = logging.getLogger("starpod.client")
+
+T = TypeVar("T")
+
+
+class Fleet:
+    """All servers that host what a program steps, behind one object.
+
+        async with Fleet("127.0.0.1:50051") as fleet:
+            group = await fleet.open("frozen_lake-v1", seed=1, count=16)
+            transitions = await fleet.step_many(group, ["Left"] * 16)
+
+    addresses: "host:port", several of them in a list or with commas, or "dns:///name:port" for every address that
+        the name has (asked again every 30 seconds). Workers that a server names as its siblings join by themselves.
+    token: bearer token as text, or a Path to a file that holds it. tls: certificates.
+    recovery: bring sessions of a lost server back on another one. Deterministic environments are replayed from the
+        log; others go on from a snapshot.
+    checkpoints: take that snapshot after every turn of an environment that is not deterministic. Without, or where it
+        has none, its sessions are reported as SessionLost.
+    timeout: seconds after which a call without a reply is asked again; the server does the work once.
+    patience: seconds that one call may take with all retries and recoveries before it raises.
+    grace: seconds that a broken connection may take to come back before its sessions are moved.
+    batches_in_flight: messages per server under way before calls that are ready start to accumulate.
+    discover: take siblings in. health_seconds: how often servers are asked how they are.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        token: str | Path | None = None,
+        tls: TLS | None = None,
+        recovery: bool = True,
+        checkpoints: bool = True,
+        timeout: float = 30.0,
+        patience: float = 300.0,
+        grace: float = 0.5,
+        batches_in_flight: int = 2,
+        discover: bool = True,
+        health_seconds: float = 5.0,
+        max_message_bytes: int = 64 * 1024 * 1024,
+        keepalive_seconds: float = 20.0,
+    ) -> None:
+        self.addresses = as_addresses(addresses)
+        self.replicas: list[Replica] = []
+        self.recoveries = 0
+        self._transport = Transport(token, tls, max_message_bytes, keepalive_seconds)
+        self._recovery = recovery
+        self._checkpoints = checkpoints
+        self._timeout = timeout
+        self._patience = patience
+        self._grace = grace
+        self._batches_in_flight = batches_in_flight
+        self._discover = discover
+        self._health_seconds = health_seconds
+        self._renew_seconds = float("inf")
+        self._change: asyncio.Event
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.loop: asyncio.AbstractEventLoop
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"Fleet({self.replicas!r})"
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connects. Raises Unreachable, or what the servers refused, if none of them can be used."""
+        self.loop = asyncio.get_running_loop()
+        self._change = asyncio.Event()
+        try:
+            await self._resolve()
+            while not all(replica.tried for replica in self.replicas):
+                await self._change.wait()
+            if not any(replica.ready for replica in self.replicas):
+                raise self._nobody()
+        except BaseException:
+            await self.close()
+            raise
+        self._spawn(self._tend())
+
+    async def close(self) -> None:
+        """Closes all sessions as far as their servers can be reached, then the connections."""
+        farewells = [
+            replica.call("close", pb.CloseRequest(session_ids=[s._session_id for s in replica.sessions]), 0.0)
+            for replica in self.replicas
+            if replica.ready and replica.sessions
+        ]
+        if farewells:
+            await asyncio.wait([self.loop.create_task(_quiet(call)) for call in farewells], timeout=CLOSE_SECONDS)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+    async def describe(self) -> list[pb.EnvironmentSpec]:
+        """Every environment version that is hosted now, by id, newest version first."""
+        await asyncio.gather(*(_quiet(replica.describe()) for replica in self.replicas if replica.ready))
+        specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
+        newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
+        return sorted(newest_first, key=lambda spec: spec.id)
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    async def open(
+        self,
+        environment_id: str,
+        *,
+        seed: int | None = None,
+        dynamics_seed: int | None = None,
+        count: int = 1,
+        options: Mapping[str, Any] | None = None,
+        want: Want | None = None,
+        limits: Limits | None = None,
+        version: str = "",
+        lease_seconds: float = 0.0,
+    ) -> list[Session]:
+        """A group of `count` sessions from one seed, together on one server.
+
+        Members share the start and not the luck, unless `dynamics_seed` is given. Without a seed the server draws one.
+        `version` is a range such as ">=1,<2"; the newest that fits is opened. `lease_seconds` 0: the server's default.
+        Raises UnknownEnvironment, UnknownVersion and BadArgument with what was probably meant.
+        """
+        want = want or Want()
+        until = self.loop.time() + self._patience
+        backoff = Backoff()
+        while True:
+            replica, spec = await self._choose(environment_id, version, until)
+            recoverable = self._recovery and spec.capabilities.deterministic
+            request = pb.OpenRequest(
+                environment_id=environment_id,
+                version=f"=={spec.version}",
+                options=_struct(options),
+                seed=seed,
+                dynamics_seed=dynamics_seed,
+                count=count,
+                key=new_key(),
+                want=want.to_proto(state_key=recoverable and spec.capabilities.state_key),
+                limits=limits.to_proto() if limits else None,
+                lease_seconds=lease_seconds,
+            )
+            replica.placing += count
+            try:
+                response: pb.OpenResponse = await replica.call("open", request, until)
+                break
+            except BadArgument as error:
+                raise explain_options(error, spec, options) from None
+            except StarpodError as error:
+                if error.advice != "reopen" or self.loop.time() > until:
+                    raise
+                await asyncio.sleep(backoff.wait())
+            finally:
+                replica.placing -= count
+        self._lease(response.lease_seconds)
+        sessions = []
+        for message in response.sessions:
+            origin = Opened(
+                environment_id,
+                response.environment_version,
+                request.options if request.HasField("options") else None,
+                message.seed,
+                message.dynamics_seed,
+                response.limits,
+                request.want,
+                lease_seconds,
+            )
+            sessions.append(self._session(replica, spec, message, response, want, origin))
+        await self._checkpoint_all(sessions)
+        return sessions
+
+    async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:
+        """A session that goes on from a snapshot. Raises IncompatibleSnapshot if no hosted version takes it."""
+        want = want or Want()
+        until = self.loop.time() + self._patience
+        backoff = Backoff()
+        while True:
+            replica, spec = await self._choose_for(snapshot, until)
+            recoverable = self._recovery and spec.capabilities.deterministic
+            request = pb.RestoreRequest(
+                snapshot=snapshot.to_proto(),
+                key=new_key(),
+                lease_seconds=lease_seconds,
+                want=want.to_proto(state_key=recoverable and spec.capabilities.state_key),
+            )
+            try:
+                response: pb.RestoreResponse = await replica.call("restore", request, until)
+                break
+            except StarpodError as error:
+                if error.advice != "reopen" or self.loop.time() > until:
+                    raise
+                await asyncio.sleep(backoff.wait())
+        self._lease(response.lease_seconds)
+        origin = Restored(request.snapshot, response.environment_version, request.want, lease_seconds)
+        return self._session(replica, spec, response.sessions[0], response, want, origin)
+
+    @overload
+    async def step_many(
+        self, sessions: Sequence[Session], actions: Sequence[Action | Iterable[Action]]
+    ) -> list[Transition]: ...
+
+    @overload
+    async def step_many(
+        self,
+        sessions: Sequence[Session],
+        actions: Sequence[Action | Iterable[Action]],
+        *,
+        return_exceptions: Literal[True],
+    ) -> list[Transition | BaseException]: ...
+
+    async def step_many(
+        self,
+        sessions: Sequence[Session],
+        actions: Sequence[Action | Iterable[Action]],
+        *,
+        return_exceptions: bool = False,
+    ) -> Any:
+        """One turn in each session, together: the transitions in their order.
+
+        An error costs its own session only. All turns are finished before the first error is raised; with
+        `return_exceptions` errors stand in the list instead.
+        """
+        count = len(sessions)
+        if len(actions) != count:
+            raise ValueError(f"{count} sessions and {len(actions)} turns: give one turn for each session.")
+        if not count:
+            return []
+        gather = Gather(count, self.loop.create_future())
+        for slot, (session, action) in enumerate(zip(sessions, actions, strict=True)):
+            if session._busy:
+                await session._free()
+            session._submit((action,) if type(action) is str else as_turn(action), None, gather, slot)
+        await gather.future
+        results = gather.results
+        if gather.failed and not return_exceptions:
+            raise next(result for result in results if isinstance(result, BaseException))
+        return results
+
+    async def reset(
+        self,
+        session: Session,
+        seed: int | None,
+        dynamics_seed: int | None,
+        options: Mapping[str, Any] | None,
+        want: Want | None,
+        limits: Limits | None,
+    ) -> Observation:
+        """See Session.reset."""
+
+        async def reset() -> Observation:
+            request = pb.ResetRequest(
+                seed=seed,
+                dynamics_seed=dynamics_seed,
+                options=_struct(options),
+                want=want.to_proto(state_key=self._keyed(session)) if want else None,
+                limits=limits.to_proto() if limits else None,
+            )
+            if session._moved and session.member and seed is not None and dynamics_seed is None:
+                request.dynamics_seed = await self._luck_of_member(session, request)
+
+            def build() -> pb.ResetRequest:
+                request.session_id, request.epoch = session._session_id, session._epoch
+                return request
+
+            try:
+                response: pb.ResetResponse = await self._ask(session, "reset", build, replay=False)
+            except BadArgument as error:
+                raise explain_options(error, self._spec_of(session), options) from None
+            if want:
+                session.want, session._show_key = want, want.state_key
+            session.instructions = response.instructions
+            session.limits = Limits.from_proto(response.limits)
+            session._start(response.session)
+            session._place(session._replica, response.session)
+            self._restart_log(session, request, response)
+            await self._checkpoint_all([session])
+            return session.observation
+
+        return await self._alone(session, reset)
+
+    async def render(self, session: Session, mode: str) -> str | bytes:
+        """See Session.render."""
+
+        async def render() -> str | bytes:
+            response: pb.RenderResponse = await self._ask(
+                session, "render", lambda: pb.RenderRequest(session_id=session._session_id, mode=mode)
+            )
+            return response.data.decode() if response.mime.startswith("text/") else response.data
+
+        return await self._alone(session, render)
+
+    async def fork(self, session: Session, count: int, reseed: bool, seeds: tuple[int, ...]) -> list[Session]:
+        """See Session.fork."""
+
+        async def fork() -> list[Session]:
+            response: pb.ForkResponse = await self._ask(
+                session,
+                "fork",
+                lambda: pb.ForkRequest(
+                    session_id=session._session_id,
+                    epoch=session._epoch,
+                    step_index=session._step_index,
+                    count=count,
+                    randomness=pb.FORK_RANDOMNESS_RESEED if reseed else pb.FORK_RANDOMNESS_KEEP,
+                    dynamics_seeds=seeds,
+                    key=new_key(),
+                ),
+            )
+            copies = []
+            for message in response.sessions:
+                history = session._history
+                if history is not None:
+                    first = (history.keys[-1], history.digests[-1])
+                    if reseed:
+                        # The reward of the last turn is not part of a copy's first reply.
+                        observed = digest_observation(message.observation)
+                        history = History(Reseeded(history.copy(), message.dynamics_seed), first[0], observed)
+                    else:
+                        history = history.copy()
+                copy = Session(
+                    self,
+                    session._replica,
+                    message,
+                    environment_id=session.environment_id,
+                    version=session.version,
+                    instructions=session.instructions,
+                    limits=session.limits,
+                    want=session.want,
+                    history=history,
+                    checkpoints=session._checkpoints,
+                )
+                if session.done:
+                    copy._last = session._last
+                copies.append(copy)
+            await self._checkpoint_all(copies)
+            return copies
+
+        return await self._alone(session, fork)
+
+    async def snapshot(self, session: Session) -> Snapshot:
+        """See Session.snapshot."""
+
+        async def snapshot() -> Snapshot:
+            response: pb.SnapshotResponse = await self._ask(
+                session, "snapshot", lambda: pb.SnapshotRequest(session_id=session._session_id)
+            )
+            return Snapshot.from_proto(response.snapshot)
+
+        return await self._alone(session, snapshot)
+
+    async def close_sessions(self, sessions: Iterable[Session]) -> None:
+        """Ends sessions, one call per server. One that cannot be reached lets them go when their leases run out."""
+        by_replica: dict[Replica, list[str]] = {}
+        for session in sessions:
+            if session.closed:
+                continue
+            if session._busy:
+                await session._free()
+            session.closed = True
+            session._replica.sessions.discard(session)
+            by_replica.setdefault(session._replica, []).append(session._session_id)
+        until = self.loop.time() + CLOSE_SECONDS
+        await asyncio.gather(
+            *(
+                _quiet(replica.call("close", pb.CloseRequest(session_ids=ids), until))
+                for replica, ids in by_replica.items()
+                if replica.ready
+            )
+        )
+
+    # --- recovery --------------------------------------------------------------------------------------------------
+
+    def refused(self, session: Session, error: StarpodError) -> None:
+        """The session's turn was not taken: waits, or brings the session back, and sends the turn again."""
+        self._spawn(self._mend(session, error))
+
+    async def _mend(self, session: Session, error: StarpodError) -> None:
+        trouble = session._trouble
+        if trouble is None or trouble.turn is not session._turn or trouble.step_index != session._step_index:
+            trouble = Trouble(session._turn, session._step_index, self.loop.time() + self._patience)
+            session._trouble = trouble
+        try:
+            if error.advice == "retry":
+                wait = max(error.retry_after, trouble.backoff.wait())
+                if self.loop.time() + wait > trouble.until:
+                    raise error
+                await asyncio.sleep(wait)
+            else:
+                await self._bring_back(session, error, trouble)
+                trouble.step_index = session._step_index
+            session._replica.submit(session)
+        except StarpodError as final:
+            session._fail(final)
+        except BaseException as bug:
+            session._fail(bug)
+            raise
+
+    async def _ask(self, session: Session, kind: str, build: Any, *, replay: bool = True) -> Any:
+        """A call on a session other than a turn, with recovery."""
+        trouble = Trouble((), 0, self.loop.time() + self._patience)
+        while True:
+            if session.closed:
+                raise RuntimeError("The session is closed: open another one.")
+            try:
+                return await session._replica.call(kind, build(), trouble.until)
+            except StarpodError as error:
+                await self._bring_back(session, error, trouble, replay=replay)
+
+    async def _bring_back(
+        self, session: Session, error: StarpodError, trouble: Trouble, *, replay: bool = True
+    ) -> None:
+        """Makes a lost session stand where it stood, on whatever server can. Raises what cannot be mended."""
+        if error.advice != "reopen":
+            raise error
+        history = session._history
+        if history is None:
+            raise SessionLost(
+                f"The session was lost and cannot be brought back ({self._why_not(session)}): {error}",
+                metadata=error.metadata,
+            ) from error
+        if isinstance(error, SessionLost):
+            trouble.losses += 1
+            if trouble.losses >= MAX_LOSSES:
+                raise error
+        environment_id, version = history.environment
+        while True:
+            if self.loop.time() > trouble.until:
+                raise error
+            replica, _ = await self._choose(environment_id, f"=={version}", trouble.until)
+            replica.placing += 1
+            try:
+                message = await rebuild(replica, history, trouble.until, replay=replay)
+            except StarpodError as failure:
+                if failure.advice == "give_up":
+                    raise
+                error = failure
+                await asyncio.sleep(trouble.backoff.wait())
+                continue
+            finally:
+                replica.placing -= 1
+            session._place(replica, message)
+            session._moved = True
+            session.recoveries += 1
+            self.recoveries += 1
+            if session._checkpoints:
+                session._show(message.observation)
+            return
+
+    def _why_not(self, session: Session) -> str:
+        if not self._recovery:
+            return "recovery is off"
+        return f"{session.environment_id} is not deterministic, and there is no snapshot to go on from"
+
+    async def _luck_of_member(self, session: Session, request: pb.ResetRequest) -> int:
+        """The dynamics seed that a reset of this seed gives the session's place in its group.
+
+        A session that was brought back stands alone, at place 0 of a group of its own; how places turn into luck is the
+        server's business, so we ask it.
+        """
+        assert session._history is not None
+        origin = session._history.root
+        if not isinstance(origin, Opened):
+            return session.dynamics_seed
+
+        def build() -> pb.OpenRequest:
+            return pb.OpenRequest(
+                environment_id=origin.environment_id,
+                version=f"=={origin.version}",
+                options=request.options if request.HasField("options") else origin.options,
+                seed=request.seed,
+                count=session.member + 1,
+                key=new_key(),
+            )
+
+        response: pb.OpenResponse = await self._ask(session, "open", build, replay=False)
+        ids = [message.session_id for message in response.sessions]
+        await _quiet(session._replica.call("close", pb.CloseRequest(session_ids=ids), self.loop.time() + CLOSE_SECONDS))
+        return response.sessions[session.member].dynamics_seed
+
+    def _restart_log(self, session: Session, request: pb.ResetRequest, response: pb.ResetResponse) -> None:
+        history = session._history
+        if history is None:
+            return
+        message, root = response.session, history.root
+        origin: Opened | Restarted
+        if isinstance(root, Opened):
+            origin = Opened(
+                root.environment_id,
+                root.version,
+                request.options if request.HasField("options") else root.options,
+                message.seed,
+                message.dynamics_seed,
+                response.limits,
+                request.want if request.HasField("want") else root.want,
+                root.lease_seconds,
+            )
+        else:
+            again = pb.ResetRequest()
+            if isinstance(history.origin, Restarted):
+                again.CopyFrom(history.origin.reset)
+            if request.HasField("options"):
+                again.options.CopyFrom(request.options)
+            if request.HasField("want"):
+                again.want.CopyFrom(request.want)
+            again.seed, again.dynamics_seed = message.seed, message.dynamics_seed
+            again.limits.CopyFrom(overrides(response.limits))
+            origin = Restarted(root, again)
+        digest = None if session._checkpoints else digest_observation(message.observation)
+        history.begin(origin, message.observation.state_key, digest)
+
+    def checkpoint(self, session: Session, transition: Transition, key: bytes, digest: int) -> None:
+        """Takes a snapshot before the turn's reply is handed on: what the caller has seen can be gone back to."""
+
+        async def checkpoint() -> None:
+            try:
+                await self._take_checkpoint(session)
+            except StarpodError as error:
+                if error.advice == "reopen":
+                    self.refused(session, error)
+                    return
+                logger.warning("%s cannot be checkpointed and will not be recovered: %s", session, error)
+                session._history, session._checkpoints = None, False
+            # The snapshot stands for the turn: nothing is left to replay.
+            history, session._history = session._history, None
+            session._finish(transition, key, digest)
+            session._history = history
+
+        self._spawn(checkpoint())
+
+    async def _take_checkpoint(self, session: Session) -> None:
+        history = session._history
+        assert history is not None
+        response: pb.SnapshotResponse = await session._replica.call(
+            "snapshot", pb.SnapshotRequest(session_id=session._session_id), self.loop.time() + self._patience
+        )
+        root = history.root
+        history.begin(Restored(response.snapshot, session.version, root.want, root.lease_seconds), b"", None)
+
+    async def _checkpoint_all(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            while session._checkpoints:
+                try:
+                    await self._take_checkpoint(session)
+                    break
+                except StarpodError as error:
+                    trouble = Trouble((), 0, self.loop.time() + self._patience)
+                    await self._bring_back(session, error, trouble)
+
+    # --- placement -------------------------------------------------------------------------------------------------
+
+    async def _choose(self, environment_id: str, version: str, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
+        """The least loaded server with the newest version that fits."""
+
+        def fits(spec: pb.EnvironmentSpec) -> bool:
+            return spec.id == environment_id and satisfies(spec.version, version)
+
+        try:
+            satisfies("0", version)
+        except ValueError as error:
+            raise BadArgument(str(error), violations=[("version", str(error))]) from None
+        found = await self._least_loaded(fits, until)
+        if found is not None:
+            return found
+        versions = [spec.version for spec in await self.describe() if spec.id == environment_id]
+        if versions:
+            raise unknown_version(environment_id, version, versions)
+        raise unknown_environment(environment_id, [spec.id for replica in self.replicas for spec in replica.specs])
+
+    async def _choose_for(self, snapshot: Snapshot, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
+        def fits(spec: pb.EnvironmentSpec) -> bool:
+            return spec.id == snapshot.environment_id and (
+                spec.version == snapshot.environment_version
+                or bool(spec.restores_versions and satisfies(snapshot.environment_version, spec.restores_versions))
+            )
+
+        found = await self._least_loaded(fits, until)
+        # None takes it: the server's own refusal says so best.
+        return found or await self._choose(snapshot.environment_id, "", until)
+
+    async def _least_loaded(self, fits: Any, until: float) -> tuple[Replica, pb.EnvironmentSpec] | None:
+        """Waits while servers that would fit are away. None if no server fits, here or away."""
+        asked = False
+        while True:
+            change = self._change
+            candidates = [(r, spec) for r in self.replicas for spec in r.specs if fits(spec)]
+            ready = [(r, spec) for r, spec in candidates if r.ready and not r.draining]
+            if ready:
+                newest = max(parse_version(spec.version) for _, spec in ready)
+                ready = [item for item in ready if parse_version(item[1].version) == newest]
+                return min(ready, key=lambda item: item[0].load)
+            if not asked:
+                asked = True
+                await self.describe()
+                continue
+            if not candidates and any(replica.ready for replica in self.replicas):
+                return None
+            left = until - self.loop.time()
+            if left <= 0:
+                raise self._nobody()
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await change.wait()
+            except TimeoutError:
+                asked = False
+
+    def _nobody(self) -> StarpodError:
+        reasons = "; ".join(
+            f"{r.address}: {r.error or ('draining' if r.draining else 'not ready')}" for r in self.replicas
+        )
+        kinds = {type(replica.error) for replica in self.replicas}
+        message = f"No server can be used ({reasons})."
+        kind = kinds.pop() if len(kinds) == 1 else Unreachable
+        return kind(message) if issubclass(kind, StarpodError) else Unreachable(message)
+
+    # --- members ---------------------------------------------------------------------------------------------------
+
+    async def _resolve(self) -> None:
+        for address in self.addresses:
+            target = address.removeprefix("dns:///")
+            if target == address:
+                self._add(address)
+                continue
+            host, port = split_address(target)
+            try:
+                found = await self.loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            except OSError as error:
+                if not self.replicas:
+                    raise Unreachable(f"{host} cannot be resolved: {error}") from None
+                continue
+            resolved = {
+                f"[{item[4][0]}]:{port}" if item[0] == socket.AF_INET6 else f"{item[4][0]}:{port}" for item in found
+            }
+            for member in sorted(resolved):
+                self._add(member, server_name=host)
+
+    def _add(self, address: str, server_name: str = "") -> None:
+        if any(replica.address == address for replica in self.replicas):
+            return
+        replica = Replica(
+            address,
+            self._transport,
+            server_name=server_name,
+            timeout=self._timeout,
+            grace=self._grace,
+            batches=self._batches_in_flight,
+            changed=self._changed,
+        )
+        self.replicas.append(replica)
+        replica.start()
+
+    def _changed(self) -> None:
+        """A server came or went: takes its siblings in, and wakes who waits for one."""
+        seen: dict[str, Replica] = {}
+        for replica in list(self.replicas):
+            twin = seen.setdefault(replica.instance_id, replica) if replica.ready else replica
+            if twin is not replica and not replica.sessions:
+                # Another name for a server that we have.
+                self.replicas.remove(replica)
+                self._spawn(replica.close())
+            elif self._discover and replica.ready and replica.description:
+                host, _ = split_address(replica.address)
+                for endpoint in replica.description.endpoints:
+                    self._add(join_endpoint(endpoint, host))
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _tend(self) -> None:
+        """Asks how servers are, renews leases, resolves names again."""
+        last_renewal = last_resolution = self.loop.time()
+        while True:
+            await asyncio.sleep(min(self._health_seconds, self._renew_seconds / 2))
+            ready = [replica for replica in self.replicas if replica.ready]
+            now = self.loop.time()
+            if now - last_renewal >= self._renew_seconds / 2:
+                last_renewal = now
+                for replica in ready:
+                    ids = [session._session_id for session in replica.sessions]
+                    if ids:
+                        self._spawn(
+                            _quiet(replica.call("renew", pb.RenewRequest(session_ids=ids), now + self._timeout))
+                        )
+            if now - last_resolution >= RESOLVE_SECONDS:
+                last_resolution = now
+                await self._resolve()
+            await asyncio.gather(*(_quiet(replica.describe()) for replica in ready))
+            self._changed()
+
+    # --- small parts -----------------------------------------------------------------------------------------------
+
+    def _session(
+        self,
+        replica: Replica,
+        spec: pb.EnvironmentSpec,
+        message: pb.Session,
+        response: pb.OpenResponse | pb.RestoreResponse,
+        want: Want,
+        origin: Opened | Restored,
+    ) -> Session:
+        deterministic = spec.capabilities.deterministic
+        checkpoints = self._recovery and not deterministic and self._checkpoints and spec.capabilities.snapshot
+        history = None
+        if self._recovery and (deterministic or checkpoints):
+            digest = None if checkpoints else digest_observation(message.observation)
+            history = History(origin, message.observation.state_key, digest)
+        return Session(
+            self,
+            replica,
+            message,
+            environment_id=spec.id,
+            version=response.environment_version,
+            instructions=response.instructions,
+            limits=Limits.from_proto(response.limits),
+            want=want,
+            history=history,
+            checkpoints=checkpoints,
+        )
+
+    def _keyed(self, session: Session) -> bool:
+        return session._history is not None and session._history.root.want.state_key
+
+    def _spec_of(self, session: Session) -> pb.EnvironmentSpec:
+        for spec in session._replica.specs:
+            if (spec.id, spec.version) == (session.environment_id, session.version):
+                return spec
+        return pb.EnvironmentSpec(id=session.environment_id)
+
+    def _lease(self, seconds: float) -> None:
+        if seconds > 0:
+            self._renew_seconds = min(self._renew_seconds, seconds / 3)
+
+    async def _alone(self, session: Session, work: Any) -> Any:
+        """Runs a call when no other is in flight on the session. If the caller is cancelled it still runs to its end:
+        the session has to know what the server did."""
+
+        async def run() -> Any:
+            await session._acquire()
+            try:
+                return await work()
+            finally:
+                session._release()
+
+        return await asyncio.shield(self._spawn(run()))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _quiet(call: Awaitable[Any]) -> None:
+    """For calls whose failure changes nothing."""
+    try:
+        await call
+    except StarpodError as error:
+        logger.debug("ignored: %s", error)
+
+
+def _struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:
+    if options is None:
+        return None
+    struct = struct_pb2.Struct()
+    try:
+        struct.update(dict(options))
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"Options must be JSON values: {error}", violations=[("options", str(error))]) from None
+    return struct

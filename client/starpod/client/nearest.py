@@ -1,0 +1,59 @@
+"""Errors that tell what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from starpod.client.errors import BadArgument, UnknownEnvironment, UnknownVersion
+from starpod.v1 import environment_pb2 as pb
+
+
+def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEnvironment:
+    """No server of the fleet hosts it."""
+    names = sorted(set(hosted))
+    nearest = difflib.get_close_matches(environment_id, names, n=3, cutoff=0.5)
+    # A name without its version is the commonest slip.
+    nearest = [name for name in names if name.rpartition("-v")[0] == environment_id] or nearest
+    hint = f"did you mean {', '.join(nearest)}?" if nearest else f"there are {', '.join(names) or 'none'}."
+    return UnknownEnvironment(
+        f"No environment {environment_id!r} is hosted: {hint}",
+        metadata={"advice": "give_up", "nearest": ",".join(nearest)},
+    )
+
+
+def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> UnknownVersion:
+    """The environment is hosted, but in no version that fits."""
+    available = ",".join(hosted)
+    return UnknownVersion(
+        f"No hosted version of {environment_id} fits {wanted!r}: there are {available}.",
+        metadata={"advice": "give_up", "available": available},
+    )
+
+
+def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mapping[str, Any] | None) -> BadArgument:
+    """The same error, with the names that were probably meant and the options that there are."""
+    schema: dict[str, Any] = json.loads(spec.options_schema_json) if spec.options_schema_json else {}
+    known: dict[str, Any] = schema.get("properties", {})
+    lines = [error.message]
+    for name in options or {}:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+        lines.append(f"{spec.id} has no option {name!r}{f': did you mean {chr(44).join(near)}?' if near else '.'}")
+    if options:
+        lines.append(f"Options of {spec.id}: {'; '.join(map(_describe, known.items())) or 'none'}.")
+    explained = BadArgument(
+        "\n".join(lines), code=error.code, reason=error.reason, metadata=error.metadata, violations=error.violations
+    )
+    explained.options_schema = schema
+    return explained
+
+
+def _describe(option: tuple[str, Any]) -> str:
+    name, schema = option
+    kind = "|".join(map(json.dumps, schema["enum"])) if "enum" in schema else schema.get("type", "any")
+    default = f" = {json.dumps(schema['default'])}" if "default" in schema else ""
+    return f"{name}: {kind}{default}"

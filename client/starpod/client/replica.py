@@ -1,0 +1,586 @@
+"""One server address: its connection, its one Stream, and the calls that travel on it.
+
+Calls that are ready accumulate while enough batches are in flight, then go out as one message. Whatever has no reply
+when the connection breaks is asked again, unchanged, once the same server is back; if it is not, the fleet is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from itertools import chain, pairwise, repeat
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+import grpc
+from google.protobuf.message import Message
+
+from starpod.client.errors import (
+    ServerBug,
+    StarpodError,
+    TooLarge,
+    Unreachable,
+    Unsupported,
+    from_rpc,
+    from_status,
+)
+from starpod.client.observation import EndReason, Transition
+from starpod.client.transport import Backoff, Transport
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1 import environment_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from starpod.client.session import Session
+
+PROTOCOL_MAJOR = "1"
+MAX_ROWS = 1024
+# Below this many ready steps one message is cheaper than two that overlap with the server's work.
+SPLIT_ROWS = 48
+# A batch whose calls are all slow stops holding up others after this many seconds.
+HOLD_SECONDS = 0.01
+DESCRIBE_SECONDS = 5.0
+
+_METHODS = {
+    "open": "Open",
+    "reset": "Reset",
+    "step": "Step",
+    "render": "Render",
+    "fork": "Fork",
+    "snapshot": "Snapshot",
+    "restore": "Restore",
+    "renew": "Renew",
+    "close": "Close",
+}
+_SUCCESS = (None, False, True)
+_ENDS = tuple(EndReason)
+
+logger = logging.getLogger("starpod.client")
+
+
+class Entry(Protocol):
+    """Something that is asked of a server: a turn (the Session itself) or any other call (a Request)."""
+
+    def _encode(self) -> tuple[str, Any]: ...
+    def _answer(self, kind: str, response: Any) -> None: ...
+    def _refuse(self, error: StarpodError) -> None: ...
+
+
+class Request:
+    """One call other than a turn, with the future of its reply."""
+
+    __slots__ = ("future", "kind", "message")
+
+    def __init__(self, kind: str, message: Message, future: asyncio.Future[Any]) -> None:
+        self.kind = kind
+        self.message = message
+        self.future = future
+
+    def _encode(self) -> tuple[str, Message]:
+        return self.kind, self.message
+
+    def _answer(self, kind: str, response: Any) -> None:
+        if self.future.done():
+            return
+        if kind == self.kind:
+            self.future.set_result(response)
+        else:
+            self.future.set_exception(ServerBug(f"The server answered a {self.kind} call with {kind or 'nothing'}."))
+
+    def _refuse(self, error: StarpodError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Replica:
+    """A server of the fleet.
+
+    address: as this client reaches it.
+    sessions: those of this client that live there.
+    description: what it last said of itself; None until it was reached.
+    ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
+    error: why it is not ready.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        transport: Transport,
+        *,
+        server_name: str = "",
+        timeout: float,
+        grace: float,
+        batches: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.sessions: WeakSet[Session] = WeakSet()
+        self.description: pb.DescribeResponse | None = None
+        self.ready = False
+        self.lost = False
+        self.tried = False
+        self.error: StarpodError | None = None
+        self.placing = 0
+        self.messages_sent = 0
+        self.reconnects = 0
+        self._counted = 0
+        self._transport = transport
+        self._server_name = server_name
+        self._timeout = timeout
+        self._grace = grace
+        self._batches_allowed = batches
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._backoff = Backoff()
+        self._down_since = self._loop.time()
+        self._unary = False
+        self._stream_refused = False
+        self._columns = False
+        self._calls_allowed = 0
+        self._bytes_allowed = transport.max_message_bytes
+        self._steps: list[Session] = []
+        self._calls: deque[Entry] = deque()
+        self._pending: dict[int, Entry] = {}
+        self._next_id = 1
+        # (first id, last id, when it was sent) of the messages that have no reply yet.
+        self._batches: deque[tuple[int, int, float]] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._broken = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stub: Any = None
+        self._channel: grpc.aio.Channel | None = None
+
+    def __repr__(self) -> str:
+        state = "ready" if self.ready else f"not ready: {self.error}"
+        return f"Replica({self.address}, {len(self.sessions)} sessions, {state})"
+
+    # --- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def instance_id(self) -> str:
+        return self.description.instance_id if self.description else ""
+
+    @property
+    def draining(self) -> bool:
+        return self.description.draining if self.description else False
+
+    @property
+    def specs(self) -> list[pb.EnvironmentSpec]:
+        return list(self.description.environments) if self.description else []
+
+    @property
+    def load(self) -> int:
+        """Sessions alive there: what it last reported, and what we have added or taken away since."""
+        reported = self.description.live_sessions if self.description else 0
+        return reported + len(self.sessions) + self.placing - self._counted
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def submit(self, session: Session) -> None:
+        """Sends the session's turn with the next message. The session is told what becomes of it."""
+        if session._plain and self._columns and not self.lost:
+            self._steps.append(session)
+            wake = self._wake
+            if wake is not None and not wake.done():
+                wake.set_result(None)
+        else:
+            self._queue(session)
+
+    async def call(self, kind: str, message: Message, until: float) -> Any:
+        """The response to one call; retried where that helps, up to the loop time `until`.
+
+        Raises StarpodError; where its advice is "reopen", another replica may do better.
+        """
+        backoff = Backoff()
+        while True:
+            future: asyncio.Future[Any] = self._loop.create_future()
+            self._queue(Request(kind, message, future))
+            try:
+                return await future
+            except StarpodError as error:
+                wait = (error.retry_after * random.uniform(1.0, 1.5)) or backoff.wait()
+                if error.advice != "retry" or self._loop.time() + wait > until:
+                    raise
+                await asyncio.sleep(wait)
+
+    def _queue(self, entry: Entry) -> None:
+        if self.lost:
+            self._loop.call_soon(entry._refuse, self._gone())
+        elif self._unary and self.ready:
+            self._spawn(self._ask(entry))
+        else:
+            self._calls.append(entry)
+            self._poke()
+
+    def _gone(self) -> Unreachable:
+        return Unreachable(f"No server at {self.address}: {self.error or 'not reached yet'}")
+
+    async def describe(self) -> pb.DescribeResponse:
+        """Asks the server anew what it is. Raises StarpodError."""
+        if self._stub is None:
+            raise self._gone()
+        try:
+            response: pb.DescribeResponse = await self._stub.Describe(
+                pb.DescribeRequest(), timeout=DESCRIBE_SECONDS, metadata=self._transport.metadata()
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        if response.instance_id == self.instance_id:
+            self._adopt(response)
+        return response
+
+    # --- the connection --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._spawn(self._run())
+
+    async def close(self) -> None:
+        """Closes the connection. Calls in flight fail."""
+        self.ready, self.lost = False, True
+        self.error = Unreachable("The fleet is closed.")
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._abandon(self._gone())
+        await self._disconnect()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._connect()
+                self.reconnects += 1
+                await (self._broken.wait() if self._unary else self._pump())
+            except StarpodError as error:
+                self.error = error
+                if self.ready and isinstance(error, Unsupported):
+                    # It said that it has a Stream and it has not: ask one by one.
+                    self._stream_refused = True
+            except OSError as error:
+                self.error = Unreachable(str(error))
+            except Exception as error:
+                logger.exception("The connection to %s failed.", self.address)
+                self.error = ServerBug(f"The connection to {self.address} failed: {error!r}")
+            now = self._loop.time()
+            if self.ready:
+                self.ready = False
+                self._down_since = now
+                self._changed()
+            elif not self.lost and (self.description is None or now - self._down_since >= self._grace):
+                self.lost = self.tried = True
+                self._abandon(self._gone())
+                self._changed()
+            await self._disconnect()
+            await asyncio.sleep(self._backoff.wait())
+
+    async def _connect(self) -> None:
+        self._channel = self._transport.channel(self.address, self._server_name)
+        self._stub = pb_grpc.EnvironmentServiceStub(self._channel)
+        try:
+            response = await self._stub.Describe(
+                pb.DescribeRequest(), timeout=DESCRIBE_SECONDS, metadata=self._transport.metadata()
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        if response.protocol_version.partition(".")[0] != PROTOCOL_MAJOR:
+            raise Unsupported(
+                f"{self.address} speaks version {response.protocol_version or '?'} of the protocol, this client"
+                f" {PROTOCOL_MAJOR}: use releases that match."
+            )
+        if self.description is not None and response.instance_id != self.instance_id:
+            self._abandon(Unreachable(f"The server at {self.address} was restarted: its sessions are gone."))
+        self._adopt(response)
+        self._unary = self._stream_refused or not response.capabilities.stream
+        self._columns = response.capabilities.step_columns and not self._unary
+        limits = response.limits
+        self._calls_allowed = limits.max_calls_in_flight
+        self._bytes_allowed = min(self._transport.max_message_bytes, limits.max_message_bytes or 1 << 62)
+        self._broken.clear()
+        self._resume()
+        self.ready, self.lost, self.tried, self.error = True, False, True, None
+        if self._unary:
+            self._backoff.reset()
+            while self._calls:
+                self._spawn(self._ask(self._calls.popleft()))
+        self._changed()
+
+    async def _disconnect(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    def _adopt(self, description: pb.DescribeResponse) -> None:
+        self.description = description
+        self._counted = len(self.sessions)
+
+    def _resume(self) -> None:
+        """All that has no reply is asked again, unchanged: the server has kept the replies to what it did."""
+        entries = [*self._pending.values(), *self._steps]
+        self._pending.clear()
+        self._batches.clear()
+        self._steps.clear()
+        for entry in entries:
+            if self._columns and not isinstance(entry, Request) and entry._plain:  # type: ignore[attr-defined]
+                self._steps.append(entry)  # type: ignore[arg-type]
+            else:
+                self._calls.append(entry)
+
+    def _abandon(self, error: StarpodError) -> None:
+        """Nothing that was asked will be answered here."""
+        entries = [*self._pending.values(), *self._steps, *self._calls]
+        self._pending.clear()
+        self._batches.clear()
+        self._steps.clear()
+        self._calls.clear()
+        for entry in entries:
+            entry._refuse(error)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- unary -----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, entry: Entry) -> None:
+        call_id, self._next_id = self._next_id, self._next_id + 1
+        self._pending[call_id] = entry
+        kind, message = entry._encode()
+        method = getattr(self._stub, _METHODS[kind])
+        try:
+            response = await method(message, timeout=self._timeout, metadata=self._transport.metadata())
+        except grpc.aio.AioRpcError as rpc_error:
+            error = from_rpc(rpc_error)
+            if isinstance(error, Unreachable):
+                self._broken.set()
+            elif self._pending.pop(call_id, None) is not None:
+                entry._refuse(error)
+            return
+        if self._pending.pop(call_id, None) is not None:
+            entry._answer(kind, response)
+
+    # --- the stream ------------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        stream = self._stub.Stream(metadata=self._transport.metadata())
+        helpers = [self._spawn(self._write(stream)), self._spawn(self._repeat_overdue())]
+        try:
+            while True:
+                message = await stream.read()
+                if message is grpc.aio.EOF:
+                    break
+                self._backoff.reset()
+                self._take(message)
+            code = await stream.code()
+            if code is not grpc.StatusCode.OK:
+                raise Unreachable(await stream.details() or code.name, code=code)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            for task in helpers:
+                task.cancel()
+            stream.cancel()
+
+    async def _write(self, stream: Any) -> None:
+        try:
+            while True:
+                if not self._steps and not self._calls:
+                    await self._rest(None)
+                elif self._calls_allowed and len(self._pending) >= self._calls_allowed:
+                    await self._rest(HOLD_SECONDS)
+                elif len(self._batches) >= self._batches_allowed:
+                    hold = self._batches[0][2] + HOLD_SECONDS - self._loop.time()
+                    if hold > 0:
+                        await self._rest(hold)
+                    else:
+                        self._batches.popleft()
+                else:
+                    message = self._collect()
+                    self.messages_sent += 1
+                    await stream.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The stream is over; its reader hears of that too, and why.
+            return
+
+    async def _rest(self, seconds: float | None) -> None:
+        self._wake = wake = self._loop.create_future()
+        timer = None if seconds is None else self._loop.call_later(seconds, self._poke)
+        try:
+            await wake
+        finally:
+            self._wake = None
+            if timer is not None:
+                timer.cancel()
+
+    def _poke(self) -> None:
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    def _collect(self) -> pb.StreamRequest:
+        """The next message: what is ready, as far as the limits of the server let it."""
+        request = pb.StreamRequest()
+        first = self._next_id
+        room = MAX_ROWS
+        if self._calls_allowed:
+            room = min(room, self._calls_allowed - len(self._pending))
+        if self._calls:
+            room -= self._collect_calls(request, room)
+        steps = self._steps
+        if steps and room:
+            count = min(len(steps), room)
+            # Two messages that overlap: the server works on one while the replies to the other are read.
+            if not self._batches and count >= SPLIT_ROWS:
+                count = (count + 1) // 2
+            self._collect_steps(request, count)
+        if self._next_id > first:
+            self._batches.append((first, self._next_id - 1, self._loop.time()))
+        return request
+
+    def _collect_calls(self, request: pb.StreamRequest, room: int) -> int:
+        size = count = 0
+        while self._calls and count < room and size < self._bytes_allowed // 2:
+            entry = self._calls.popleft()
+            kind, message = entry._encode()
+            bytes_ = message.ByteSize()
+            if bytes_ + 256 > self._bytes_allowed:
+                entry._refuse(self._too_large(bytes_))
+                continue
+            if size and size + bytes_ > self._bytes_allowed // 2:
+                self._calls.appendleft(entry)
+                break
+            size += bytes_
+            count += 1
+            call = request.calls.add(call_id=self._next_id)
+            getattr(call, kind).CopyFrom(message)
+            self._pending[self._next_id] = entry
+            self._next_id += 1
+        return count
+
+    def _collect_steps(self, request: pb.StreamRequest, count: int) -> None:
+        sessions = self._steps[:count]
+        turns = [session._turn for session in sessions]
+        counts = list(map(len, turns))
+        if counts.count(1) == count:
+            actions = [turn[0] for turn in turns]
+            counts = []
+        else:
+            actions = list(chain.from_iterable(turns))
+        # A character is at most four bytes; the calls of this message may have used the other half.
+        if sum(map(len, actions)) * 4 + count * 128 > self._bytes_allowed // 2:  # type: ignore[arg-type]
+            if count > 1:
+                self._collect_steps(request, count // 2)
+                return
+            size = sum(len(action.encode()) for action in actions)  # type: ignore[union-attr]
+            del self._steps[:1]
+            if size + 512 > self._bytes_allowed:
+                sessions[0]._refuse(self._too_large(size))
+            else:
+                # Alone in the next message.
+                self._calls.append(sessions[0])
+            return
+        del self._steps[:count]
+        first = self._next_id
+        self._next_id = first + count
+        ids = range(first, first + count)
+        self._pending.update(zip(ids, sessions, strict=True))
+        columns = request.steps
+        columns.call_ids.extend(ids)
+        columns.session_ids.extend([session._session_id for session in sessions])
+        columns.epochs.extend([session._epoch for session in sessions])
+        columns.step_indices.extend([session._step_index for session in sessions])
+        columns.action_counts.extend(counts)
+        columns.actions.extend(actions)  # type: ignore[arg-type]
+
+    def _too_large(self, size: int) -> TooLarge:
+        return TooLarge(
+            f"The call has {size} bytes, {self.address} takes {self._bytes_allowed} in one message.",
+            metadata={"limit": "max_message_bytes"},
+        )
+
+    def _take(self, message: pb.StreamResponse) -> None:
+        """Hands the replies of one message to those who wait for them. A reply to an unknown id is a late duplicate."""
+        if message.HasField("transitions"):
+            columns = message.transitions
+            if columns.call_ids:
+                self._take_columns(columns)
+                self._free_batch(columns.call_ids[0])
+        for reply in message.replies:
+            self._free_batch(reply.call_id)
+            entry = self._pending.pop(reply.call_id, None)
+            if entry is None:
+                continue
+            kind = reply.WhichOneof("response") or ""
+            if kind == "error":
+                entry._refuse(from_status(reply.error))
+            else:
+                entry._answer(kind, getattr(reply, kind) if kind else None)
+        self._poke()
+
+    def _take_columns(self, columns: pb.TransitionColumns) -> None:
+        call_ids = columns.call_ids
+        count = len(call_ids)
+        pop: Callable[[int, None], Any] = self._pending.pop
+        none, transition = EndReason.NONE, Transition
+        keys = columns.state_keys or repeat(b"", count)
+        flags: Any = columns.outcome_flags
+        outcome_rewards: Any = columns.outcome_rewards
+        if columns.outcome_counts:
+            ends = [0]
+            for outcome_count in columns.outcome_counts:
+                ends.append(ends[-1] + outcome_count)
+            slices = [slice(start, end) for start, end in pairwise(ends)]
+            flags = [tuple(flags[part]) for part in slices]
+            outcome_rewards = (
+                [tuple(outcome_rewards[part]) for part in slices] if outcome_rewards else repeat((), count)
+            )
+        else:
+            outcome_rewards = [(reward,) for reward in outcome_rewards] if outcome_rewards else repeat((), count)
+        rows = zip(call_ids, columns.texts, columns.rewards, keys, flags, outcome_rewards, strict=True)
+        if not columns.ended_rows:
+            for call_id, text, reward, key, flag, rewards in rows:
+                session = pop(call_id, None)
+                if session is not None:
+                    shown = key if session._show_key else b""
+                    session._settle(
+                        transition(text, reward, flag, rewards, shown, none, None, None), key, hash((text, reward))
+                    )
+            return
+        over = dict(
+            zip(
+                columns.ended_rows,
+                zip(columns.end_reasons, columns.end_successes, strict=True),
+                strict=True,
+            )
+        )
+        for row, (call_id, text, reward, key, flag, rewards) in enumerate(rows):
+            session = pop(call_id, None)
+            if session is None:
+                continue
+            end = over.get(row)
+            end_reason, success = (none, None) if end is None else (_ENDS[end[0]], _SUCCESS[end[1]])
+            shown = key if session._show_key else b""
+            session._settle(
+                transition(text, reward, flag, rewards, shown, end_reason, success, None), key, hash((text, reward))
+            )
+
+    def _free_batch(self, call_id: int) -> None:
+        for batch in self._batches:
+            if batch[0] <= call_id <= batch[1]:
+                self._batches.remove(batch)
+                return
+
+    async def _repeat_overdue(self) -> None:
+        """Asks again what has had no reply for the timeout: the server has finished it, or still will, just once."""
+        older = newer = 0
+        while True:
+            await asyncio.sleep(self._timeout / 2)
+            overdue = [call_id for call_id in self._pending if call_id < older]
+            for call_id in overdue:
+                self._calls.append(self._pending.pop(call_id))
+            if overdue:
+                self._poke()
+            older, newer = newer, self._next_id

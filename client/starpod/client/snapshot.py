@@ -1,0 +1,40 @@
+"""A session's state that can travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starpod.v1 import environment_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole state of a session: `Fleet.restore` goes on from it, on any server with a compatible version.
+
+    state: opaque. digest: SHA-256 of environment_id, NUL, environment_version, NUL, state.
+    """
+
+    environment_id: str
+    environment_version: str
+    state: bytes
+    digest: bytes
+
+    @classmethod
+    def from_proto(cls, snapshot: pb.SessionSnapshot) -> Snapshot:
+        return cls(snapshot.environment_id, snapshot.environment_version, snapshot.state, snapshot.digest)
+
+    def to_proto(self) -> pb.SessionSnapshot:
+        return pb.SessionSnapshot(
+            environment_id=self.environment_id,
+            environment_version=self.environment_version,
+            state=self.state,
+            digest=self.digest,
+        )
+
+    def to_bytes(self) -> bytes:
+        """For a file; `from_bytes` reads it."""
+        return self.to_proto().SerializeToString()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Snapshot:
+        return cls.from_proto(pb.SessionSnapshot.FromString(data))

@@ -1,0 +1,215 @@
+"""The fleet for programs without an event loop: the same calls, blocking, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+from starpod.client.fleet import Fleet
+from starpod.client.observation import Action, EndReason, Limits, Observation, Transition, Want
+from starpod.client.session import Session
+from starpod.client.snapshot import Snapshot
+from starpod.v1 import environment_pb2 as pb
+
+T = TypeVar("T")
+
+
+class SyncFleet:
+    """A `Fleet` on an event loop in a thread of its own. Takes the same arguments. Any thread may call it.
+
+    with SyncFleet("127.0.0.1:50051") as fleet:
+        (session,) = fleet.open("bandit-v1", seed=1)
+        transition = session.step("Phoenix")
+    """
+
+    def __init__(self, addresses: str | Sequence[str], **options: Any) -> None:
+        self.fleet = Fleet(addresses, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="starpod-fleet", daemon=True)
+        self._closed = False
+        self._closing = threading.Lock()
+        self._thread.start()
+        try:
+            self._run(self.fleet.start())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all sessions and connections. Harmless to repeat."""
+        with self._closing:
+            if not self._closed:
+                self._run(self.fleet.close())
+                self._stop()
+
+    def describe(self) -> list[pb.EnvironmentSpec]:
+        """See Fleet.describe."""
+        return self._run(self.fleet.describe())
+
+    def open(
+        self,
+        environment_id: str,
+        *,
+        seed: int | None = None,
+        dynamics_seed: int | None = None,
+        count: int = 1,
+        options: Mapping[str, Any] | None = None,
+        want: Want | None = None,
+        limits: Limits | None = None,
+        version: str = "",
+        lease_seconds: float = 0.0,
+    ) -> list[SyncSession]:
+        """See Fleet.open."""
+        sessions = self._run(
+            self.fleet.open(
+                environment_id,
+                seed=seed,
+                dynamics_seed=dynamics_seed,
+                count=count,
+                options=options,
+                want=want,
+                limits=limits,
+                version=version,
+                lease_seconds=lease_seconds,
+            )
+        )
+        return [SyncSession(self, session) for session in sessions]
+
+    def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> SyncSession:
+        """See Fleet.restore."""
+        return SyncSession(self, self._run(self.fleet.restore(snapshot, want=want, lease_seconds=lease_seconds)))
+
+    def step_many(
+        self, sessions: Sequence[SyncSession], actions: Sequence[Action | Iterable[Action]]
+    ) -> list[Transition]:
+        """See Fleet.step_many."""
+        return self._run(self.fleet.step_many([session.session for session in sessions], actions))
+
+    def reset_many(
+        self,
+        sessions: Sequence[SyncSession],
+        seeds: Sequence[int | None],
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Observation]:
+        """A new episode in each session, together: the first observations in their order."""
+
+        async def reset() -> list[Observation]:
+            return await asyncio.gather(
+                *(
+                    session.session.reset(seed=seed, options=options)
+                    for session, seed in zip(sessions, seeds, strict=True)
+                )
+            )
+
+        return self._run(reset())
+
+    def close_sessions(self, sessions: Iterable[SyncSession]) -> None:
+        """Ends sessions, one call per server."""
+        self._run(self.fleet.close_sessions([session.session for session in sessions]))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            coroutine.close()
+            raise RuntimeError("The fleet is closed: make another one.")
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError(
+                "A blocking call inside the fleet's own event loop would wait for itself: use Fleet there."
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C in the caller's thread must not leave the call running.
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class SyncSession:
+    """A `Session` whose calls block. What it knows of itself is read through `session`."""
+
+    __slots__ = ("_fleet", "session")
+
+    def __init__(self, fleet: SyncFleet, session: Session) -> None:
+        self._fleet = fleet
+        self.session = session
+
+    def __repr__(self) -> str:
+        return f"Sync{self.session!r}"
+
+    @property
+    def observation(self) -> Observation:
+        """What the agent sees now."""
+        return self.session.observation
+
+    @property
+    def instructions(self) -> str:
+        """For the agent, with the options in force."""
+        return self.session.instructions
+
+    @property
+    def seed(self) -> int:
+        return self.session.seed
+
+    @property
+    def dynamics_seed(self) -> int:
+        return self.session.dynamics_seed
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        return self.session.done
+
+    @property
+    def end_reason(self) -> EndReason:
+        """Why the episode is over; NONE while it is not."""
+        return self.session.end_reason
+
+    def step(self, actions: Action | Iterable[Action], *, want: Want | None = None) -> Transition:
+        """See Session.step."""
+        return self._fleet._run(self.session.step(actions, want=want))
+
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        dynamics_seed: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        want: Want | None = None,
+        limits: Limits | None = None,
+    ) -> Observation:
+        """See Session.reset."""
+        return self._fleet._run(
+            self.session.reset(seed=seed, dynamics_seed=dynamics_seed, options=options, want=want, limits=limits)
+        )
+
+    def render(self, mode: str = "text") -> str | bytes:
+        """See Session.render."""
+        return self._fleet._run(self.session.render(mode))
+
+    def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[SyncSession]:
+        """See Session.fork."""
+        copies = self._fleet._run(self.session.fork(count, reseed=reseed, dynamics_seeds=dynamics_seeds))
+        return [SyncSession(self._fleet, copy) for copy in copies]
+
+    def snapshot(self) -> Snapshot:
+        """See Session.snapshot."""
+        return self._fleet._run(self.session.snapshot())
+
+    def close(self) -> None:
+        """See Session.close."""
+        self._fleet._run(self.session.close())
