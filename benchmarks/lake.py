@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from starpod.env_server.environment import Limits
 from starpod.env_server.environments.frozen_lake import FrozenLake
 from starpod.env_server.episode import Episode
-from starpod.env_server.environment import Limits
 
 ENVIRONMENT = "frozen_lake-v1"
 OPTIONS: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}

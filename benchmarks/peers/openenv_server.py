@@ -52,7 +52,7 @@ class LakeEnvironment(Environment[LakeAction, LakeObservation, State]):
             text=str(transition.observation.parts), reward=transition.reward, done=bool(transition.end_reason)
         )
 
-    async def step_async(self, action: LakeAction, timeout_s: float | None = None, **options: Any) -> LakeObservation:
+    async def step_async(self, action: LakeAction, **options: Any) -> LakeObservation:
         return self.step(action)
 
     @property

@@ -32,6 +32,8 @@ class Game:
     transition: pb.Transition | None
     turns: list[list[pb.Action]]
     reward: float
+    _epoch: int
+    _step_index: int
 
     def __init__(
         self, stub: EnvironmentServiceStub, spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None
@@ -133,8 +135,8 @@ class Game:
 
     def _start(self, session: pb.Session) -> None:
         self._session_id = session.session_id
-        self._epoch: int = session.epoch
-        self._step_index: int = session.step_index
+        self._epoch = session.epoch
+        self._step_index = session.step_index
         self._seed = session.seed
         self._dynamics_seed = session.dynamics_seed
         self.observation = session.observation

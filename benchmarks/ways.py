@@ -1,0 +1,243 @@
+"""The ways in which the benchmark steps the lake: in this process, over Starpod's wire, and over the peers' wires."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from time import perf_counter
+
+import grpc
+
+from benchmarks.lake import ENVIRONMENT, OPTIONS, WALK, new_episode
+from benchmarks.measure import Measurement, Player, check, drive, summarise
+from starpod.client import Fleet, Limits, Session
+from starpod.env_server.episode import Want
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+
+Run = Callable[[float], Awaitable[Measurement]]
+"""Steps all sessions for that many seconds."""
+
+UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """server: what `address` must serve: starpod, openenv, dm_env_rpc, or none. open: readies that many sessions."""
+
+    name: str
+    server: str
+    open: Callable[[str, int], AbstractAsyncContextManager[Run]]
+
+
+# --- in process --------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One loop over all episodes, in this process: what there is to lose."""
+    episodes = [new_episode() for _ in range(sessions)]
+    nothing = Want()
+
+    async def run(seconds: float) -> Measurement:
+        for episode in episodes:
+            episode.reset(0, 0)
+        waits: list[float] = []
+        steps = 0
+        start = perf_counter()
+        while perf_counter() - start < seconds:
+            for place, action in enumerate(WALK, 1):
+                before = perf_counter()
+                actions = [action]
+                transitions = [episode.turn(actions, nothing) for episode in episodes]
+                waits.append((perf_counter() - before) / sessions)
+                steps += sessions
+                check(place, transitions[-1].reward, bool(transitions[-1].end_reason))
+            for episode in episodes:
+                episode.reset(0, 0)
+        return summarise(steps, perf_counter() - start, waits)
+
+    yield run
+
+
+# --- Starpod -----------------------------------------------------------------------------------------------------
+
+
+class UnaryPlayer:
+    """A session stepped with one call per step."""
+
+    def __init__(self, stub: EnvironmentServiceStub, session: pb.Session) -> None:
+        self._stub = stub
+        self._id = session.session_id
+        self._epoch, self._index = session.epoch, session.step_index
+
+    async def step(self, action: str) -> tuple[float, bool]:
+        request = pb.StepRequest(
+            session_id=self._id, epoch=self._epoch, step_index=self._index, actions=[pb.Action(text=action)]
+        )
+        response = await self._stub.Step(request)
+        self._index = response.next_step_index
+        transition = response.transition
+        return transition.reward, transition.terminated or transition.truncated
+
+    async def reset(self) -> None:
+        response = await self._stub.Reset(pb.ResetRequest(session_id=self._id, epoch=self._epoch, seed=0))
+        self._epoch, self._index = response.session.epoch, response.session.step_index
+
+
+class SessionPlayer:
+    """A session of a fleet."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def step(self, action: str) -> tuple[float, bool]:
+        transition = await self._session.step(action)
+        return transition.reward, transition.done
+
+    async def reset(self) -> None:
+        await self._session.reset(seed=0)
+
+
+@contextlib.asynccontextmanager
+async def open_unary(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One unary call per step, one coroutine per session."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        opened = await _open(stub, sessions)
+        players = [UnaryPlayer(stub, session) for session in opened]
+        yield lambda seconds: drive(players, seconds)
+        await stub.Close(pb.CloseRequest(session_ids=[session.session_id for session in opened]))
+
+
+@contextlib.asynccontextmanager
+async def open_stream_calls(address: str, sessions: int) -> AsyncIterator[Run]:
+    """Batches of one message per step, without columns: what any client can do with the generated messages alone."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        opened = await _open(stub, sessions)
+        stream = stub.Stream()
+        ids = [session.session_id for session in opened]
+        epoch = 1
+
+        async def exchange(calls: list[pb.Call]) -> list[pb.Reply]:
+            await stream.write(pb.StreamRequest(calls=calls))
+            replies: list[pb.Reply] = []
+            while len(replies) < len(calls):
+                replies += (await stream.read()).replies
+            return replies
+
+        async def reset() -> None:
+            nonlocal epoch
+            await exchange(
+                [
+                    pb.Call(call_id=row, reset=pb.ResetRequest(session_id=session_id, epoch=epoch, seed=0))
+                    for row, session_id in enumerate(ids)
+                ]
+            )
+            epoch += 1
+
+        async def step(place: int, action: str) -> None:
+            actions = [pb.Action(text=action)]
+            replies = await exchange(
+                [
+                    pb.Call(
+                        call_id=row,
+                        step=pb.StepRequest(session_id=session_id, epoch=epoch, step_index=place - 1, actions=actions),
+                    )
+                    for row, session_id in enumerate(ids)
+                ]
+            )
+            for reply in replies:
+                transition = reply.step.transition
+                check(place, transition.reward, transition.terminated or transition.truncated)
+
+        yield lambda seconds: _march(sessions, seconds, reset, step)
+        await stream.done_writing()
+        await stub.Close(pb.CloseRequest(session_ids=ids))
+
+
+@contextlib.asynccontextmanager
+async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
+    """Fleet.step_many: all sessions at once, in columns over one Stream."""
+    async with Fleet(address) as fleet:
+        opened = await _open_fleet(fleet, sessions)
+
+        async def reset() -> None:
+            await asyncio.gather(*(session.reset(seed=0) for session in opened))
+
+        async def step(place: int, action: str) -> None:
+            for transition in await fleet.step_many(opened, [action] * sessions):
+                check(place, transition.reward, transition.done)
+
+        yield lambda seconds: _march(sessions, seconds, reset, step)
+
+
+@contextlib.asynccontextmanager
+async def open_coroutines(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One coroutine per session over one Stream: the fleet batches what is ready."""
+    async with Fleet(address) as fleet:
+        players = [SessionPlayer(session) for session in await _open_fleet(fleet, sessions)]
+        yield lambda seconds: drive(players, seconds)
+
+
+async def _march(
+    sessions: int, seconds: float, reset: Callable[[], Awaitable[None]], step: Callable[[int, str], Awaitable[None]]
+) -> Measurement:
+    """All sessions in step, whole walks. The wait of a step is that of its batch; the first resets are not timed."""
+    await reset()
+    waits: list[float] = []
+    start = perf_counter()
+    while True:
+        for place, action in enumerate(WALK, 1):
+            before = perf_counter()
+            if before - start >= seconds:
+                return summarise(sessions * len(waits), before - start, waits)
+            await step(place, action)
+            waits.append(perf_counter() - before)
+        await reset()
+
+
+async def _open(stub: EnvironmentServiceStub, sessions: int) -> Sequence[pb.Session]:
+    request = pb.OpenRequest(environment_id=ENVIRONMENT, seed=0, count=sessions, limits=UNLIMITED)
+    request.options.update(OPTIONS)
+    return (await stub.Open(request)).sessions
+
+
+async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
+    return await fleet.open(
+        ENVIRONMENT,
+        count=sessions,
+        seed=0,
+        options=OPTIONS,
+        limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
+    )
+
+
+# --- the peers ---------------------------------------------------------------------------------------------------
+
+
+def _peer(name: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
+    @contextlib.asynccontextmanager
+    async def open_peer(address: str, sessions: int) -> AsyncIterator[Run]:
+        from benchmarks.peers import clients  # only where the peers are installed
+
+        players: Sequence[Player]
+        async with getattr(clients, name)(address, sessions) as players:
+            yield lambda seconds: drive(players, seconds)
+
+    return open_peer
+
+
+WAYS = (
+    Way("in process", "none", open_in_process),
+    Way("starpod, step_many", "starpod", open_step_many),
+    Way("starpod, coroutines", "starpod", open_coroutines),
+    Way("starpod, without columns", "starpod", open_stream_calls),
+    Way("starpod, unary", "starpod", open_unary),
+    Way("openenv-core", "openenv", _peer("open_openenv")),
+    Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env_rpc")),
+)
