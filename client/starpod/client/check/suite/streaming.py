@@ -1,0 +1,296 @@
+"""Stream: the same calls, many at a time."""
+
+from __future__ import annotations
+
+import grpc
+
+from starpod.client.check.probe import Handle, Probe, expect_played, expect_same
+from starpod.client.check.refusal import DOMAIN, from_status
+from starpod.client.check.requirement import NotShown, expect, must
+from starpod.v1 import environment_pb2 as pb
+
+
+@must("S-01", "Every call on a Stream gets exactly one reply, with its call_id and of its kind.")
+async def one_reply(probe: Probe) -> None:
+    key = probe.key()
+    async with probe.link.stream() as stream:
+        open_call = pb.Call(call_id=2**64 - 1, open=probe.open_request(key=key))
+        opened = (await stream.ask(open_call))[0]
+        expect(opened.WhichOneof("response") == "open", "an OpenResponse to an open", _kind(opened))
+        probe.adopt(opened.open.sessions)
+        handle = Handle(probe.link, opened.open.sessions[0])
+        calls = {
+            0: pb.Call(call_id=0, step=handle.request()),
+            7: pb.Call(call_id=7, render=pb.RenderRequest(session_id=handle.id)),
+            8: pb.Call(call_id=8, renew=pb.RenewRequest(session_ids=[handle.id])),
+            9: pb.Call(call_id=9, reset=pb.ResetRequest(session_id=handle.id, epoch=handle.epoch)),
+        }
+        for call, reply in zip(calls.values(), await stream.ask(*calls.values()), strict=True):
+            kind = call.WhichOneof("request")
+            expect(reply.WhichOneof("response") == kind, f"a {kind} reply to call {call.call_id}", _kind(reply))
+        closed = await stream.ask(pb.Call(call_id=1, close=pb.CloseRequest(session_ids=[handle.id])))
+        expect(closed[0].WhichOneof("response") == "close", "a close reply to a close", _kind(closed[0]))
+        await stream.finish()
+        sent = {2**64 - 1, *calls, 1}
+        expect(set(stream.replies) == sent, f"replies to the calls {sorted(sent)}", sorted(stream.replies))
+        twice = [call_id for call_id, replies in stream.replies.items() if len(replies) > 1]
+        expect(not twice, "one reply to each call", f"several to {twice}")
+
+
+@must("S-02", "The calls of one session on a Stream are worked on in the order in which they were sent.")
+async def in_order(probe: Probe) -> None:
+    script = await probe.script()
+    handle = await probe.seeded()
+    async with probe.link.stream() as stream:
+        calls = _calls(handle, script.turns)
+        replies = await stream.ask(*calls)
+    mend = "queue the calls of a session"
+    expect_played(script.transitions, [_transition(reply) for reply in replies], "the episode in one message", mend)
+
+
+@must("S-03", "A Stream may interleave many sessions in one message; each plays its episode undisturbed.")
+async def interleaved(probe: Probe) -> None:
+    script = await probe.script()
+    handles = [await probe.seeded() for _ in range(4)]
+    async with probe.link.stream() as stream:
+        calls = [
+            pb.Call(call_id=100 * number + place, step=handle.request(turn, ahead=place))
+            for place, turn in enumerate(script.turns)
+            for number, handle in enumerate(handles)
+        ]
+        await stream.ask(*calls)
+    for number in range(len(handles)):
+        got = [_transition(stream.replies[100 * number + place][0]) for place in range(len(script.turns))]
+        expect_played(script.transitions, got, f"the episode of session {number} of 4 in one message")
+
+
+@must("S-04", "A bad call on a Stream fails alone: it gets an error reply, and the others and the stream go on.")
+async def fails_alone(probe: Probe) -> None:
+    handle, other = await probe.seeded(), await probe.seeded()
+    async with probe.link.stream() as stream:
+        replies = await stream.ask(
+            pb.Call(call_id=1, step=handle.request()),
+            pb.Call(call_id=2, step=pb.StepRequest(session_id="no-such-session", epoch=1)),
+            pb.Call(call_id=3, step=other.request(ahead=5)),
+            pb.Call(call_id=4, step=other.request()),
+        )
+        kinds = [_kind(reply) for reply in replies]
+        expected = ["step", "error", "error", "step"]
+        expect([kind.partition(" ")[0] for kind in kinds] == expected, f"{expected}", kinds)
+        handle.index += 1
+        after = (await stream.ask(pb.Call(call_id=5, step=handle.request())))[0]
+        expect(after.WhichOneof("response") == "step", "the stream to go on", _kind(after))
+
+
+@must("S-05", "An error on a Stream has the code and the details that the unary call would have had.")
+async def same_errors(probe: Probe) -> None:
+    handle = await probe.seeded()
+    requests = [
+        handle.request(ahead=3),
+        handle.request([pb.Action()]),
+        pb.StepRequest(session_id="no-such-session", epoch=1),
+    ]
+    async with probe.link.stream() as stream:
+        replies = await stream.ask(*(pb.Call(call_id=place, step=request) for place, request in enumerate(requests)))
+    for request, reply in zip(requests, replies, strict=True):
+        unary = await probe.link.refusal("Step", request)
+        if unary is None or reply.WhichOneof("response") != "error":
+            continue  # another requirement's failure
+        refusal = from_status(reply.error)
+        expect(refusal.code == unary.code, f"{unary.code} as in a unary call", refusal)
+        if unary.info is not None:
+            told = (refusal.info.domain, refusal.reason) if refusal.info else "no ErrorInfo"
+            expect(told == (DOMAIN, unary.reason), f"the ErrorInfo {unary.reason}", told, "fill Status.details")
+            expect(refusal.metadata == unary.metadata, f"metadata {unary.metadata}", refusal.metadata)
+
+
+@must("S-06", "After a half-close the server answers what it has received and ends the Stream with OK.")
+async def drained(probe: Probe) -> None:
+    handles = [Handle(probe.link, session) for session in (await probe.open(count=8)).sessions]
+    async with probe.link.stream() as stream:
+        await stream.send(*(pb.Call(call_id=n, step=handle.request()) for n, handle in enumerate(handles)))
+        code = await stream.finish()
+        expect(len(stream.replies) == 8, "8 replies after the half-close", len(stream.replies), "drain before the end")
+        expect(code == grpc.StatusCode.OK, "the stream to end with OK", code.name)
+
+
+@must("S-07", "Cancelling a Stream leaves its sessions alive, and what it began is finished and cached.")
+async def cancelled(probe: Probe) -> None:
+    script = await probe.script()
+    handle = await probe.seeded()
+    got = []
+    for turn in script.turns:
+        async with probe.link.stream() as stream:
+            await stream.send(pb.Call(call_id=1, step=handle.request(turn)))
+        got.append(await handle.step(turn))
+    expect_played(script.transitions, got, "the episode among cancelled streams", "tie nothing to a stream")
+
+
+@must("S-08", "The same Step again, on the same Stream, on another or as a unary call, has the same reply.")
+async def repeated(probe: Probe) -> None:
+    script = await probe.script()
+    handle = await probe.seeded()
+    got = []
+    async with probe.link.stream() as one, probe.second_link().stream() as two:
+        for number, turn in enumerate(script.turns):
+            request = handle.request(turn)
+            twice = [pb.Call(call_id=10 * number + copy, step=request) for copy in range(2)]
+            replies = [*await one.ask(*twice), *await two.ask(twice[0])]
+            got.append(await handle.step(turn))
+            for reply in replies:
+                expect_same(got[-1], _transition(reply), f"the reply of each copy of turn {number}")
+    expect_played(script.transitions, got, "the episode of Steps sent four times")
+
+
+@must("S-09", "A call on a Stream past its timeout_ms is finished and cached: asking again has its reply.")
+async def timeout(probe: Probe) -> None:
+    script = await probe.script()
+    handle = await probe.seeded()
+    got = []
+    async with probe.link.stream() as stream:
+        for number, turn in enumerate(script.turns):
+            call = pb.Call(call_id=number, timeout_ms=1, step=handle.request(turn))
+            reply = (await stream.ask(call))[0]
+            if reply.WhichOneof("response") == "error":
+                refusal = from_status(reply.error)
+                expect(refusal.code == "DEADLINE_EXCEEDED", "the reply or DEADLINE_EXCEEDED", refusal)
+            got.append(await handle.step(turn))
+    expect_played(script.transitions, got, "the episode with calls past their timeout")
+
+
+@must("S-10", "A call without a request gets an error reply, and an empty message none.")
+async def hollow(probe: Probe) -> None:
+    handle = await probe.seeded()
+    async with probe.link.stream() as stream:
+        await stream.send()
+        replies = await stream.ask(pb.Call(call_id=1), pb.Call(call_id=2, step=handle.request()))
+        kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+        expect(kinds == ["error", "step"], "an error and a step reply", kinds)
+        code = await stream.finish()
+        expect(sorted(stream.replies) == [1, 2], "replies to the calls 1 and 2 only", sorted(stream.replies))
+        expect(code == grpc.StatusCode.OK, "the stream to end with OK", code.name)
+
+
+@must(
+    "S-11",
+    "A row of StepColumns does exactly what the Step with its fields does; action_counts tells which actions "
+    "are a row's.",
+)
+async def columns(probe: Probe) -> None:
+    _needs_columns(probe)
+    script = await probe.script()
+    handle = await probe.seeded()
+    if any(not action.HasField("text") for turn in script.turns for action in turn):
+        raise NotShown("the environment's actions are not texts")
+    mend = "treat a row as the Step that it stands for"
+    async with probe.link.stream() as stream:
+        steps = pb.StepColumns()
+        for place, turn in enumerate(script.turns):
+            _add_row(steps, place, handle.request(turn, ahead=place))
+        replies = await stream.ask(steps=steps)
+        got = [_transition(reply) for reply in replies]
+        expect_played(script.transitions, got, "the episode in columns", mend)
+        alone = await probe.seeded()
+        for number, turn in enumerate(script.turns):
+            if len(turn) == 1:
+                row = pb.StepColumns(
+                    call_ids=[100 + number],
+                    session_ids=[alone.id],
+                    epochs=[alone.epoch],
+                    step_indices=[alone.index],
+                    actions=[turn[0].text],
+                )
+                reply = (await stream.ask(steps=row))[0]
+                expect_same(script.transitions[number], _transition(reply), "a row without action_counts", mend)
+                alone.index += 1
+            else:
+                await alone.step(turn)
+
+
+@must(
+    "S-12",
+    "Rows of several sub-actions, of state keys and of ends come back in columns or replies with all that the "
+    "Step's reply has.",
+)
+async def full_rows(probe: Probe) -> None:
+    _needs_columns(probe)
+    await probe.script()
+    choices = probe.choices((await probe.open(want=probe.acting_want(), seed=1)).sessions[0].observation)
+    actions = [action for action in choices if action.HasField("text")][:2]
+    if not actions:
+        raise NotShown("the environment's actions are not texts")
+    wants = (pb.Want(), pb.Want(state_key=probe.spec.capabilities.state_key))
+    limits = pb.LimitOverrides(max_turns=2, max_actions=0, max_actions_per_turn=0)
+    pairs = []
+    for want in wants:
+        pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
+    async with probe.link.stream() as stream:
+        for number, turn in enumerate(([], [*actions, pb.Action(text="\u2620 nonsense")])):
+            steps = pb.StepColumns()
+            for place, (columned, _) in enumerate(pairs):
+                _add_row(steps, 10 * number + place, columned.request(turn))
+            replies = await stream.ask(steps=steps)
+            for reply, (columned, unary) in zip(replies, pairs, strict=True):
+                expect_same(await unary.step(turn), _transition(reply), f"turn {number} in columns as in a unary call")
+                columned.index += 1
+
+
+@must("S-13", "A bad row of StepColumns fails alone, with an error Reply.")
+async def bad_row(probe: Probe) -> None:
+    _needs_columns(probe)
+    handle, other = await probe.seeded(), await probe.seeded()
+    steps = pb.StepColumns()
+    _add_row(steps, 1, handle.request())
+    _add_row(steps, 2, pb.StepRequest(session_id="no-such-session", epoch=1))
+    _add_row(steps, 3, other.request(ahead=4))
+    async with probe.link.stream() as stream:
+        replies = await stream.ask(steps=steps)
+        kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+        expect(kinds == ["step", "error", "error"], "step, error, error", kinds)
+
+
+@must(
+    "S-14",
+    "StepColumns of unequal lengths are refused, by errors to their rows or by ending the Stream, and step no session.",
+)
+async def ragged(probe: Probe) -> None:
+    _needs_columns(probe)
+    handle = await probe.seeded()
+    ragged = pb.StepColumns(call_ids=[1, 2], session_ids=[handle.id], epochs=[handle.epoch], step_indices=[0, 0])
+    async with probe.link.stream() as stream:
+        await stream.send(steps=ragged)
+        code = await stream.finish()
+    errors = all(reply.WhichOneof("response") == "error" for replies in stream.replies.values() for reply in replies)
+    refused = code == grpc.StatusCode.INVALID_ARGUMENT or (errors and len(stream.replies) > 0)
+    expect(refused, "errors to the rows or INVALID_ARGUMENT", f"{code.name} and {len(stream.replies)} replies")
+    mend = "check the lengths before the first row is played"
+    refusal = await probe.link.refusal("Step", handle.request([pb.Action(text="x")]))
+    expect(refusal is None, "the session at step 0 as before", refusal, mend)
+
+
+def _calls(handle: Handle, turns: tuple[tuple[pb.Action, ...], ...]) -> list[pb.Call]:
+    return [pb.Call(call_id=place, step=handle.request(turn, ahead=place)) for place, turn in enumerate(turns)]
+
+
+def _add_row(steps: pb.StepColumns, call_id: int, request: pb.StepRequest) -> None:
+    steps.call_ids.append(call_id)
+    steps.session_ids.append(request.session_id)
+    steps.epochs.append(request.epoch)
+    steps.step_indices.append(request.step_index)
+    steps.action_counts.append(len(request.actions))
+    steps.actions.extend(action.text for action in request.actions)
+
+
+def _needs_columns(probe: Probe) -> None:
+    if not probe.server.capabilities.step_columns:
+        raise NotShown("the server does not declare step_columns")
+
+
+def _transition(reply: pb.Reply) -> pb.Transition:
+    expect(reply.WhichOneof("response") == "step", f"a step reply to call {reply.call_id}", _kind(reply))
+    return reply.step.transition
+
+
+def _kind(reply: pb.Reply) -> str:
+    kind = reply.WhichOneof("response") or "nothing"
+    return f"{kind} ({from_status(reply.error)})" if kind == "error" else kind
