@@ -34,7 +34,8 @@ SHORT_LEASE_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Result:
     """bytes_per_session: resident. idle_cpu, empty_cpu: share of one core with and without the open sessions.
-    reap_cpu_seconds: CPU time from the first expiry until all are gone; reap_seconds: the wall clock that took."""
+    reap_cpu_seconds: CPU time from the last Open until every lease has run out and been reaped; reap_seconds: the wall
+    clock that took, most of it the lease itself."""
 
     environment: str
     sessions: int

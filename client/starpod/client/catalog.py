@@ -3,29 +3,74 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import grpc
 
 from starpod.client.spelling import nearest
+from starpod.client.transport import TLS, Transport
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
 TIMEOUT_SECONDS = 20.0
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A server that commands call one by one."""
+
+    stub: EnvironmentServiceStub
+    metadata: tuple[tuple[str, str], ...]
+
+    def call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+        """One call of one of the stub's methods. Raises grpc.RpcError."""
+        return method(request, timeout=TIMEOUT_SECONDS, metadata=self.metadata)
+
+
+def connection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command ADDRESS and the options of the connection; it gets them as `connection`, to enter with `with`."""
+
+    @click.argument("address")
+    @click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
+    @click.option("--ca", type=FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
+    @click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
+    @click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
+    @functools.wraps(command)
+    def wrapper(
+        address: str,
+        token_file: Path | None,
+        ca: Path | None,
+        certificate: Path | None,
+        key: Path | None,
+        **arguments: Any,
+    ) -> None:
+        if not re.fullmatch(r"\S*:\d+", address):
+            raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
+        if (certificate or key) and not (ca and certificate and key):
+            raise click.UsageError("--certificate and --key go together, and with --ca")
+        command(connection=connect(address, token_file, TLS(ca, certificate, key) if ca else None), **arguments)
+
+    return wrapper
 
 
 @contextlib.contextmanager
-def connect(address: str) -> Iterator[EnvironmentServiceStub]:
-    """A synchronous stub for `host:port`. Failed calls inside the context become one readable error."""
-    if not re.fullmatch(r"\S+:\d+", address):
-        raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
-    with grpc.insecure_channel(address) as channel:
+def connect(address: str, token_file: Path | None = None, tls: TLS | None = None) -> Iterator[Connection]:
+    """A connection to `host:port`. Failed calls inside the context become one readable error."""
+    transport = Transport(token=token_file, tls=tls)
+    with grpc.secure_channel(address, tls.credentials()) if tls else grpc.insecure_channel(address) as channel:
         try:
-            yield EnvironmentServiceStub(channel)
+            yield Connection(EnvironmentServiceStub(channel), transport.metadata())
         except grpc.RpcError as error:
             raise click.ClickException(_explain(error, address)) from error
 
@@ -43,9 +88,9 @@ def _explain(error: grpc.RpcError, address: str) -> str:
     return details
 
 
-def hosted(stub: EnvironmentServiceStub) -> pb.DescribeResponse:
+def hosted(connection: Connection) -> pb.DescribeResponse:
     """Everything the server says of itself. Raises ClickException if it speaks another protocol version."""
-    response = stub.Describe(pb.DescribeRequest(), timeout=TIMEOUT_SECONDS)
+    response = connection.call(connection.stub.Describe, pb.DescribeRequest())
     if response.protocol_version.partition(".")[0] != "1":
         raise click.ClickException(f"the server speaks protocol {response.protocol_version}; this client speaks 1.x")
     return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from typing import Any
 
 import click
@@ -11,21 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from starpod.client.catalog import connect, find_environment, hosted, option_type, options_schema
+from starpod.client.catalog import Connection, connection_options, find_environment, hosted, option_type, options_schema
 from starpod.v1 import environment_pb2 as pb
 
 
 @click.command(name="list")
-@click.argument("address")
+@connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_environments(address: str, as_json: bool) -> None:
+def list_environments(connection: AbstractContextManager[Connection], as_json: bool) -> None:
     """List the environments that the server at ADDRESS (host:port) hosts."""
-    with connect(address) as stub:
-        response = hosted(stub)
+    with connection as server:
+        response = hosted(server)
     if as_json:
         _print_json([_as_dict(spec) for spec in response.environments])
         return
-    table = Table(title=f"{response.server_name or address} {response.server_version}", title_justify="left")
+    table = Table(title=f"{response.server_name} {response.server_version}", title_justify="left")
     for heading in ("Environment", "Version", "Title", "Can"):
         table.add_column(heading)
     for spec in response.environments:
@@ -40,14 +41,14 @@ def list_environments(address: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("address")
+@connection_options
 @click.argument("environment")
 @click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def describe(address: str, environment: str, version: str, as_json: bool) -> None:
+def describe(connection: AbstractContextManager[Connection], environment: str, version: str, as_json: bool) -> None:
     """Show ENVIRONMENT at ADDRESS (host:port): instructions, actions, options and limits."""
-    with connect(address) as stub:
-        spec = find_environment(hosted(stub), environment, version)
+    with connection as server:
+        spec = find_environment(hosted(server), environment, version)
     if as_json:
         _print_json(_as_dict(spec))
         return

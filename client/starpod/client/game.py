@@ -9,10 +9,9 @@ from typing import Any, Self
 
 import click
 
-from starpod.client.catalog import TIMEOUT_SECONDS
+from starpod.client.catalog import Connection
 from starpod.client.spelling import nearest
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
 SEPARATOR = "||"
 
@@ -36,9 +35,9 @@ class Game:
     _step_index: int
 
     def __init__(
-        self, stub: EnvironmentServiceStub, spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None
+        self, server: Connection, spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None
     ) -> None:
-        self._stub = stub
+        self._server = server
         self.spec = spec
         can = spec.capabilities
         request = pb.OpenRequest(environment_id=spec.id, version=spec.version, seed=seed)
@@ -46,7 +45,7 @@ class Game:
         request.want.valid_actions = can.valid_actions
         request.want.expert_action = can.expert_action
         request.want.score = can.score
-        response = stub.Open(request, timeout=TIMEOUT_SECONDS)
+        response = server.call(server.stub.Open, request)
         self.instructions = response.instructions
         self.limits = response.limits
         self._start(response.sessions[0])
@@ -58,7 +57,7 @@ class Game:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None or isinstance(error, KeyboardInterrupt | click.ClickException):
-            self._stub.Close(pb.CloseRequest(session_ids=[self._session_id]), timeout=TIMEOUT_SECONDS)
+            self._server.call(self._server.stub.Close, pb.CloseRequest(session_ids=[self._session_id]))
 
     @property
     def seed(self) -> int:
@@ -76,11 +75,11 @@ class Game:
         """Plays one turn. Raises NotPossible if the episode is over."""
         if self.over:
             raise NotPossible("the episode is over: again, new, undo or quit")
-        response = self._stub.Step(
+        response = self._server.call(
+            self._server.stub.Step,
             pb.StepRequest(
                 session_id=self._session_id, epoch=self._epoch, step_index=self._step_index, actions=actions
             ),
-            timeout=TIMEOUT_SECONDS,
         )
         self._step_index = response.next_step_index
         self.transition = response.transition
@@ -120,16 +119,15 @@ class Game:
         """The state as text: Render's where there is one, else what the agent sees."""
         if "text" not in self.spec.render_modes:
             return "\n".join(map(part_text, self.observation.parts))
-        response = self._stub.Render(
-            pb.RenderRequest(session_id=self._session_id, mode="text"), timeout=TIMEOUT_SECONDS
-        )
+        request = pb.RenderRequest(session_id=self._session_id, mode="text")
+        response = self._server.call(self._server.stub.Render, request)
         return response.data.decode()
 
     def _reset(self, seed: int | None, dynamics_seed: int | None) -> None:
         request = pb.ResetRequest(
             session_id=self._session_id, epoch=self._epoch, seed=seed, dynamics_seed=dynamics_seed
         )
-        response = self._stub.Reset(request, timeout=TIMEOUT_SECONDS)
+        response = self._server.call(self._server.stub.Reset, request)
         self.instructions = response.instructions
         self._start(response.session)
 

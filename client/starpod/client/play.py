@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import click
 from rich.columns import Columns
@@ -12,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from starpod.client.catalog import connect, find_environment, hosted, parse_options
+from starpod.client.catalog import Connection, connection_options, find_environment, hosted, parse_options
 from starpod.client.game import SEPARATOR, Game, NotPossible, action_text, part_text
 from starpod.client.keyboard import Reader, read_keys, read_line
 from starpod.v1 import environment_pb2 as pb
@@ -30,12 +31,18 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 
 
 @click.command()
-@click.argument("address")
+@connection_options
 @click.argument("environment")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start; the server draws one if absent.")
 @click.option("--option", "assignments", multiple=True, metavar="KEY=VALUE", help="An environment option. Repeatable.")
 @click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
-def play(address: str, environment: str, seed: int | None, assignments: Sequence[str], version: str) -> None:
+def play(
+    connection: AbstractContextManager[Connection],
+    environment: str,
+    seed: int | None,
+    assignments: Sequence[str],
+    version: str,
+) -> None:
     """Play ENVIRONMENT on the server at ADDRESS (host:port).
 
     Type an action and Enter, or use the arrow keys where the actions are directions. Several actions of one turn are
@@ -43,9 +50,9 @@ def play(address: str, environment: str, seed: int | None, assignments: Sequence
     lines is one turn.
     """
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    with connect(address) as stub:
-        spec = find_environment(hosted(stub), environment, version)
-        with Game(stub, spec, parse_options(spec, assignments), seed) as game:
+    with connection as server:
+        spec = find_environment(hosted(server), environment, version)
+        with Game(server, spec, parse_options(spec, assignments), seed) as game:
             Screen(game, Console(highlight=False), clears=interactive).run(read_keys if interactive else read_line)
 
 
