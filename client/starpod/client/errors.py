@@ -289,7 +289,8 @@ def from_rpc(error: grpc.RpcError) -> StarpodError:
     """The exception for a failed unary call or a broken stream, with its rich details where it has any."""
     code: grpc.StatusCode = error.code()
     message: str = error.details() or code.name
-    for key, value in error.trailing_metadata() or ():
+    trailer: Any = error.trailing_metadata() or ()
+    for key, value in trailer:
         if key == "grpc-status-details-bin":
             status = status_pb2.Status()
             try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
 from google.protobuf import struct_pb2
+from google.protobuf.message import Message
 
 from starpod.client.errors import BadArgument, SessionLost, StarpodError, Unreachable
 from starpod.client.log import History, Opened, Reseeded, Restarted, Restored, digest_observation
@@ -264,7 +265,16 @@ class Fleet:
         for slot, (session, action) in enumerate(zip(sessions, actions, strict=True)):
             if session._busy:
                 await session._free()
-            session._submit((action,) if type(action) is str else as_turn(action), None, gather, slot)
+            if type(action) is not str or session.closed or not session._replica.columns:
+                session._submit(as_turn(action), None, gather, slot)
+                continue
+            # The hot path: what Session._submit does, written out.
+            session._busy = session._plain = True
+            session._turn = (action,)
+            session._turn_want = None
+            session._sink = gather
+            session._slot = slot
+            session._replica.submit(session)
         await gather.future
         results = gather.results
         if gather.failed and not return_exceptions:
@@ -430,7 +440,7 @@ class Fleet:
             session._fail(bug)
             raise
 
-    async def _ask(self, session: Session, kind: str, build: Any, *, replay: bool = True) -> Any:
+    async def _ask(self, session: Session, kind: str, build: Callable[[], Message], *, replay: bool = True) -> Any:
         """A call on a session other than a turn, with recovery."""
         trouble = Trouble((), 0, self.loop.time() + self._patience)
         while True:
@@ -612,7 +622,7 @@ class Fleet:
         # None takes it: the server's own refusal says so best.
         return found or await self._choose(snapshot.environment_id, "", until)
 
-    async def _least_loaded(self, fits: Any, until: float) -> tuple[Replica, pb.EnvironmentSpec] | None:
+    async def _least_loaded(self, fits: Callable[[pb.EnvironmentSpec], bool], until: float) -> tuple[Replica, pb.EnvironmentSpec] | None:
         """Waits while servers that would fit are away. None if no server fits, here or away."""
         asked = False
         while True:
@@ -763,11 +773,11 @@ class Fleet:
         if seconds > 0:
             self._renew_seconds = min(self._renew_seconds, seconds / 3)
 
-    async def _alone(self, session: Session, work: Any) -> Any:
+    async def _alone(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
         """Runs a call when no other is in flight on the session. If the caller is cancelled it still runs to its end:
         the session has to know what the server did."""
 
-        async def run() -> Any:
+        async def run() -> T:
             await session._acquire()
             try:
                 return await work()

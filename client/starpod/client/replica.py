@@ -33,7 +33,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
-    from starpod.client.session import Session
+    from starpod.client.session import Gather, Session
 
 PROTOCOL_MAJOR = "1"
 MAX_ROWS = 1024
@@ -100,7 +100,7 @@ class Replica:
     address: as this client reaches it.
     sessions: those of this client that live there.
     description: what it last said of itself; None until it was reached.
-    ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
+    columns: turns of plain text go in columns. ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
     error: why it is not ready.
     """
 
@@ -137,7 +137,7 @@ class Replica:
         self._down_since = self._loop.time()
         self._unary = False
         self._stream_refused = False
-        self._columns = False
+        self.columns = False
         self._calls_allowed = 0
         self._bytes_allowed = transport.max_message_bytes
         self._steps: list[Session] = []
@@ -180,7 +180,7 @@ class Replica:
 
     def submit(self, session: Session) -> None:
         """Sends the session's turn with the next message. The session is told what becomes of it."""
-        if session._plain and self._columns and not self.lost:
+        if session._plain and self.columns:
             self._steps.append(session)
             wake = self._wake
             if wake is not None and not wake.done():
@@ -238,7 +238,7 @@ class Replica:
 
     async def close(self) -> None:
         """Closes the connection. Calls in flight fail."""
-        self.ready, self.lost = False, True
+        self.ready, self.lost, self.columns = False, True, False
         self.error = Unreachable("The fleet is closed.")
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -269,7 +269,7 @@ class Replica:
                 self._down_since = now
                 self._changed()
             elif not self.lost and (self.description is None or now - self._down_since >= self._grace):
-                self.lost = self.tried = True
+                self.lost, self.columns, self.tried = True, False, True
                 self._abandon(self._gone())
                 self._changed()
             await self._disconnect()
@@ -293,7 +293,7 @@ class Replica:
             self._abandon(Unreachable(f"The server at {self.address} was restarted: its sessions are gone."))
         self._adopt(response)
         self._unary = self._stream_refused or not response.capabilities.stream
-        self._columns = response.capabilities.step_columns and not self._unary
+        self.columns = response.capabilities.step_columns and not self._unary
         limits = response.limits
         self._calls_allowed = limits.max_calls_in_flight
         self._bytes_allowed = min(self._transport.max_message_bytes, limits.max_message_bytes or 1 << 62)
@@ -322,7 +322,7 @@ class Replica:
         self._batches.clear()
         self._steps.clear()
         for entry in entries:
-            if self._columns and not isinstance(entry, Request) and entry._plain:  # type: ignore[attr-defined]
+            if self.columns and not isinstance(entry, Request) and entry._plain:  # type: ignore[attr-defined]
                 self._steps.append(entry)  # type: ignore[arg-type]
             else:
                 self._calls.append(entry)
@@ -474,7 +474,7 @@ class Replica:
             if count > 1:
                 self._collect_steps(request, count // 2)
                 return
-            size = sum(len(action.encode()) for action in actions)  # type: ignore[union-attr]
+            size = sum(len(str(action).encode()) for action in actions)
             del self._steps[:1]
             if size + 512 > self._bytes_allowed:
                 sessions[0]._refuse(self._too_large(size))
@@ -521,13 +521,14 @@ class Replica:
         self._poke()
 
     def _take_columns(self, columns: pb.TransitionColumns) -> None:
-        call_ids = columns.call_ids
+        # Slices: a repeated field is slow to walk through.
+        call_ids = columns.call_ids[:]
         count = len(call_ids)
         pop: Callable[[int, None], Any] = self._pending.pop
-        none, transition = EndReason.NONE, Transition
-        keys = columns.state_keys or repeat(b"", count)
-        flags: Any = columns.outcome_flags
-        outcome_rewards: Any = columns.outcome_rewards
+        none = EndReason.NONE
+        keys = columns.state_keys[:] or repeat(b"", count)
+        flags: Any = columns.outcome_flags[:]
+        outcome_rewards: Any = columns.outcome_rewards[:]
         if columns.outcome_counts:
             ends = [0]
             for outcome_count in columns.outcome_counts:
@@ -539,33 +540,48 @@ class Replica:
             )
         else:
             outcome_rewards = [(reward,) for reward in outcome_rewards] if outcome_rewards else repeat((), count)
-        rows = zip(call_ids, columns.texts, columns.rewards, keys, flags, outcome_rewards, strict=True)
-        if not columns.ended_rows:
-            for call_id, text, reward, key, flag, rewards in rows:
-                session = pop(call_id, None)
-                if session is not None:
-                    shown = key if session._show_key else b""
-                    session._settle(
-                        transition(text, reward, flag, rewards, shown, none, None, None), key, hash((text, reward))
-                    )
-            return
-        over = dict(
-            zip(
-                columns.ended_rows,
-                zip(columns.end_reasons, columns.end_successes, strict=True),
-                strict=True,
-            )
-        )
-        for row, (call_id, text, reward, key, flag, rewards) in enumerate(rows):
+        over: dict[int, tuple[int, int]] = {}
+        if columns.ended_rows:
+            ends_with = zip(columns.end_reasons, columns.end_successes, strict=True)
+            over = dict(zip(columns.ended_rows, ends_with, strict=True))
+        texts, rewards = columns.texts[:], columns.rewards[:]
+        digests = map(hash, zip(texts, rewards, strict=True))
+        rows = zip(call_ids, texts, rewards, keys, digests, flags, outcome_rewards, strict=True)
+        # The hot path: what Session._finish does, written out.
+        gather: Gather | None = None
+        gathered = 0
+        for row, (call_id, text, reward, key, digest, flag, shares) in enumerate(rows):
             session = pop(call_id, None)
             if session is None:
                 continue
-            end = over.get(row)
-            end_reason, success = (none, None) if end is None else (_ENDS[end[0]], _SUCCESS[end[1]])
+            end_reason, success = none, None
+            if over and row in over:
+                end, solved = over[row]
+                end_reason, success = _ENDS[end], _SUCCESS[solved]
             shown = key if session._show_key else b""
-            session._settle(
-                transition(text, reward, flag, rewards, shown, end_reason, success, None), key, hash((text, reward))
-            )
+            transition = Transition(text, reward, flag, shares, shown, end_reason, success, None)
+            slot = session._slot
+            if slot < 0 or session._checkpoints or session._waiting is not None:
+                session._settle(transition, key, digest)
+                continue
+            session._step_index += 1
+            session._last = transition
+            history = session._history
+            if history is not None:
+                history.turns.append(session._turn)
+                history.keys.append(key)
+                history.digests.append(digest)
+            session._busy = False
+            sink = session._sink
+            sink.results[slot] = transition
+            if sink is gather:
+                gathered += 1
+            else:
+                if gather is not None:
+                    gather.count(gathered)
+                gather, gathered = sink, 1
+        if gather is not None:
+            gather.count(gathered)
 
     def _free_batch(self, call_id: int) -> None:
         for batch in self._batches:

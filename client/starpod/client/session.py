@@ -43,7 +43,11 @@ class Gather:
 
     def put(self, slot: int, result: Any) -> None:
         self.results[slot] = result
-        self.missing -= 1
+        self.count(1)
+
+    def count(self, done: int) -> None:
+        """So many more results are in."""
+        self.missing -= done
         if not self.missing and not self.future.done():
             self.future.set_result(None)
 
@@ -135,6 +139,7 @@ class Session:
         self.recoveries = 0
         self._moved = False
         self._show_key = want.state_key
+        self._last: Observation | Transition
         # The turn in flight and who waits for its transition: a future (slot -1) or a Gather.
         self._busy = False
         self._plain = True
@@ -345,9 +350,7 @@ class Session:
         self._show(message.observation)
 
     def _show(self, observation: pb.Observation) -> None:
-        self._last: Observation | Transition = observation_from_proto(
-            observation, observation.state_key if self._show_key else b""
-        )
+        self._last = observation_from_proto(observation, observation.state_key if self._show_key else b"")
 
     def _place(self, replica: Replica, message: pb.Session) -> None:
         """It lives there, under this id, from now on."""
