@@ -8,7 +8,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from PIL import Image as PILImage
 from PIL import ImageDraw
@@ -44,24 +44,27 @@ OBSERVATION_CELL = 16
 """Pixels of a cell's edge in an `rgb` observation."""
 
 
+Symbol = Annotated[str, Field(min_length=1, max_length=1)]
+
+
 class Symbols(BaseModel):
     """One character for each of the seven things that a cell can show."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    wall: str = "#"
-    empty: str = "_"
-    target: str = "O"
-    box_on_target: str = "√"
-    box: str = "X"
-    player: str = "P"
-    player_on_target: str = "S"
+    wall: Symbol = "#"
+    empty: Symbol = "_"
+    target: Symbol = "O"
+    box_on_target: Symbol = "√"
+    box: Symbol = "X"
+    player: Symbol = "P"
+    player_on_target: Symbol = "S"
 
     @model_validator(mode="after")
     def _check(self) -> Symbols:
         seen: dict[str, str] = {}
         for name, symbol in self.legend():
-            if len(symbol) != 1 or symbol.isspace() or not symbol.isprintable():
+            if symbol.isspace() or not symbol.isprintable():
                 raise ValueError(f"the symbol of {name!r} is {symbol!r}: give one visible character")
             if symbol in seen:
                 raise ValueError(f"{seen[symbol]!r} and {name!r} share the symbol {symbol!r}: give each its own")
@@ -95,10 +98,10 @@ class SokobanOptions(EnvironmentOptions):
     max_solution: int | None = Field(
         None, ge=1, description="Keep only rooms whose shortest solution has at most this many moves."
     )
-    layout: tuple[str, ...] | None = Field(
+    layout: str | tuple[str, ...] | None = Field(
         None,
         description="The board to play instead of a generated one: its rows from top to bottom, in the symbols of the "
-        "option `symbols`; one text with line breaks will do.",
+        "option `symbols`, as a list or as one text with line breaks.",
     )
     observation: Literal["grid", "coord", "grid_coord", "local", "rgb"] = Field(
         "grid",
@@ -117,14 +120,19 @@ class SokobanOptions(EnvironmentOptions):
     solved_reward: float = Field(10.0, description="Paid for the move that solves the room.")
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the board."""
+        return (len(self.layout), len(self.layout[0])) if self.layout else (self.rows, self.columns)
+
+    @property
     def vocabulary(self) -> Symbols:
         """The symbols in use."""
         return self.symbols if isinstance(self.symbols, Symbols) else VOCABULARIES[self.symbols]
 
-    @field_validator("layout", mode="before")
+    @field_validator("layout")
     @classmethod
-    def _split(cls, value: Any) -> Any:
-        return value.strip("\r\n").splitlines() if isinstance(value, str) else value
+    def _split(cls, value: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return tuple(value.strip("\r\n").splitlines()) if isinstance(value, str) else value
 
     @field_validator("max_solution")
     @classmethod
@@ -137,7 +145,7 @@ class SokobanOptions(EnvironmentOptions):
     @model_validator(mode="after")
     def _check(self) -> SokobanOptions:
         if self.layout is not None:
-            self._check_layout(self.layout)
+            self._check_layout(tuple(self.layout))
             return self
         if max(self.rows, self.columns) < 5:
             raise ValueError("a 4x4 board has no room to push a box: make it at least 4x5")
@@ -428,6 +436,36 @@ def _stroll(rng: random.Random, board: Board, player: int, boxes: frozenset[int]
     return player
 
 
+def _explain(options: SokobanOptions) -> str:
+    """What the observations show."""
+    legend = ", ".join(f"{symbol} {name}" for name, symbol in options.vocabulary.legend())
+    match options.observation:
+        case "grid":
+            return f"The board is shown row by row in these symbols: {legend}."
+        case "coord":
+            return (
+                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
+                "left. Boxes that stand on a target have a line of their own. Walls are not listed."
+            )
+        case "grid_coord":
+            return (
+                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
+                f"left, and see the board row by row in these symbols: {legend}."
+            )
+        case "local":
+            return (
+                "The first line is about the player: your symbol, your row and column counted from 0 at the top left, "
+                "whether the nearest box without a target lies Up or Down and Left or Right of you (- for neither), "
+                f"and the cells {', '.join(MOVES)} of you. A line for each box follows in the same manner, with the "
+                f"way to the nearest free target, and a line with row and column for each target. Symbols: {legend}."
+            )
+        case _:
+            return (
+                "The board is shown as a picture: bricks are walls, red rings are targets, crates are boxes, and a "
+                "green crate stands on a target."
+            )
+
+
 # --- the environment -------------------------------------------------------------------------------------------------
 
 
@@ -461,7 +499,7 @@ class Sokoban(Environment):
         if options.layout is None:
             board, player, boxes = generate(rng, options)
         else:
-            board, player, boxes = read_layout(options.layout, options.vocabulary)
+            board, player, boxes = read_layout(tuple(options.layout), options.vocabulary)
         self.room = board.text
         self.player = player
         self.boxes = boxes
@@ -525,40 +563,13 @@ class Sokoban(Environment):
         return self._picture(PICTURE_CELL) if mode == "png" else self._grid()
 
     def instructions(self) -> str:
-        board = self.board
-        symbols = self.options.vocabulary
-        legend = ", ".join(f"{symbol} {name}" for name, symbol in symbols.legend())
-        match self.options.observation:
-            case "grid":
-                shown = f"The board is shown row by row in these symbols: {legend}."
-            case "coord":
-                shown = (
-                    "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
-                    "left. Boxes that stand on a target have a line of their own. Walls are not listed."
-                )
-            case "grid_coord":
-                shown = (
-                    "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
-                    f"left, and see the board row by row in these symbols: {legend}."
-                )
-            case "local":
-                shown = (
-                    "The first line gives the row and column of the player, counted from 0 at the top left, and the "
-                    "cells above, below, left and right of it. A line for each box follows in the same manner, and a "
-                    f"line for each target with its row and column. The symbols of cells are: {legend}."
-                )
-            case _:
-                shown = (
-                    "The board is shown as a picture: bricks are walls, red rings are targets, crates are boxes, and a "
-                    "green crate stands on a target."
-                )
+        options = self.options
+        rows, columns = options.shape
         return (
-            f"Sokoban on a board of {board.rows} rows and {board.columns} columns. Push "
-            f"{'the box onto the target' if len(board.targets) == 1 else 'every box onto a target'} in as few moves "
-            f"as you can. {shown} "
-            "Each move takes you one cell Up, Down, Left or Right. Moving against a box pushes it one cell on, if the "
-            "cell behind it is free; boxes cannot be pulled, and two in a row or one against a wall do not move. A box "
-            "pushed into a corner is stuck there."
+            f"Sokoban on a board of {rows} rows and {columns} columns. Push every box onto a target in as few moves as "
+            f"you can. {_explain(options)} Each move takes you one cell Up, Down, Left or Right. Moving against a box "
+            "pushes it one cell on, if the cell behind it is free. Boxes cannot be pulled; a box with a wall or a box "
+            "behind it does not move, and one in a corner is stuck there."
         )
 
     def state_key(self) -> bytes:
@@ -622,13 +633,21 @@ class Sokoban(Environment):
 
     def _local(self) -> str:
         board, symbols = self.board, self.options.vocabulary
-        lines = []
-        for name, cells in (("Player", (self.player,)), ("Box", sorted(self.boxes))):
-            for cell in cells:
-                around = " ".join(self._symbol(cell + delta, symbols) for delta in board.deltas.values())
-                lines.append("{} {} {} {}".format(name, *board.coordinate(cell), around))
-        lines += ["Target {} {}".format(*board.coordinate(cell)) for cell in sorted(board.targets)]
+        open_targets, open_boxes = board.targets - self.boxes, self.boxes - board.targets
+        lines = [self._local_line(self.player, open_boxes)]
+        lines += [self._local_line(box, () if box in board.targets else open_targets) for box in sorted(self.boxes)]
+        lines += ["{} {} {}".format(symbols.target, *board.coordinate(cell)) for cell in sorted(board.targets)]
         return "\n".join(lines)
+
+    def _local_line(self, cell: int, goals: Collection[int]) -> str:
+        """Symbol, row, column, the way to the nearest of `goals`, and the cells around."""
+        board, symbols = self.board, self.options.vocabulary
+        row, column = board.coordinate(cell)
+        offsets = [(there - row, across - column) for there, across in map(board.coordinate, sorted(goals))]
+        down, right = min(offsets, key=lambda offset: abs(offset[0]) + abs(offset[1]), default=(0, 0))
+        way = f"{'Up' if down < 0 else 'Down' if down else '-'} {'Left' if right < 0 else 'Right' if right else '-'}"
+        around = " ".join(self._symbol(cell + delta, symbols) for delta in board.deltas.values())
+        return f"{self._symbol(cell, symbols)} {row} {column} {way} {around}"
 
     def _picture(self, size: int) -> bytes:
         board = self.board

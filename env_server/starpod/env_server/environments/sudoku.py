@@ -35,8 +35,8 @@ MAX_GRIDS = 200
 LISTED_CELLS = 10
 """`with_feedback` lists the candidates once so many cells are empty, or fewer."""
 
-Grid = tuple[int, ...]
-"""Cells row by row, 0 for an empty one."""
+Grid = bytes
+"""Cells row by row, one byte each, 0 for an empty one."""
 
 
 class SearchLimit(Exception):
@@ -96,7 +96,7 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
                 if count < 2:
                     break
         if chosen < 0:
-            yield tuple(filled)
+            yield bytes(filled)
             return
         if not fewest:
             return
@@ -132,7 +132,7 @@ def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid
     goal = int(size * size * CLEARED[difficulty])
     for _ in range(MAX_GRIDS):
         try:
-            solution = next(solutions((0,) * (size * size), size, FILL_NODES, rng))
+            solution = next(solutions(bytes(size * size), size, FILL_NODES, rng))
         except SearchLimit:
             continue
         puzzle = list(solution)
@@ -144,7 +144,7 @@ def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid
             else:
                 cleared += 1
                 if cleared == goal:
-                    return tuple(puzzle), solution
+                    return bytes(puzzle), solution
     raise RuntimeError(f"none of {MAX_GRIDS} grids could be thinned out to a {difficulty} {size}x{size} puzzle")
 
 
@@ -226,6 +226,16 @@ class SudokuOptions(EnvironmentOptions):
         _solve_given(_flat(self.puzzle), _flat(self.solution))
         return self
 
+    @property
+    def width(self) -> int:
+        """Cells of a row."""
+        return len(self.puzzle) if self.puzzle else self.size
+
+    @property
+    def steps_allowed(self) -> int:
+        """Actions after which the episode is cut."""
+        return self.max_steps or self.width * self.width
+
     def given(self) -> tuple[Grid, Grid] | None:
         """The explicit puzzle and its solution; None where one is to be generated."""
         puzzle = _flat(self.puzzle)
@@ -234,7 +244,7 @@ class SudokuOptions(EnvironmentOptions):
 
 def _flat(rows: str | tuple[tuple[int, ...], ...] | None) -> Grid:
     assert not isinstance(rows, str)
-    return tuple(digit for row in rows or () for digit in row)
+    return bytes(digit for row in rows or () for digit in row)
 
 
 def _read_rows(value: str | tuple[tuple[int, ...], ...], name: str) -> tuple[tuple[int, ...], ...]:
@@ -339,20 +349,15 @@ class Sudoku(Environment):
     def reset(self, rng: random.Random) -> None:
         options = self.options
         self.puzzle, self.solution = options.given() or generate(rng, options.size, options.difficulty)
-        self.size = math.isqrt(len(self.puzzle))
-        self.grid = list(self.puzzle)
+        self.size = options.width
+        self.grid = self.puzzle
         self.paid: dict[int, float] = {}
         self.steps = 0
         self.feedback = ""
 
-    @property
-    def max_steps(self) -> int:
-        """Actions after which the episode is cut."""
-        return self.options.max_steps or len(self.puzzle)
-
     def step(self, action: Any) -> Outcome:
         self.steps += 1
-        late = self.steps >= self.max_steps
+        late = self.steps >= self.options.steps_allowed
         try:
             row, column, number = read_action(action if isinstance(action, str) else "", self.size)
         except ValueError as error:
@@ -387,7 +392,7 @@ class Sudoku(Environment):
 
     def _place(self, cell: int, number: int, clashes: str, late: bool) -> Outcome:
         options = self.options
-        self.grid[cell] = number
+        self.grid = self.grid[:cell] + bytes([number]) + self.grid[cell + 1 :]
         correct = number == self.solution[cell] and not clashes
         place = f"Placed {number} at ({cell // self.size + 1},{cell % self.size + 1})"
         if clashes:
@@ -412,7 +417,7 @@ class Sudoku(Environment):
             success=True if solved else False if late else None,
             info={
                 "correct_placement": correct,
-                "steps_remaining": self.max_steps - self.steps,
+                "steps_remaining": self.options.steps_allowed - self.steps,
                 "cells_filled": len(self.grid) - empty,
                 "cells_remaining": empty,
             },
@@ -437,16 +442,18 @@ class Sudoku(Environment):
                 return self._detailed()
 
     def instructions(self) -> str:
-        size, side = self.size, math.isqrt(self.size)
-        if self.options.observation == "simple":
+        options = self.options
+        size = options.width
+        side = math.isqrt(size)
+        if options.observation == "simple":
             shown = "Empty cells are dots."
         else:
             shown = (
                 "Given digits stand in [brackets] and cannot be changed, your own stand alone, empty cells are dots."
             )
-            if self.options.conflicts == "place" and self.options.show_conflicts:
+            if options.conflicts == "place" and options.show_conflicts:
                 shown += " Digits that clash stand between *asterisks*."
-        if self.options.conflicts == "refuse":
+        if options.conflicts == "refuse":
             clash = "A digit that clashes with its row, column or box is refused"
         else:
             clash = (
@@ -454,15 +461,14 @@ class Sudoku(Environment):
             )
         return (
             f"Sudoku on a grid of {size} rows and {size} columns. Fill every empty cell so that each row, each column "
-            f"and each {side}x{side} box holds every number from 1 to {size} exactly once. There is one solution. "
+            f"and each {side}x{side} box holds every number from 1 to {size} exactly once. "
             f"{shown} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
-            "'place 5 at row 2 col 3', or in short as row, column, number: '2,3,5'. "
-            f"{clash}; a number of your own may be overwritten. You have {self.max_steps} actions."
+            f"'place {size} at row 2 col 3', or in short as row, column, number: '2,3,{size}'. "
+            f"{clash}; a number of your own may be overwritten. You have {options.steps_allowed} actions."
         )
 
     def state_key(self) -> bytes:
-        state = f"{self.puzzle}|{self.grid}"
-        return hashlib.blake2b(state.encode(), digest_size=16).digest()
+        return hashlib.blake2b(self.puzzle + self.grid, digest_size=16).digest()
 
     def score(self) -> float:
         """Share of the cells to fill that hold the right digit; 1 for any complete grid without clashes."""
@@ -529,7 +535,7 @@ class Sudoku(Environment):
         }
 
     def _solved(self) -> bool:
-        return 0 not in self.grid and (tuple(self.grid) == self.solution or not self._clashing())
+        return 0 not in self.grid and (self.grid == self.solution or not self._clashing())
 
     # --- what it looks like ------------------------------------------------------------------------------------------
 
@@ -581,7 +587,7 @@ class Sudoku(Environment):
         given = cells - self.puzzle.count(0)
         filled = cells - len(empty)
         lines += ["", f"Progress: {filled}/{cells} cells filled ({given} initial, {filled - given} placed)"]
-        lines.append(f"Steps: {self.steps}/{self.max_steps}")
+        lines.append(f"Steps: {self.steps}/{self.options.steps_allowed}")
         return "\n".join(lines)
 
     def _html(self) -> str:
@@ -622,7 +628,7 @@ class Sudoku(Environment):
                 stroke = 1 if self.puzzle[cell] else 0
                 middle = (left + edge / 2, top + edge / 2)
                 draw.text(middle, str(digit), ink, font(28 if size < 10 else 22), "mm", stroke_width=stroke)
-        for index in range(size + 1):
+        for index in sorted(range(size + 1), key=lambda index: index % side == 0):  # the heavy rulers last
             heavy = index % side == 0
             ruler, far = margin + index * edge, margin + size * edge
             for line in ((margin, ruler, far, ruler), (ruler, margin, ruler, far)):
