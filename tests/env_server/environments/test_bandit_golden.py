@@ -11,7 +11,7 @@ from starpod.env_server.episode import Episode, EpisodeOver, Limits, Want
 from tests.golden import Draws, Parity, golden
 
 CHOSEN = {
-    "short-first-observation": "the original first shows its whole prompt; ours names the arms, instructions() explains",
+    "short-first-observation": "the original shows its whole prompt; ours names the arms, instructions() explains",
     "invalid-is-an-outcome": "the original raises on an unknown arm; ours answers valid=false and changes nothing",
     "over-is-over": "the original pulls again after its one pull; ours refuses until the next reset",
 }

@@ -22,6 +22,9 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 """In a circle, so that a slip goes to the action before or after. The order is Gymnasium's."""
 
 _STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+_DISCOUNT = 0.9
+"""The expert's: looks as far as the 10 actions of an episode. Closer to 1 it is safer, and too slow to arrive."""
+
 _MOVED = Outcome()
 _BLOCKED = Outcome(effective=False)
 _ARRIVALS = {
@@ -335,7 +338,7 @@ def _policy(rows: tuple[str, ...], success_rate: float) -> tuple[str, ...]:
     while True:
         reached = values[targets]
         # Spelled out, because a dot product may add up in another order on another machine.
-        worth = 0.99 * (side * reached[..., 0] + success_rate * reached[..., 1] + side * reached[..., 2])
+        worth = _DISCOUNT * (side * reached[..., 0] + success_rate * reached[..., 1] + side * reached[..., 2])
         updated = np.where(ended, values, worth.max(axis=0))
         if np.abs(updated - values).max() < 1e-9:
             # Rounded, so that equal actions tie and the first one wins.
