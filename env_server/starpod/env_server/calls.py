@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from starpod.env_server import convert
 from starpod.env_server.config import ServerLimits
-from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions, Limits
+from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions
 from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
@@ -65,9 +65,7 @@ class Calls:
             first: LocalHost | None = None
             for member in range(self._admit(request.count)):
                 dynamics_seed = (
-                    request.dynamics_seed
-                    if request.HasField("dynamics_seed")
-                    else derive_seed(seed, "member", member)
+                    request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
                 )
                 host = self._host(environment)
                 session = Session(environment, host, options, limits, want, lease, member, seed, dynamics_seed)
@@ -200,20 +198,22 @@ class Calls:
         fingerprint = hashlib.sha256(
             type(request).__name__.encode() + request.SerializeToString(deterministic=True)
         ).digest()
-        known = table.keys.get(key)
+        known = table.reservations.get(key)
         if known is not None:
             if known.request != fingerprint:
                 raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
             reply: Created = await asyncio.shield(known.reply)
             return reply
         reservation = Reservation(fingerprint, asyncio.get_running_loop().create_future())
-        table.keys[key] = reservation
+        table.reservations[key] = reservation
         try:
             response = await create()
         except BaseException as error:
             # Nothing was created: the key is free again, and whoever waits for it learns the same.
-            del table.keys[key]
-            failure = error if isinstance(error, CallError) else CallError("SERVER_BUG", f"the call broke off: {error!r}")
+            del table.reservations[key]
+            failure = (
+                error if isinstance(error, CallError) else CallError("SERVER_BUG", f"the call broke off: {error!r}")
+            )
             reservation.reply.set_exception(failure)
             reservation.reply.exception()  # it may well be that nobody waits
             raise
@@ -291,7 +291,9 @@ class Calls:
             if session.over:
                 raise out_of_order(session, epoch, index)
             started = time.perf_counter()
-            transition = await self._guard(session, session.host.turn(actions, want or session.want), "Step")
+            transition: Transition | pb.Transition = await self._guard(
+                session, session.host.turn(actions, want or session.want), "Step"
+            )
             self.metrics.step(session.environment.spec.id, time.perf_counter() - started)
             session.next_index = index + 1
             session.over = bool(transition.end_reason)
@@ -364,7 +366,7 @@ class Calls:
                 self.metrics.reaped(session.environment.spec.id)
                 self.drop(table, session)
                 count += 1
-            table.forget_keys(now)
+            table.forget_reservations(now)
         return count
 
     def shut_down(self, tables: Sequence[SessionTable]) -> None:
@@ -456,7 +458,9 @@ class Calls:
     def check_actions(self, count: int) -> None:
         """Raises BAD_ARGUMENT if a turn has more sub-actions than the server takes."""
         if count > self.limits.max_step_actions:
-            raise bad_argument("actions", f"has {count} entries; this server takes at most {self.limits.max_step_actions}")
+            raise bad_argument(
+                "actions", f"has {count} entries; this server takes at most {self.limits.max_step_actions}"
+            )
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Holds on to a task whose caller may go away: what was begun is finished."""
@@ -565,9 +569,7 @@ def out_of_order(session: Session, epoch: int, index: int) -> CallError:
         problem = f"step {index} was already made with other actions"
     else:
         problem = f"got epoch {epoch}, step {index}"
-    return CallError(
-        "OUT_OF_ORDER", f"{problem}; expected epoch {session.epoch}, step {session.next_index}", expected
-    )
+    return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {session.epoch}, step {session.next_index}", expected)
 
 
 def unsupported(environment: type[Environment], capability: str, problem: str) -> CallError:

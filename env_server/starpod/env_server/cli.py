@@ -75,7 +75,9 @@ _LIMITS = ServerLimits()
     type=click.FloatRange(0),
     help="Seconds that live sessions may go on after SIGTERM.",
 )
-@click.option("--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread.")
+@click.option(
+    "--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread."
+)
 @click.option("--token-file", type=click.Path(path_type=Path), help="Bearer tokens, one per line; each is a tenant.")
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")

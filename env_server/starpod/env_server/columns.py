@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+
 from starpod.env_server.convert import outcome_flags, transition_to
 from starpod.env_server.environment import Environment
-from starpod.env_server.episode import Transition
 from starpod.env_server.errors import bad_argument
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.session import SessionTable
@@ -13,6 +13,9 @@ from starpod.v1 import environment_pb2 as pb
 
 ROWS_AT_ONCE = 512
 """Rows after which a batch answers and lets others have the event loop: a few milliseconds of inline steps."""
+
+SAMPLED = 8
+"""One inline step in so many is timed: a clock costs a good part of such a step."""
 
 
 class Rows:
@@ -55,86 +58,53 @@ class Rows:
 
 
 class Transitions:
-    """Collects transitions as columns; those that do not fit become replies."""
+    """Collects transitions; those that fit travel as columns, the others as replies."""
 
-    __slots__ = ("_call_ids", "_counts", "_end_reasons", "_ended_rows", "_flags", "_keys", "_rewards", "_shares",
-                 "_single", "_successes", "_texts", "_wanted", "replies")
+    __slots__ = (
+        "call_ids",
+        "counts",
+        "end_reasons",
+        "ended_rows",
+        "flags",
+        "keys",
+        "replies",
+        "rewards",
+        "shares",
+        "successes",
+        "texts",
+    )
 
     def __init__(self) -> None:
         self.replies: list[pb.Reply] = []
-        self._call_ids: list[int] = []
-        self._texts: list[str] = []
-        self._rewards: list[float] = []
-        self._keys: list[bytes] = []
-        self._counts: list[int] = []
-        self._flags: list[int] = []
-        self._shares: list[float] = []
-        self._ended_rows: list[int] = []
-        self._end_reasons: list[int] = []
-        self._successes: list[int] = []
-        self._single = True
-        self._wanted = False
-
-    def add(self, call_id: int, index: int, transition: Transition) -> None:
-        """The reply to one step."""
-        observation = transition.observation
-        text = observation.parts
-        if (
-            type(text) is not str
-            or transition.info is not None
-            or transition.reward_parts is not None
-            or transition.criteria is not None
-            or observation.valid_actions is not None
-            or observation.expert_action is not None
-            or observation.score is not None
-        ):
-            step = pb.StepResponse(transition=transition_to(transition), next_step_index=index + 1)
-            self.replies.append(pb.Reply(call_id=call_id, step=step))
-            return
-        reason = transition.end_reason
-        if reason:
-            self._ended_rows.append(len(self._call_ids))
-            self._end_reasons.append(reason)
-            success = transition.success
-            self._successes.append(0 if success is None else 2 if success else 1)
-        self._call_ids.append(call_id)
-        self._texts.append(text)
-        self._rewards.append(transition.reward)
-        key = observation.state_key
-        self._keys.append(key)
-        if key:
-            self._wanted = True
-        outcomes = transition.outcomes
-        self._counts.append(len(outcomes))
-        if len(outcomes) != 1:
-            self._single = False
-        for outcome in outcomes:
-            if outcome is None:
-                self._flags.append(outcome_flags(None))
-                self._shares.append(0.0)
-            else:
-                self._flags.append(7 if outcome.effective and outcome.valid else outcome_flags(outcome))
-                self._shares.append(outcome.reward)
+        self.call_ids: list[int] = []
+        self.texts: list[str] = []
+        self.rewards: list[float] = []
+        self.keys: list[bytes] = []
+        self.counts: list[int] = []
+        self.flags: list[int] = []
+        self.shares: list[float] = []
+        self.ended_rows: list[int] = []
+        self.end_reasons: list[int] = []
+        self.successes: list[int] = []
 
     def message(self) -> pb.StreamResponse:
-        """Everything that was added."""
-        response = pb.StreamResponse(replies=self.replies)
-        if self._call_ids:
-            response.transitions.CopyFrom(
-                pb.TransitionColumns(
-                    call_ids=self._call_ids,
-                    texts=self._texts,
-                    rewards=self._rewards,
-                    state_keys=self._keys if self._wanted else (),
-                    outcome_counts=() if self._single else self._counts,
-                    outcome_flags=self._flags,
-                    outcome_rewards=() if self._single else self._shares,
-                    ended_rows=self._ended_rows,
-                    end_reasons=self._end_reasons,  # type: ignore[arg-type]
-                    end_successes=self._successes,
-                )
-            )
-        return response
+        """Everything that was collected."""
+        if not self.call_ids:
+            return pb.StreamResponse(replies=self.replies)
+        single = len(self.flags) == len(self.call_ids) and max(self.counts) == 1
+        columns = pb.TransitionColumns(
+            call_ids=self.call_ids,
+            texts=self.texts,
+            rewards=self.rewards,
+            state_keys=self.keys if any(self.keys) else None,
+            outcome_counts=None if single else self.counts,
+            outcome_flags=self.flags,
+            outcome_rewards=None if single else self.shares,
+            ended_rows=self.ended_rows,
+            end_reasons=self.end_reasons,  # type: ignore[arg-type]
+            end_successes=self.successes,
+        )
+        return pb.StreamResponse(replies=self.replies, transitions=columns)
 
 
 def step_rows(
@@ -152,50 +122,71 @@ def step_rows(
     environment raised: then the session keeps the exception for the slow path to report.
     """
     others: list[int] = []
-    call_ids, session_ids, epochs, indices, actions = (
-        rows.call_ids,
-        rows.session_ids,
-        rows.epochs,
-        rows.indices,
-        rows.actions,
-    )
-    get, add, clock = table.get, transitions.add, time.perf_counter
-    now = time.monotonic()
+    get, clock, now = table.get, time.perf_counter, time.monotonic()
+    texts, call_ids, rewards, keys = transitions.texts, transitions.call_ids, transitions.rewards, transitions.keys
+    counts, flags, shares = transitions.counts, transitions.flags, transitions.shares
     environment: type[Environment] | None = None
-    durations: list[float] = []
+    stepped = 0
+    seconds: list[float] = []
     for row in range(start, stop):
-        session = get(session_ids[row])
+        session = get(rows.session_ids[row])
+        index = rows.indices[row]
+        actions = rows.actions[row]
         if (
             session is None
-            or session.pending
+            or session.next_index != index
+            or session.epoch != rows.epochs[row]
             or session.over
-            or session.next_index != indices[row]
-            or session.epoch != epochs[row]
+            or session.pending
             or (episode := session.host.episode) is None
-            or len(actions[row]) > max_actions
+            or len(actions) > max_actions
         ):
             others.append(row)
             continue
         if session.environment is not environment:
             if environment is not None:
-                metrics.steps(environment.spec.id, durations)
-                durations = []
+                metrics.steps(environment.spec.id, stepped, seconds)
+                stepped, seconds = 0, []
             environment = session.environment
-        before = clock()
         try:
-            transition = episode.turn(actions[row], session.want)
+            if stepped % SAMPLED:
+                transition = episode.turn(actions, session.want)
+            else:
+                before = clock()
+                transition = episode.turn(actions, session.want)
+                seconds.append(clock() - before)
         except Exception as error:
             session.broken = error
             others.append(row)
             continue
-        durations.append(clock() - before)
-        session.next_index += 1
-        session.last_actions = actions[row]
+        stepped += 1
+        session.next_index = index + 1
+        session.last_actions = actions
         session.last_transition = transition
         session.touched = now
-        if transition.end_reason:
+        text, key, extras, reward, outcomes, end, success, details = transition
+        if end:
             session.over = True
-        add(call_ids[row], indices[row], transition)
+        if extras is not None or details is not None or type(text) is not str:
+            step = pb.StepResponse(transition=transition_to(transition), next_step_index=index + 1)
+            transitions.replies.append(pb.Reply(call_id=rows.call_ids[row], step=step))
+            continue
+        if end:
+            transitions.ended_rows.append(len(call_ids))
+            transitions.end_reasons.append(end)
+            transitions.successes.append(0 if success is None else 2 if success else 1)
+        call_ids.append(rows.call_ids[row])
+        texts.append(text)
+        rewards.append(reward)
+        keys.append(key)
+        counts.append(len(outcomes))
+        for outcome in outcomes:
+            if outcome is None:
+                flags.append(outcome_flags(None))
+                shares.append(0.0)
+            else:
+                flags.append(7 if outcome.valid and outcome.effective else outcome_flags(outcome))
+                shares.append(outcome.reward)
     if environment is not None:
-        metrics.steps(environment.spec.id, durations)
+        metrics.steps(environment.spec.id, stepped, seconds)
     return others

@@ -26,9 +26,7 @@ from starpod.env_server.episode import UNKNOWN_NAME, Observation, Transition, Wa
 from starpod.env_server.errors import bad_argument
 from starpod.v1 import environment_pb2 as pb
 
-_DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-)
+_DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -124,9 +122,7 @@ def action_to(action: Any) -> pb.Action:
         case str():
             return pb.Action(text=action)
         case ToolCall():
-            return pb.Action(
-                tool_call=pb.ToolCall(name=action.name, arguments_json=json.dumps(dict(action.arguments)))
-            )
+            return pb.Action(tool_call=pb.ToolCall(name=action.name, arguments_json=json.dumps(dict(action.arguments))))
         case JSON():
             return pb.Action(json=json.dumps(action.value))
         case np.ndarray() | np.generic():
@@ -155,17 +151,18 @@ def part_to(part: Part) -> pb.Part:
 
 
 def observation_to(observation: Observation) -> pb.Observation:
-    parts = observation.parts
+    parts, state_key, extras = observation
     message = pb.Observation(
         parts=[pb.Part(text=parts)] if isinstance(parts, str) else [part_to(part) for part in parts],
-        state_key=observation.state_key,
+        state_key=state_key,
     )
-    if observation.valid_actions is not None:
-        message.valid_actions.extend([action_to(action) for action in observation.valid_actions])
-    if observation.expert_action is not None:
-        message.expert_action.CopyFrom(action_to(observation.expert_action))
-    if observation.score is not None:
-        message.score = observation.score
+    if extras is not None:
+        if extras.valid_actions is not None:
+            message.valid_actions.extend([action_to(action) for action in extras.valid_actions])
+        if extras.expert_action is not None:
+            message.expert_action.CopyFrom(action_to(extras.expert_action))
+        if extras.score is not None:
+            message.score = extras.score
     return message
 
 
@@ -196,11 +193,13 @@ def transition_to(transition: Transition) -> pb.Transition:
         truncated=transition.truncated,
         end_reason=transition.end_reason.value,  # type: ignore[arg-type]
         success=transition.success,
-        reward_parts=transition.reward_parts,
-        criteria=transition.criteria,
     )
-    if transition.info:
-        message.info.CopyFrom(struct_to(transition.info))
+    if transition.details is not None:
+        parts, criteria, info = transition.details
+        message.reward_parts.update(parts or {})
+        message.criteria.update(criteria or {})
+        if info:
+            message.info.CopyFrom(struct_to(info))
     return message
 
 

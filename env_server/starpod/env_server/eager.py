@@ -26,14 +26,12 @@ def run_eagerly(coroutine: Coroutine[Any, Any, R]) -> tuple[R, None] | tuple[Non
         yielded = waiting_for
         while True:
             try:
-                sent = yield yielded
-            except BaseException as error:
-                step = coroutine.throw
-                argument: Any = error
-            else:
-                step, argument = coroutine.send, sent
-            try:
-                yielded = step(argument)
+                try:
+                    sent = yield yielded
+                except BaseException as error:
+                    yielded = coroutine.throw(error)
+                else:
+                    yielded = coroutine.send(sent)
             except StopIteration as finished:
                 result: R = finished.value
                 return result

@@ -22,7 +22,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -114,7 +114,7 @@ class EnvironmentSpec:
 
     id: `name-vN`; N grows when rewards, observations or rules change incompatibly.
     version: semantic, MAJOR.MINOR.PATCH.
-    actions: every action by name where the set is fixed; matched without regard to case, handed to `step` as written here.
+    actions: every action by name where the set is fixed; matched whatever their case, handed to `step` as written here.
     grammar: how an action is written where there is no fixed set, for people and prompts.
     observation_modes: values of the option `observation`, where there is one.
     restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
@@ -138,11 +138,14 @@ class EnvironmentSpec:
     restores: str = ""
     slow_reset: bool = False
     step_timeout: float = 60.0
+    action_set: frozenset[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "action_set", frozenset(self.actions))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one sub-action did.
+class Outcome(NamedTuple):
+    """What one sub-action did. (A tuple, because one is made per sub-action.)
 
     reward: finite; the turn's reward is the sum.
     terminated: the task itself ended. truncated: a limit of the environment's own cut it short. Never both.
@@ -231,9 +234,7 @@ class Environment(ABC):
     def get_state(self) -> dict[str, Any]:
         """The state as a dictionary of plain values."""
         return {
-            name: value
-            for name, value in self.__dict__.items()
-            if name != "options" and not name.startswith("_cached")
+            name: value for name, value in self.__dict__.items() if name != "options" and not name.startswith("_cached")
         }
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import enum
-import functools
-import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, NamedTuple
 
 from starpod.env_server.environment import Environment, Image, Limits, Outcome, Part
 from starpod.env_server.seeding import derive_seed
@@ -36,36 +35,57 @@ class Want:
     score: bool = False
     image: bool = False
 
-    @property
-    def columns(self) -> bool:
-        """Whether an observation with just this can travel in TransitionColumns."""
-        return not (self.valid_actions or self.expert_action or self.score or self.image)
+    plain: bool = field(init=False)
+    """Whether nothing but the state key is wanted: the common case."""
+
+    def __post_init__(self) -> None:
+        plain = not (self.valid_actions or self.expert_action or self.score or self.image)
+        object.__setattr__(self, "plain", plain)
 
 
-@dataclass(slots=True)
-class Observation:
-    """What the agent sees. `parts` is a plain str for the common case of one text."""
+class Extras(NamedTuple):
+    """What an observation carries only if it is wanted."""
 
-    parts: str | Sequence[Part]
-    state_key: bytes = b""
     valid_actions: Sequence[Any] | None = None
     expert_action: Any | None = None
     score: float | None = None
 
 
-@dataclass(slots=True)
-class Transition:
-    """The result of one turn. `outcomes` has one entry per sub-action; None stands for one that was never tried
-    because the episode was over or a limit met."""
+class Details(NamedTuple):
+    """What a transition carries only if the environment gives it."""
 
-    observation: Observation
+    reward_parts: Mapping[str, float] | None = None
+    criteria: Mapping[str, bool] | None = None
+    info: Mapping[str, Any] | None = None
+
+
+class Observation(NamedTuple):
+    """What the agent sees. `parts` is a plain str for the common case of one text."""
+
+    parts: str | Sequence[Part]
+    state_key: bytes = b""
+    extras: Extras | None = None
+
+
+class Transition(NamedTuple):
+    """The result of one turn: its observation, flat, and what led to it. `outcomes` has one entry per sub-action; None
+    stands for one that was never tried because the episode was over or a limit met.
+
+    A tuple with the rare fields set apart, because one is made per step.
+    """
+
+    parts: str | Sequence[Part]
+    state_key: bytes
+    extras: Extras | None
     reward: float
     outcomes: list[Outcome | None]
     end_reason: EndReason = EndReason.NONE
     success: bool | None = None
-    reward_parts: Mapping[str, float] | None = None
-    criteria: Mapping[str, bool] | None = None
-    info: Mapping[str, Any] | None = None
+    details: Details | None = None
+
+    @property
+    def observation(self) -> Observation:
+        return Observation(self.parts, self.state_key, self.extras)
 
     @property
     def terminated(self) -> bool:
@@ -84,10 +104,7 @@ class EpisodeOver(Exception):
     """The episode is over: reset first."""
 
 
-@functools.cache
-def _names(environment: type[Environment]) -> dict[str, str] | None:
-    """Lower-case action name -> the name as the spec writes it; None where the set of actions is not fixed."""
-    return {name.lower(): name for name in environment.spec.actions} or None
+_UNLIMITED = 2**62
 
 
 class Episode:
@@ -102,7 +119,7 @@ class Episode:
     def __init__(self, environment: Environment, limits: Limits) -> None:
         self.environment = environment
         self.limits = limits
-        self.names = _names(type(environment))
+        self.names = environment.spec.action_set
         self.seed = 0
         self.turns = 0
         self.actions = 0
@@ -126,51 +143,45 @@ class Episode:
         if self.end_reason:
             raise EpisodeOver
         environment, limits, names = self.environment, self.limits, self.names
-        budget = len(actions)
-        if limits.max_actions_per_turn:
-            budget = min(budget, limits.max_actions_per_turn)
-        if limits.max_actions:
-            budget = min(budget, limits.max_actions - self.actions)
+        step = environment.step
+        budget = limits.max_actions_per_turn or _UNLIMITED
+        left = (limits.max_actions or _UNLIMITED) - self.actions
+        if left < budget:
+            budget = left
+        before = budget
         reward = 0.0
         outcomes: list[Outcome | None] = []
         success: bool | None = None
         end = EndReason.NONE
-        parts = criteria = info = None
+        details: Details | None = None
         for action in actions:
-            if end or budget <= 0:
+            if budget <= 0 or end:
                 outcomes.append(None)
                 continue
-            if names is not None:
-                name = names.get(action) or names.get(action.strip().lower()) if isinstance(action, str) else None
-                if name is None:
+            if names and (type(action) is not str or action not in names):
+                action = self._spell(action)
+                if action is None:
                     outcomes.append(UNKNOWN_NAME)
                     continue
-                action = name
-            outcome = environment.step(action)
-            budget -= 1
-            self.actions += 1
+            outcome = step(action)
             outcomes.append(outcome)
-            reward += outcome.reward
-            success = outcome.success
-            if outcome.reward_parts is not None:
-                parts = dict(parts or {})
-                for part, value in outcome.reward_parts.items():
-                    parts[part] = parts.get(part, 0.0) + value
-            if outcome.criteria is not None:
-                criteria = {**(criteria or {}), **outcome.criteria}
-            if outcome.info is not None:
-                info = {**(info or {}), **outcome.info}
-            if outcome.terminated:
+            budget -= 1
+            share, terminated, truncated, success, _, _, shares, criteria, info = outcome
+            reward += share
+            if info is not None or shares is not None or criteria is not None:
+                details = _merge(details, outcome)
+            if terminated:
                 end = EndReason.TERMINAL
-            elif outcome.truncated:
+            elif truncated:
                 end = EndReason.ENVIRONMENT_LIMIT
-        if not math.isfinite(reward):
+        if not isfinite(reward):
             raise ValueError(f"{type(environment).__name__}.step returned a reward that is not finite: {reward}")
-        self.turns += 1
+        self.turns = turns = self.turns + 1
+        self.actions += before - budget
         if not end:
-            if limits.max_actions and self.actions >= limits.max_actions:
+            if left <= before - budget:
                 end = EndReason.MAX_ACTIONS
-            elif limits.max_turns and self.turns >= limits.max_turns:
+            elif turns == limits.max_turns:
                 end = EndReason.MAX_TURNS
         if end:
             self.end_reason = end
@@ -178,28 +189,43 @@ class Episode:
                 success = False
         else:
             success = None
-        return Transition(self.observe(want), reward, outcomes, end, success, parts, criteria, info)
+        state_key = environment.state_key() if want.state_key else b""
+        if want.plain:
+            return Transition(environment.observe(), state_key, None, reward, outcomes, end, success, details)
+        parts, extras = self._extras(want)
+        return Transition(parts, state_key, extras, reward, outcomes, end, success, details)
 
     def observe(self, want: Want) -> Observation:
         """What the agent sees now, with what is wanted of valid actions, state key, expert action, score and image."""
         environment = self.environment
-        observation = Observation(environment.observe(), environment.state_key() if want.state_key else b"")
-        if not want.columns:
-            if want.valid_actions and not self.end_reason:
-                observation.valid_actions = environment.valid_actions()
-            if want.expert_action and not self.end_reason:
-                observation.expert_action = environment.expert_action()
-            if want.score:
-                observation.score = environment.score()
-            if want.image:
-                frame = environment.render("png")
-                assert isinstance(frame, bytes)
-                parts = observation.parts
-                observation.parts = [*([parts] if isinstance(parts, str) else parts), Image(frame)]
-        return observation
+        state_key = environment.state_key() if want.state_key else b""
+        if want.plain:
+            return Observation(environment.observe(), state_key)
+        parts, extras = self._extras(want)
+        return Observation(parts, state_key, extras)
+
+    def _spell(self, action: Any) -> str | None:
+        """The action's name as the spec writes it, whatever its case; None if it is none."""
+        if not isinstance(action, str):
+            return None
+        wanted = action.strip().lower()
+        return next((name for name in self.environment.spec.actions if name.lower() == wanted), None)
+
+    def _extras(self, want: Want) -> tuple[str | Sequence[Part], Extras]:
+        environment, live = self.environment, not self.end_reason
+        parts = environment.observe()
+        if want.image:
+            frame = environment.render("png")
+            assert isinstance(frame, bytes)
+            parts = [*([parts] if isinstance(parts, str) else parts), Image(frame)]
+        return parts, Extras(
+            environment.valid_actions() if want.valid_actions and live else None,
+            environment.expert_action() if want.expert_action and live else None,
+            environment.score() if want.score else None,
+        )
 
     def fork(self, dynamics_seed: int | None) -> Episode:
-        """An independent copy; with `dynamics_seed` it gets a new stream of transitions, else a copy of the present one."""
+        """An independent copy; with `dynamics_seed` it gets a new stream of transitions, else a copy of this one."""
         environment = self.environment
         twin = type(environment)()
         twin.options = environment.options
@@ -241,3 +267,17 @@ class Episode:
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
         return episode
+
+
+def _merge(details: Details | None, outcome: Outcome) -> Details:
+    """The turn's details with one more outcome's: reward parts add up, later criteria and info win."""
+    parts, criteria, info = details or Details()
+    if outcome.reward_parts is not None:
+        parts = dict(parts or {})
+        for name, value in outcome.reward_parts.items():
+            parts[name] = parts.get(name, 0.0) + value
+    if outcome.criteria is not None:
+        criteria = {**(criteria or {}), **outcome.criteria}
+    if outcome.info is not None:
+        info = {**(info or {}), **outcome.info}
+    return Details(parts, criteria, info)

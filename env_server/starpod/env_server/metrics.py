@@ -6,21 +6,19 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-import numpy as np
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 STEP_SECONDS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 30.0)
 """Upper bounds of the step latency buckets: from inline environments to slow ones."""
-_BOUNDS = np.array(STEP_SECONDS)
 
 
 class _Histogram:
     __slots__ = ("counts", "sum")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(STEP_SECONDS) + 1)
+        self.counts = [0.0] * (len(STEP_SECONDS) + 1)
         self.sum = 0.0
 
 
@@ -45,17 +43,18 @@ class Metrics(Collector):
         histogram.counts[bisect_left(STEP_SECONDS, seconds)] += 1
         histogram.sum += seconds
 
-    def steps(self, environment: str, seconds: list[float]) -> None:
-        """Many turns at once: much cheaper than as many calls of `step`."""
-        if not seconds:
+    def steps(self, environment: str, count: int, sample: list[float]) -> None:
+        """Many turns at once, of which a sample was timed; it stands for all of them."""
+        if not sample:
             return
         histogram = self._steps.get(environment)
         if histogram is None:
             histogram = self._steps[environment] = _Histogram()
+        weight = count / len(sample)
         counts = histogram.counts
-        for place, count in enumerate(np.bincount(_BOUNDS.searchsorted(seconds))):
-            counts[place] += int(count)
-        histogram.sum += sum(seconds)
+        for seconds in sample:
+            counts[bisect_left(STEP_SECONDS, seconds)] += weight
+        histogram.sum += sum(sample) * weight
 
     def live(self, environment: str, change: int) -> None:
         """Sessions came (+) or went (-)."""
@@ -80,10 +79,10 @@ class Metrics(Collector):
             "starpod_step_seconds", "Time of one turn in the environment itself.", labels=["environment"]
         )
         for environment, histogram in list(self._steps.items()):
-            total, buckets = 0, []
+            total, buckets = 0.0, []
             for bound, count in zip((*map(str, STEP_SECONDS), "+Inf"), histogram.counts, strict=True):
                 total += count
-                buckets.append((bound, float(total)))
+                buckets.append((bound, total))
             steps.add_metric([environment], buckets, histogram.sum)
         yield steps
         yield _gauge("starpod_live_sessions", "Sessions alive.", self._live)

@@ -221,9 +221,7 @@ def _answer(
     match verb, arguments:
         case "reset", [options, limits, seed, dynamics_seed, want]:
             wanted = Want(*want)
-            plan = ResetPlan(
-                environment.Options.model_validate(options), Limits(*limits), seed, dynamics_seed, wanted
-            )
+            plan = ResetPlan(environment.Options.model_validate(options), Limits(*limits), seed, dynamics_seed, wanted)
             episode = start_episode(environment, plan)
             return episode, convert.observation_to(episode.observe(wanted)).SerializeToString()
         case "load", [data]:

@@ -65,7 +65,7 @@ def load_class(reference: tuple[str, str]) -> type[Environment]:
     found: Any = _load_module(source)
     for part in name.split("."):
         found = getattr(found, part)
-    assert issubclass(found, Environment)
+    assert isinstance(found, type) and issubclass(found, Environment)
     return found
 
 

@@ -109,7 +109,7 @@ class EnvironmentServer:
             self._stop_metrics()
         self._tracer.close()
 
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+    async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME, *self.calls.registry.ids):
             await self._health.set(service, status)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import grpc
 from grpc_status import rpc_status
@@ -25,7 +25,8 @@ from starpod.v1 import environment_pb2_grpc as rpc
 PROTOCOL_VERSION = "1.0"
 R = TypeVar("R")
 
-Context = grpc.aio.ServicerContext
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EnvironmentService(rpc.EnvironmentServiceServicer):
@@ -98,7 +99,7 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
     async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:
         return await self._unary("Close", context, lambda table: self._calls.close(table, request))
 
-    async def Stream(self, _: Any, context: Context) -> None:
+    async def Stream(self, _: Any, context: Context) -> None:  # type: ignore[override]
         with self._tracer.span("Stream", context):
             try:
                 tenant = self._authenticator.tenant(context.invocation_metadata())
@@ -106,20 +107,17 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                 await self._fail(context, "Stream", error)
             await StreamServer(self._calls, self.tables[tenant], context).run()
 
-    async def _unary(self, method: str, context: Context, start: Any) -> Any:
+    async def _unary(self, method: str, context: Context, start: Callable[[SessionTable], Coroutine[Any, Any, R]]) -> R:
         calls, metrics = self._calls, self._calls.metrics
         with self._tracer.span(method, context):
             try:
                 tenant = self._authenticator.tenant(context.invocation_metadata())
                 limit = calls.limits.max_calls_in_flight
                 if metrics.calls_in_flight >= limit:
-                    raise overloaded(
-                        "max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1
-                    )
-                work: Coroutine[Any, Any, Any] = start(self.tables[tenant])
-                reply, task = run_eagerly(work)
+                    raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
+                reply, task = run_eagerly(start(self.tables[tenant]))
                 if task is None:
-                    return reply
+                    return cast(R, reply)
                 # A caller who gives up cancels his wait, not the work: it is finished and cached.
                 metrics.calls_in_flight += 1
                 calls.keep(task)

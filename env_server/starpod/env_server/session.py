@@ -130,14 +130,15 @@ class SessionTable(dict[str, Session]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys: dict[str, Reservation] = {}
+        self.reservations: dict[str, Reservation] = {}
 
     def find(self, session_id: str) -> Session:
         """Raises UNKNOWN_SESSION or SESSION_LOST."""
         session = self.get(session_id)
         if session is None:
             raise CallError(
-                "UNKNOWN_SESSION", f"no session {session_id[:64]!r}: closed, expired or never opened here; open a new one"
+                "UNKNOWN_SESSION",
+                f"no session {session_id[:64]!r}: closed, expired or never opened here; open a new one",
             )
         session.check()
         return session
@@ -146,10 +147,10 @@ class SessionTable(dict[str, Session]):
         """Sessions whose lease ran out."""
         return (session for session in self.values() if now - session.touched > session.lease and not session.pending)
 
-    def forget_keys(self, now: float) -> None:
+    def forget_reservations(self, now: float) -> None:
         """Drops keys whose sessions have been gone for a lease."""
-        for key, reservation in list(self.keys.items()):
+        for key, reservation in list(self.reservations.items()):
             if not reservation.reply.done() or any(id in self for id in reservation.session_ids):
                 reservation.last_alive = now
             elif now - reservation.last_alive > reservation.lease:
-                del self.keys[key]
+                del self.reservations[key]
