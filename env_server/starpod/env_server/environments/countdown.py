@@ -56,9 +56,7 @@ class CountdownOptions(EnvironmentOptions):
                 raise ValueError("numbers must be 1 to 4 whole numbers from 1 to 10000")
             drawn = {"min_count", "max_count", "max_number", "max_target", "operators"}
             if idle := drawn & self.model_fields_set:
-                raise ValueError(
-                    f"{', '.join(sorted(idle))} only shape drawn puzzles; leave out that or numbers"
-                )
+                raise ValueError(f"{', '.join(sorted(idle))} only shape drawn puzzles; leave out that or numbers")
         if self.min_count > self.max_count:
             raise ValueError(f"min_count {self.min_count} is above max_count {self.max_count}; lower it")
         return self
