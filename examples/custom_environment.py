@@ -31,9 +31,10 @@ class Guess(Environment):
         self.number = rng.randint(1, self.options.highest)
         self.low, self.high = 1, self.options.highest
 
-    def step(self, action: str) -> Outcome:
-        if not action.strip().isdecimal() or not 1 <= (guess := int(action)) <= self.options.highest:
+    def step(self, action: object) -> Outcome:
+        if not (isinstance(action, str) and action.strip().isdecimal()):
             return INVALID
+        guess = int(action)
         useful = self.low <= guess <= self.high
         if guess <= self.number:
             self.low = max(self.low, guess + (guess < self.number))

@@ -1,0 +1,58 @@
+"""examples/custom_environment.py: short, served, checked, played, and stepped through the Gymnasium adapter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from starpod.client import SyncFleet, Want
+from tests.support import ROOT, ServerProcess, start_server
+
+EXAMPLE = ROOT / "examples" / "custom_environment.py"
+
+
+@pytest.fixture(scope="module")
+def custom() -> Iterator[ServerProcess]:
+    with start_server("--environment-module", str(EXAMPLE)) as server:
+        yield server
+
+
+def test_it_fits_on_a_page() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) <= 60
+
+
+def test_it_is_all_that_is_served(custom: ServerProcess) -> None:
+    with SyncFleet(custom.address) as fleet:
+        assert [spec.id for spec in fleet.describe()] == ["guess-v1"]
+
+
+def test_it_keeps_the_contract(custom: ServerProcess) -> None:
+    result = _starpod("check", custom.address)
+    assert result.returncode == 0, result.stdout
+
+
+def test_it_is_played(custom: ServerProcess) -> None:
+    result = _starpod("play", custom.address, "guess", "--seed", "7", "--option", "highest=2", stdin="1\n2\n")
+    assert result.returncode == 0
+    assert "Solved: the task ended after" in result.stdout
+
+
+def test_its_expert_halves_the_range(custom: ServerProcess) -> None:
+    with SyncFleet(custom.address) as fleet:
+        (session,) = fleet.open("guess-v1", seed=3, options={"highest": 1000}, want=Want(expert_action=True))
+        turns = 0
+        while not session.done:
+            action = session.observation.expert_action
+            assert action is not None
+            transition = session.step(action)
+            turns += 1
+        assert (transition.success, transition.reward) == (True, 1.0)
+        assert turns <= 10  # 2**10 > 1000
+
+
+def _starpod(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "starpod.client.main", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100, cwd=ROOT)
