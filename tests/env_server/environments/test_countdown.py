@@ -206,7 +206,7 @@ def test_the_solver_solves_what_it_can(numbers: list[int], rng: random.Random) -
         ({"target": 5}, "give both or neither"),
         ({"numbers": [0, 5], "target": 5}, "1 to 4 whole numbers"),
         ({"numbers": [1] * 5, "target": 5}, "1 to 4 whole numbers"),
-        ({"numbers": [3, 5], "target": 8, "operators": "+-"}, "operators only shape drawn puzzles"),
+        ({"numbers": [3, 5], "target": 8, "operators": "+-*/"}, "operators only shape drawn puzzles"),
         ({"min_count": 4, "max_count": 3}, "min_count 4 is above max_count 3"),
         ({"operators": "+"}, "'\\+-' or '\\+-\\*/'"),
     ],

@@ -67,6 +67,13 @@ def test_caches_are_no_state(seed: int, dynamics_seed: int) -> None:
         assert len(encode(state)) < 4096
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_options_come_back_from_their_own_dump(case: Case) -> None:
+    """As in a snapshot, which holds every option and not only the given ones."""
+    options = case[0].Options(**case[1])
+    assert case[0].Options(**options.model_dump(mode="json")) == options
+
+
 def _played(case: Case, seed: int, dynamics_seed: int, turns: int) -> Episode:
     state = episode(case, seed, dynamics_seed)
     rng = random.Random(seed)

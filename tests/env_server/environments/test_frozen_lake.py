@@ -289,7 +289,7 @@ def test_sessions_on_one_map_share_their_tables() -> None:
         ({"map": ["FF", "FG"]}, "has 0 tiles S; it needs one start"),
         ({"map": ["SG", "FG"]}, "has 2 tiles G; it needs one goal"),
         ({"map": ["SH", "HG"]}, "no path leads from S to G"),
-        ({"map": ["SG"], "size": 4}, "size only shape drawn maps"),
+        ({"map": ["SG"], "size": 5}, "size only shape drawn maps"),
         ({"size": 1}, "greater than or equal to 2"),
         ({"success_rate": 0}, "greater than 0"),
         ({"symbols": {"ice": "PP"}}, "one visible character"),

@@ -54,9 +54,10 @@ class CountdownOptions(EnvironmentOptions):
         if self.numbers is not None:
             if not 1 <= len(self.numbers) <= 4 or not all(1 <= number <= 10_000 for number in self.numbers):
                 raise ValueError("numbers must be 1 to 4 whole numbers from 1 to 10000")
-            drawn = {"min_count", "max_count", "max_number", "max_target", "operators"}
-            if idle := drawn & self.model_fields_set:
-                raise ValueError(f"{', '.join(sorted(idle))} only shape drawn puzzles; leave out that or numbers")
+            drawn = ("min_count", "max_count", "max_number", "max_target", "operators")
+            fields = type(self).model_fields
+            if idle := [name for name in drawn if getattr(self, name) != fields[name].default]:
+                raise ValueError(f"{', '.join(idle)} only shape drawn puzzles; leave out that or numbers")
         if self.min_count > self.max_count:
             raise ValueError(f"min_count {self.min_count} is above max_count {self.max_count}; lower it")
         return self

@@ -107,8 +107,10 @@ class FrozenLakeOptions(EnvironmentOptions):
 
     @model_validator(mode="after")
     def _map_or_size(self) -> FrozenLakeOptions:
-        if self.map and (idle := {"size", "frozen_probability"} & self.model_fields_set):
-            raise ValueError(f"{' and '.join(sorted(idle))} only shape drawn maps; leave out that or map")
+        fields = type(self).model_fields
+        idle = [name for name in ("frozen_probability", "size") if getattr(self, name) != fields[name].default]
+        if self.map and idle:
+            raise ValueError(f"{' and '.join(idle)} only shape drawn maps; leave out that or map")
         return self
 
 
