@@ -205,7 +205,8 @@ def _end_with_supervisor() -> None:
     """Ends this process when its supervisor is gone, however it went: its end of our standard input closes."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        # Not through sys.stdin: its lock, held by a thread that waits, aborts the interpreter at exit.
+        while os.read(0, 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
