@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,7 @@ def test_processes_agree_whatever_their_hash_seed() -> None:
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],
+            cwd=Path(__file__).resolve().parents[3],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
