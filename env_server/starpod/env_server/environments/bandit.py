@@ -194,7 +194,7 @@ def _draw(arms: tuple[str, str], pulled: str | None, payout: float) -> Image.Ima
     for place, arm in enumerate(arms):
         paid = payout if arm == pulled else None
         _machine(draw, (24 + 228 * place) * _SCALE, arm, paid, dim=pulled not in (None, arm))
-    return canvas.resize((480, 300), Image.Resampling.LANCZOS)
+    return canvas.reduce(_SCALE)
 
 
 def _machine(draw: ImageDraw.ImageDraw, left: int, name: str, payout: float | None, dim: bool) -> None:

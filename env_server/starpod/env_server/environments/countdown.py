@@ -385,4 +385,4 @@ def _draw(numbers: Sequence[int], target: int, answer: str | None, points: float
         shown = "".join(character if character.isprintable() else " " for character in answer)
         centred(205, 259, shown if len(shown) <= 60 else shown[:59] + "…", 330, 20, _INK)
         centred(415, 259, f"{points:g}", 60, 20, _INK)
-    return canvas.resize((480, 300), Image.Resampling.LANCZOS)
+    return canvas.reduce(_SCALE)
