@@ -1,0 +1,92 @@
+"""Class `process`: however an environment dies, it costs its own session alone, and is reported as what it was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from starpod.env_server.config import ServerLimits
+from starpod.env_server.process_host import ProcessHost
+from starpod.v1 import environment_pb2 as pb
+from tests.env_server.conftest import Client, Serve, text_of
+
+
+@pytest.mark.parametrize(
+    ("action", "cause"),
+    [
+        ("exit", "its environment process exited with status 7"),
+        ("segfault", "its environment process was killed by SIGSEGV"),
+        ("hang", "its environment process hung: no answer to turn within 1.5 s, so it was killed"),
+    ],
+)
+async def test_a_death_costs_its_own_session_alone(client: Client, action: str, cause: str) -> None:
+    response = await client.stub.Open(pb.OpenRequest(environment_id="fragile-v1", seed=2, count=3))
+    doomed, *others = response.sessions
+    failing = asyncio.create_task(client.fails(client.step(doomed, 0, action)))
+    turns = [await client.step(other, index, "fine") for other in others for index in range(3)]
+    failure = await failing
+    assert (failure.code, failure.reason, failure.metadata) == (
+        "DATA_LOSS",
+        "SESSION_LOST",
+        {"cause": cause, "advice": "reopen"},
+    )
+    assert (await client.fails(client.step(doomed, 0, "fine"))).metadata["cause"] == cause
+    again = await client.open("fragile-v1", seed=2, dynamics_seed=others[0].dynamics_seed)
+    assert [await client.step(again, index, "fine") for index in range(3)] == turns[:3]
+
+
+async def test_an_exception_is_a_bug_of_the_environment(client: Client) -> None:
+    session = await client.open("fragile-v1")
+    failure = await client.fails(client.step(session, 0, "raise"))
+    assert (failure.reason, failure.metadata["exception"], failure.metadata["session"]) == (
+        "ENVIRONMENT_BUG",
+        "KeyError",
+        "lost",
+    )
+
+
+async def test_a_process_killed_from_outside_is_noticed(client: Client) -> None:
+    session = await client.open("fragile-v1")
+    pid = int((await client.step(session, 0, "pid")).info["pid"])
+    assert pid != os.getpid()
+    os.kill(pid, signal.SIGKILL)
+    failure = await client.fails(client.step(session, 1, "fine"))
+    assert failure.metadata["cause"] == "its environment process was killed by SIGKILL"
+
+
+async def test_closing_ends_the_process(client: Client) -> None:
+    session = await client.open("fragile-v1")
+    pid = int((await client.step(session, 0, "pid")).info["pid"])
+    await client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+    for _ in range(200):
+        if not os.path.exists(f"/proc/{pid}"):
+            break
+        await asyncio.sleep(0.02)
+    assert not os.path.exists(f"/proc/{pid}")
+    assert ProcessHost.alive == 0
+
+
+async def test_processes_are_bounded(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_processes=2))
+    sessions = [await client.open("fragile-v1") for _ in range(2)]
+    failure = await client.fails(client.open("fragile-v1"))
+    assert (failure.reason, failure.metadata["limit"]) == ("OVERLOADED", "max_processes")
+    fork = pb.ForkRequest(session_id=sessions[0].session_id, epoch=1, step_index=0)
+    assert (await client.fails(client.stub.Fork(fork))).metadata["limit"] == "max_processes"
+    await client.open("walk-v1")
+    await client.stub.Close(pb.CloseRequest(session_ids=[sessions[0].session_id]))
+    await client.open("fragile-v1")
+
+
+async def test_process_and_reset(client: Client) -> None:
+    session = await client.open("fragile-v1", seed=5)
+    first = await client.step(session, 0, "fine")
+    reset = pb.ResetRequest(session_id=session.session_id, epoch=1, seed=5, dynamics_seed=session.dynamics_seed)
+    again = (await client.stub.Reset(reset)).session
+    assert text_of(again) == text_of(session)
+    assert await client.step(again, 0, "fine", epoch=2) == first
+    render = await client.stub.Render(pb.RenderRequest(session_id=session.session_id))
+    assert render.data.decode() == text_of(first)
