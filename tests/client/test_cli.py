@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,33 @@ def test_play_to_the_goal(server: ServerProcess) -> None:
     assert "Turn 2: Right (+0); Down (+0)" in result.stdout
     assert "Turn 3: Down (+1)" in result.stdout
     assert "Solved: the task ended after 3 turns, total reward +1" in result.stdout
+
+
+def test_play_with_arrow_keys_on_a_terminal(server: ServerProcess) -> None:
+    """Arrow keys act at once; letters wait for Enter; backspace takes them back; Ctrl-D leaves."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "starpod.client.main", "play", server.address, "frozen_lake"]
+    command += ["--option", f"map={LAKE}", "--option", "success_rate=1"]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=ROOT) as process:
+        os.close(terminal)
+
+        def wait_for(text: str) -> None:
+            shown = ""
+            while text not in shown:
+                shown += os.read(controller, 4096).decode(errors="replace")
+
+        wait_for("quit")
+        os.write(controller, b"\x1b[C")
+        wait_for("Turn 1: ")
+        os.write(controller, b"rightx\x7f\r\x1b[B")
+        wait_for("Turn 3: ")
+        os.write(controller, b"hint\r")
+        wait_for("The expert would play")
+        os.write(controller, b"\x1b[B")
+        wait_for("Solved")
+        os.write(controller, b"\x04")
+        assert process.wait(30) == 0
+    os.close(controller)
 
 
 def test_play_into_a_hole(server: ServerProcess) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 Reader = Callable[[Mapping[str, str]], str | None]
@@ -23,16 +24,21 @@ def read_line(shortcuts: Mapping[str, str]) -> str | None:
     return line.rstrip("\n") if line else None
 
 
-def read_keys(shortcuts: Mapping[str, str]) -> str | None:
-    """A line typed on the terminal; an arrow key on an empty line returns its shortcut at once."""
-    import termios
+@contextlib.contextmanager
+def keys() -> Iterator[Reader]:
+    """A reader of the terminal on standard input: an arrow key on an empty line returns its shortcut at once.
+
+    The terminal delivers single keys until the context ends, so that keys typed ahead are not lost between turns.
+    """
+    import termios  # not on Windows, where only `read_line` works
     import tty
 
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
+    key = _keys(terminal)
     try:
-        return _edit_line(_keys(terminal), shortcuts, sys.stdout)
+        yield lambda shortcuts: _edit_line(key, shortcuts, sys.stdout)
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from starpod.client.catalog import Connection, connection_options, find_environment, hosted, parse_options
 from starpod.client.game import SEPARATOR, Game, NotPossible, action_text, part_text
-from starpod.client.keyboard import Reader, read_keys, read_line
+from starpod.client.keyboard import Reader, keys, read_line
 from starpod.v1 import environment_pb2 as pb
 
 ARROWS = ("up", "down", "left", "right")
@@ -52,8 +53,11 @@ def play(
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection as server:
         spec = find_environment(hosted(server), environment, version)
-        with Game(server, spec, parse_options(spec, assignments), seed) as game:
-            Screen(game, Console(highlight=False), clears=interactive).run(read_keys if interactive else read_line)
+        with (
+            Game(server, spec, parse_options(spec, assignments), seed) as game,
+            keys() if interactive else contextlib.nullcontext(read_line) as read,
+        ):
+            Screen(game, Console(highlight=False), clears=interactive).run(read)
 
 
 class Screen:
