@@ -1,0 +1,88 @@
+"""Ids, versions and what may be registered."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.env_server.environment import Environment
+from starpod.env_server.errors import CallError
+from starpod.env_server.registry import Registry, RegistryError, load_class, parse_version_range, reference_to
+from tests.env_server.troublesome import OldWalk, Walk
+
+
+def variant(**changes: Any) -> type[Environment]:
+    return type("Variant", (Walk,), {"spec": dataclasses.replace(Walk.spec, **changes)})
+
+
+def test_built_in_environments_are_installed() -> None:
+    installed = {"bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1"}
+    assert installed <= set(Registry.installed().ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": "Walk-v1"}, "not of the form name-vN"),
+        ({"id": "walk"}, "not of the form name-vN"),
+        ({"version": "1.0"}, "not MAJOR.MINOR.PATCH"),
+        ({"restores": "latest"}, "not a comparator"),
+        ({}, "registered twice"),
+    ],
+)
+def test_bad_specs_are_refused(changes: dict[str, Any], message: str) -> None:
+    registry = Registry([Walk])
+    with pytest.raises(RegistryError, match=message):
+        registry.add(variant(**changes))
+
+
+def test_an_incomplete_class_is_refused() -> None:
+    class Incomplete(Environment):
+        spec = Walk.spec
+
+    with pytest.raises(RegistryError, match="does not define render, reset, step"):
+        Registry([Incomplete])
+
+
+def test_versions_are_ordered_by_number_not_by_text() -> None:
+    registry = Registry([variant(version="1.9.0"), variant(version="1.10.0"), OldWalk])
+    assert registry.find("walk-v1").spec.version == "1.10.0"
+    assert registry.find("walk-v1", "<1.10").spec.version == "1.9.0"
+    assert registry.find_restorer("walk-v1", "1.0.0") is OldWalk
+
+
+def test_a_snapshot_goes_to_its_own_version_or_to_one_that_says_so() -> None:
+    assert Registry([Walk, OldWalk]).find_restorer("walk-v1", "1.0.0") is OldWalk
+    assert Registry([Walk]).find_restorer("walk-v1", "1.0.5") is Walk
+    with pytest.raises(CallError, match="INCOMPATIBLE_SNAPSHOT"):
+        Registry([Walk]).find_restorer("walk-v1", "2.0.0")
+    with pytest.raises(CallError, match="INCOMPATIBLE_SNAPSHOT"):
+        Registry([Walk]).find_restorer("walk-v1", "'; drop table")
+
+
+@pytest.mark.parametrize("text", ["~=1.0", "1.x", ">= <", "1.0;2.0", ">=1.0.0.0.0"])
+def test_ranges_are_comparators_only(text: str) -> None:
+    with pytest.raises(ValueError, match="not a comparator"):
+        parse_version_range(text)
+
+
+def test_environments_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from starpod.env_server import Environment, EnvironmentSpec, Outcome\n"
+        "class Mine(Environment):\n"
+        "    spec = EnvironmentSpec(id='mine-v1', version='0.1.0', title='Mine')\n"
+        "    def reset(self, rng): pass\n"
+        "    def step(self, action): return Outcome()\n"
+        "    def render(self, mode='text'): return 'mine'\n"
+    )
+    registry = Registry()
+    registry.add_module(str(file))
+    (mine,) = registry
+    assert load_class(reference_to(mine)).spec == mine.spec
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(RegistryError, match="defines no Environment"):
+        registry.add_module(str(tmp_path / "empty.py"))

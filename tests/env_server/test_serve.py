@@ -1,0 +1,131 @@
+"""`starpod serve` as processes: workers, crashes, signals, wrong calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.support import start_server
+
+TROUBLESOME = str(Path(__file__).with_name("troublesome.py"))
+
+
+def describe(address: str) -> pb.DescribeResponse:
+    with grpc.insecure_channel(address) as channel:
+        return EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), timeout=10, wait_for_ready=True)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within ten seconds."""
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_workers_know_each_other_and_a_crashed_one_comes_back() -> None:
+    with start_server("--environment-module", TROUBLESOME, "--workers", "2") as server:
+        first = describe(server.address)
+        assert len(first.endpoints) == 2 and server.address in first.endpoints
+        other_address = next(address for address in first.endpoints if address != server.address)
+        with grpc.insecure_channel(other_address) as channel:
+            stub = EnvironmentServiceStub(channel)
+            session = stub.Open(pb.OpenRequest(environment_id="walk-v1", seed=1)).sessions[0]
+            victim, *_ = children_of(server.process.pid)
+            os.kill(victim, signal.SIGKILL)
+            step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="Right")])
+            for index in range(20):
+                step.step_index = index
+                stub.Step(step, timeout=5)
+                time.sleep(0.01)
+        for _ in range(400):
+            try:
+                again = describe(server.address)
+                break
+            except grpc.RpcError:
+                time.sleep(0.02)
+        assert again.instance_id != first.instance_id
+        assert again.endpoints == first.endpoints
+
+
+def test_workers_end_with_their_supervisor_however_it_ends() -> None:
+    with start_server("--environment-module", TROUBLESOME, "--workers", "2", "--drain", "1") as server:
+        workers = children_of(server.process.pid)
+        assert len(workers) == 2
+        os.kill(server.process.pid, signal.SIGKILL)  # the supervisor alone
+        server.process.wait()
+        assert all(gone(worker) for worker in workers)
+
+
+def test_sigterm_drains_and_a_second_signal_does_not_wait() -> None:
+    with start_server("--environment-module", TROUBLESOME, "--drain", "60") as server:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = EnvironmentServiceStub(channel)
+            stub.Open(pb.OpenRequest(environment_id="walk-v1"))
+            server.process.send_signal(signal.SIGTERM)
+            for _ in range(200):
+                if stub.Describe(pb.DescribeRequest()).draining:
+                    break
+                time.sleep(0.02)
+            assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+
+
+def test_environment_processes_end_with_their_server() -> None:
+    with start_server("--environment-module", TROUBLESOME) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = EnvironmentServiceStub(channel)
+            session = stub.Open(pb.OpenRequest(environment_id="fragile-v1")).sessions[0]
+            step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="pid")])
+            pid = int(stub.Step(step).transition.info["pid"])
+            step.step_index, step.actions[0].text = 1, "hang"
+            stub.Step.future(step)
+            time.sleep(0.2)
+            os.kill(server.process.pid, signal.SIGKILL)
+        assert gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["sokobann"], 2, "did you mean sokoban-v1"),
+        (["--environment-module", "missing.py"], 2, "no such file: missing.py"),
+        (["--environment-module", "no.such.module"], 2, "cannot import 'no.such.module'"),
+        (["--tls-key", "x"], 2, "--tls-certificate and --tls-key go together"),
+        (["--lease", "0"], 2, "lease"),
+        (["--token-file", "missing"], 1, "cannot read the token file"),
+        (["--prot", "1"], 2, "--port"),
+    ],
+)
+def test_a_wrong_call_is_one_readable_line(arguments: list[str], status: int, message: str) -> None:
+    command = [sys.executable, "-m", "starpod.env_server", "--port", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_said_so() -> None:
+    with start_server("--environment-module", TROUBLESOME) as server:
+        port = server.address.rpartition(":")[2]
+        command = [sys.executable, "-m", "starpod.env_server", "--port", port, "--environment-module", TROUBLESOME]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert "is the port in use?" in done.stderr and "Traceback" not in done.stderr

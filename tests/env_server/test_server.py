@@ -1,0 +1,230 @@
+"""A server as a whole: who may call, what it tells of itself, how it goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from starpod.env_server.auth import Authenticator, TokenFileError
+from starpod.env_server.config import TLS, ServerConfig
+from starpod.env_server.logs import JSONFormatter, TextFormatter
+from starpod.env_server.registry import Registry
+from starpod.env_server.server import EnvironmentServer, ServerError
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.env_server.conftest import Client, Serve, failure_of
+from tests.env_server.troublesome import ALL
+
+
+async def test_health_per_environment_and_while_draining(serve: Serve) -> None:
+    client = await serve(drain_seconds=20)
+    health = health_pb2_grpc.HealthStub(client.channel)
+
+    async def status(service: str) -> str:
+        reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+    services = ["", "starpod.v1.EnvironmentService", "walk-v1", "fragile-v1"]
+    assert [await status(service) for service in services] == ["SERVING"] * 4
+    with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+        await status("nothing-v1")
+    session = await client.open("walk-v1")
+    draining = asyncio.create_task(client.server.drain())
+    await asyncio.sleep(0.1)
+    assert [await status(service) for service in services] == ["NOT_SERVING"] * 4
+    assert (await client.stub.Describe(pb.DescribeRequest())).draining
+    failure = await client.fails(client.open("walk-v1"))
+    assert (failure.code, failure.reason, failure.metadata["advice"]) == ("UNAVAILABLE", "DRAINING", "reopen")
+    await client.step(session, 0, "Right")
+    assert not draining.done()
+    await client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+    await asyncio.wait_for(draining, 5)
+
+
+async def test_drain_hands_sessions_back_when_its_time_is_up(serve: Serve) -> None:
+    client = await serve(drain_seconds=0.2)
+    await client.open("walk-v1")
+    await asyncio.wait_for(client.server.drain(), 5)
+
+
+async def test_reflection_shows_the_contract(client: Client) -> None:
+    def services() -> list[str]:
+        with grpc.insecure_channel(client.server.address) as channel:
+            return list(ProtoReflectionDescriptorDatabase(channel).get_services())
+
+    with ThreadPoolExecutor(1) as pool:
+        found = await asyncio.get_running_loop().run_in_executor(pool, services)
+    assert "starpod.v1.EnvironmentService" in found and "grpc.health.v1.Health" in found
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+async def test_tokens_keep_strangers_out_and_tenants_apart(serve: Serve, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# two tenants\nalpha-token\n\nbeta-token\n")
+    client = await serve(token_file=tokens)
+    request = pb.OpenRequest(environment_id="walk-v1", key="same")
+    for metadata in ((), bearer("alpha"), bearer(""), (("authorization", "alpha-token"),)):
+        for call in (
+            client.stub.Open(request, metadata=metadata),
+            client.stub.Describe(pb.DescribeRequest(), metadata=metadata),
+            client.stub.Stream(metadata=metadata).read(),
+        ):
+            failure = await client.fails(call)
+            assert (failure.code, failure.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
+    alpha = (await client.stub.Open(request, metadata=bearer("alpha-token"))).sessions[0]
+    beta = (await client.stub.Open(request, metadata=bearer("beta-token"))).sessions[0]
+    assert alpha.session_id != beta.session_id
+    step = pb.StepRequest(session_id=alpha.session_id, epoch=1, step_index=0, actions=[pb.Action(text="Right")])
+    stranger = await client.fails(client.stub.Step(step, metadata=bearer("beta-token")))
+    assert stranger.reason == "UNKNOWN_SESSION"
+    await client.stub.Close(pb.CloseRequest(session_ids=[alpha.session_id]), metadata=bearer("beta-token"))
+    await client.stub.Step(step, metadata=bearer("alpha-token"))
+
+
+def test_a_token_file_without_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nothing\n")
+    with pytest.raises(TokenFileError, match="holds no token"):
+        Authenticator.from_file(tmp_path / "empty")
+    with pytest.raises(TokenFileError, match="cannot read"):
+        Authenticator.from_file(tmp_path / "missing")
+
+
+async def test_tls_and_mtls(serve: Serve, tmp_path: Path) -> None:
+    ca, stranger_ca = trustme.CA(), trustme.CA()
+    certificate = ca.issue_cert("127.0.0.1", "localhost")
+    paths = {name: tmp_path / name for name in ("certificate", "key", "ca")}
+    certificate.cert_chain_pems[0].write_to_path(str(paths["certificate"]))
+    certificate.private_key_pem.write_to_path(str(paths["key"]))
+    ca.cert_pem.write_to_path(str(paths["ca"]))
+    tls = await serve(tls=TLS(paths["certificate"], paths["key"]))
+    mtls = await serve(tls=TLS(paths["certificate"], paths["key"], client_ca=paths["ca"]))
+
+    async def describe(client: Client, issuer: trustme.CA | None) -> str:
+        key = chain = None
+        if issuer:
+            own = issuer.issue_cert("client")
+            key, chain = own.private_key_pem.bytes(), own.cert_chain_pems[0].bytes()
+        credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes(), key, chain)
+        async with grpc.aio.secure_channel(client.server.address, credentials) as channel:
+            try:
+                return (await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), timeout=5)).server_name
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+
+    assert await describe(tls, None) == "starpod"
+    assert await describe(mtls, ca) == "starpod"
+    assert await describe(mtls, None) == "UNAVAILABLE"
+    assert await describe(mtls, stranger_ca) == "UNAVAILABLE"
+    with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+        await tls.stub.Describe(pb.DescribeRequest(), timeout=5)  # without TLS
+
+
+async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="is the port in use"):
+        await EnvironmentServer(Registry(ALL), ServerConfig(port=client.server.port)).start()
+    tls = TLS(tmp_path / "no", tmp_path / "none")
+    with pytest.raises(ServerError, match="cannot read the TLS files"):
+        await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()
+
+
+async def test_metrics_count_what_happened(serve: Serve) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    client = await serve(metrics_port=port)
+    session = await client.open("walk-v1")
+    gone = await client.open("walk-v1", lease_seconds=0.05)
+    for index in range(3):
+        await client.step(session, index, "Right")
+    stream = client.stub.Stream()
+    rows = pb.StepColumns(
+        call_ids=range(40),
+        session_ids=[session.session_id] * 40,
+        epochs=[1] * 40,
+        step_indices=range(3, 43),
+        actions=["Right"] * 40,
+    )
+    await stream.write(pb.StreamRequest(steps=rows))
+    await stream.read()
+    await client.fails(client.step(gone, 9, "Right"))
+    broken = await client.open("walk-v1")
+    await client.fails(client.step(broken, 0, "bug"))
+    await asyncio.sleep(1.5)
+    url = f"http://127.0.0.1:{port}/metrics"
+    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url).read())).decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    walk = '{environment="walk-v1"}'
+    assert float(values[f"starpod_step_seconds_count{walk}"]) == 43
+    assert float(values[f"starpod_step_seconds_sum{walk}"]) > 0
+    assert float(values[f"starpod_sessions_opened_total{walk}"]) == 3
+    assert float(values[f"starpod_sessions_reaped_total{walk}"]) == 1
+    assert float(values[f"starpod_sessions_lost_total{walk}"]) == 1
+    assert float(values['starpod_errors_total{method="Step",reason="OUT_OF_ORDER"}']) == 1
+    assert float(values['starpod_errors_total{method="Step",reason="ENVIRONMENT_BUG"}']) == 1
+    assert float(values["starpod_streams"]) == 1
+    assert float(values["starpod_calls_in_flight"]) == 0
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps the spans that arrive."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, str]] = []
+
+    async def Export(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - named as in the proto
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans += [(span.name, span.trace_id.hex()) for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+async def test_spans_continue_the_callers_trace() -> None:
+    collector, backend = Collector(), grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, backend)
+    port = backend.add_insecure_port("127.0.0.1:0")
+    await backend.start()
+    server = EnvironmentServer(Registry(ALL), ServerConfig(port=0, otlp_endpoint=f"127.0.0.1:{port}"))
+    await server.start()
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        metadata = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"),)
+        await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
+    await asyncio.to_thread(server._tracer.close)
+    await server.stop()
+    await backend.stop(None)
+    assert collector.spans == [("starpod.v1.EnvironmentService/Describe", trace)]
+
+
+def test_logs_are_lines_or_objects() -> None:
+    record = logging.makeLogRecord({"msg": "session %s", "args": ("lost",), "levelname": "WARNING", "session": "abc"})
+    entry = json.loads(JSONFormatter().format(record))
+    assert (entry["level"], entry["message"], entry["session"]) == ("warning", "session lost", "abc")
+    assert TextFormatter().format(record).endswith("WARNING session lost  [session=abc]")
+
+
+async def test_errors_without_a_status_cannot_happen(client: Client) -> None:
+    """Every failure carries google.rpc details, also one that the server did not foresee."""
+
+    async def explode(*_: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    client.server.calls.render = explode  # type: ignore[method-assign,assignment]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.stub.Render(pb.RenderRequest(session_id="x"))
+    failure = failure_of(caught.value)
+    assert (failure.code, failure.reason, failure.metadata["advice"]) == ("INTERNAL", "SERVER_BUG", "give_up")

@@ -1,0 +1,91 @@
+"""States as bytes: every plain value comes back equal, nothing else gets in, and decoding runs no code."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starpod.env_server.state import StateError, decode, encode
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.complex_numbers(allow_nan=False),
+)
+keys = st.one_of(st.text(), st.integers(), st.tuples(st.integers(), st.text()))
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(keys, inner),
+        st.sets(keys),
+        st.frozensets(keys),
+    ),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_values_come_back_equal_and_of_their_type(value: object) -> None:
+    back = decode(encode(value))
+    assert repr(back) == repr(value) if not isinstance(value, set | frozenset | dict | list | tuple) else back == value
+    assert type(back) is type(value)
+
+
+@given(st.sets(keys))
+def test_equal_sets_are_equal_bytes(value: set[object]) -> None:
+    assert encode(value) == encode(set(sorted(value, key=repr, reverse=True)))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float32", "complex128", ">i4", "U3"])
+def test_arrays_come_back(dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    back = decode(encode({"board": array[:, ::2]}))["board"]
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array[:, ::2])
+    back[0, 0] = back[1, 1]  # writable, like the original
+
+
+@given(st.integers(), st.integers(0, 50))
+def test_a_random_stream_goes_on_where_it_was(seed: int, draws: int) -> None:
+    stream = random.Random(seed)
+    for _ in range(draws):
+        stream.random()
+    stream.gauss(0, 1)
+    back = decode(encode(stream))
+    assert [back.gauss(0, 1) for _ in range(5)] == [stream.gauss(0, 1) for _ in range(5)]
+    assert back.random() == stream.random()
+
+
+@given(st.binary())
+def test_foreign_bytes_are_refused_or_plain(data: bytes) -> None:
+    try:
+        decode(data)
+    except StateError:
+        pass
+
+
+def test_what_cannot_be_encoded_is_named() -> None:
+    with pytest.raises(StateError, match="has no encoding; override get_state"):
+        encode({"f": open})
+    with pytest.raises(StateError, match="has no encoding"):
+        encode([np.array([object()])])
+
+
+def test_a_pickle_is_not_a_state() -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return exec, ("raise SystemExit('executed')",)
+
+    with pytest.raises(StateError):
+        decode(pickle.dumps(Bomb()))
