@@ -119,12 +119,16 @@ class Fleet:
     async def close(self) -> None:
         """Closes all sessions as far as their servers can be reached, then the connections."""
         farewells = [
-            replica.call("close", pb.CloseRequest(session_ids=[s._session_id for s in replica.sessions]), 0.0)
+            self.loop.create_task(
+                _quiet(
+                    replica.call, "close", pb.CloseRequest(session_ids=[s._session_id for s in replica.sessions]), 0.0
+                )
+            )
             for replica in self.replicas
             if replica.ready and replica.sessions
         ]
         if farewells:
-            await asyncio.wait([self.loop.create_task(_quiet(call)) for call in farewells], timeout=CLOSE_SECONDS)
+            await asyncio.wait(farewells, timeout=CLOSE_SECONDS)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -132,7 +136,7 @@ class Fleet:
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Every environment version that is hosted now, by id, newest version first."""
-        await asyncio.gather(*(_quiet(replica.describe()) for replica in self.replicas if replica.ready))
+        await asyncio.gather(*(_quiet(replica.describe) for replica in self.replicas if replica.ready))
         specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
         newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
         return sorted(newest_first, key=lambda spec: spec.id)
@@ -300,15 +304,17 @@ class Fleet:
                 want=want.to_proto(state_key=self._keyed(session)) if want else None,
                 limits=limits.to_proto() if limits else None,
             )
-            if session._moved and session.member and seed is not None and dynamics_seed is None:
-                request.dynamics_seed = await self._luck_of_member(session, request)
+
+            async def prepare() -> None:
+                if session._moved and session.member and seed is not None and dynamics_seed is None:
+                    request.dynamics_seed = await self._luck_of_member(session, request)
 
             def build() -> pb.ResetRequest:
                 request.session_id, request.epoch = session._session_id, session._epoch
                 return request
 
             try:
-                response: pb.ResetResponse = await self._ask(session, "reset", build, replay=False)
+                response: pb.ResetResponse = await self._ask(session, "reset", build, prepare=prepare, replay=False)
             except BadArgument as error:
                 raise explain_options(error, self._spec_of(session), options) from None
             if want:
@@ -407,7 +413,7 @@ class Fleet:
         until = self.loop.time() + CLOSE_SECONDS
         await asyncio.gather(
             *(
-                _quiet(replica.call("close", pb.CloseRequest(session_ids=ids), until))
+                _quiet(replica.call, "close", pb.CloseRequest(session_ids=ids), until)
                 for replica, ids in by_replica.items()
                 if replica.ready
             )
@@ -440,13 +446,23 @@ class Fleet:
             session._fail(bug)
             raise
 
-    async def _ask(self, session: Session, kind: str, build: Callable[[], Message], *, replay: bool = True) -> Any:
-        """A call on a session other than a turn, with recovery."""
+    async def _ask(
+        self,
+        session: Session,
+        kind: str,
+        build: Callable[[], Message],
+        *,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        replay: bool = True,
+    ) -> Any:
+        """A call on a session other than a turn, with recovery. `prepare` runs before each attempt."""
         trouble = Trouble((), 0, self.loop.time() + self._patience)
         while True:
             if session.closed:
                 raise RuntimeError("The session is closed: open another one.")
             try:
+                if prepare is not None:
+                    await prepare()
                 return await session._replica.call(kind, build(), trouble.until)
             except StarpodError as error:
                 await self._bring_back(session, error, trouble, replay=replay)
@@ -503,23 +519,21 @@ class Fleet:
         server's business, so we ask it.
         """
         assert session._history is not None
-        origin = session._history.root
-        if not isinstance(origin, Opened):
-            return session.dynamics_seed
-
-        def build() -> pb.OpenRequest:
-            return pb.OpenRequest(
-                environment_id=origin.environment_id,
-                version=f"=={origin.version}",
-                options=request.options if request.HasField("options") else origin.options,
-                seed=request.seed,
-                count=session.member + 1,
-                key=new_key(),
-            )
-
-        response: pb.OpenResponse = await self._ask(session, "open", build, replay=False)
-        ids = [message.session_id for message in response.sessions]
-        await _quiet(session._replica.call("close", pb.CloseRequest(session_ids=ids), self.loop.time() + CLOSE_SECONDS))
+        root = session._history.root
+        environment_id, version = session._history.environment
+        options = root.options if isinstance(root, Opened) else None
+        opening = pb.OpenRequest(
+            environment_id=environment_id,
+            version=f"=={version}",
+            options=request.options if request.HasField("options") else options,
+            seed=request.seed,
+            count=session.member + 1,
+            key=new_key(),
+        )
+        replica, until = session._replica, self.loop.time() + self._patience
+        response: pb.OpenResponse = await replica.call("open", opening, until)
+        farewell = pb.CloseRequest(session_ids=[message.session_id for message in response.sessions])
+        await _quiet(replica.call, "close", farewell, self.loop.time() + CLOSE_SECONDS)
         return response.sessions[session.member].dynamics_seed
 
     def _restart_log(self, session: Session, request: pb.ResetRequest, response: pb.ResetResponse) -> None:
@@ -622,7 +636,9 @@ class Fleet:
         # None takes it: the server's own refusal says so best.
         return found or await self._choose(snapshot.environment_id, "", until)
 
-    async def _least_loaded(self, fits: Callable[[pb.EnvironmentSpec], bool], until: float) -> tuple[Replica, pb.EnvironmentSpec] | None:
+    async def _least_loaded(
+        self, fits: Callable[[pb.EnvironmentSpec], bool], until: float
+    ) -> tuple[Replica, pb.EnvironmentSpec] | None:
         """Waits while servers that would fit are away. None if no server fits, here or away."""
         asked = False
         while True:
@@ -722,12 +738,12 @@ class Fleet:
                     ids = [session._session_id for session in replica.sessions]
                     if ids:
                         self._spawn(
-                            _quiet(replica.call("renew", pb.RenewRequest(session_ids=ids), now + self._timeout))
+                            _quiet(replica.call, "renew", pb.RenewRequest(session_ids=ids), now + self._timeout)
                         )
             if now - last_resolution >= RESOLVE_SECONDS:
                 last_resolution = now
                 await self._resolve()
-            await asyncio.gather(*(_quiet(replica.describe()) for replica in ready))
+            await asyncio.gather(*(_quiet(replica.describe) for replica in ready))
             self._changed()
 
     # --- small parts -----------------------------------------------------------------------------------------------
@@ -793,10 +809,10 @@ class Fleet:
         return task
 
 
-async def _quiet(call: Awaitable[Any]) -> None:
+async def _quiet(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
     """For calls whose failure changes nothing."""
     try:
-        await call
+        await call(*arguments)
     except StarpodError as error:
         logger.debug("ignored: %s", error)
 

@@ -100,7 +100,8 @@ class Replica:
     address: as this client reaches it.
     sessions: those of this client that live there.
     description: what it last said of itself; None until it was reached.
-    columns: turns of plain text go in columns. ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
+    ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
+    columns: turns of plain text go in columns.
     error: why it is not ready.
     """
 

@@ -32,7 +32,7 @@ class SyncFleet:
         self._closing = threading.Lock()
         self._thread.start()
         try:
-            self._run(self.fleet.start())
+            self.run(self.fleet.start())
         except BaseException:
             self._stop()
             raise
@@ -47,12 +47,12 @@ class SyncFleet:
         """Closes all sessions and connections. Harmless to repeat."""
         with self._closing:
             if not self._closed:
-                self._run(self.fleet.close())
+                self.run(self.fleet.close())
                 self._stop()
 
     def describe(self) -> list[pb.EnvironmentSpec]:
         """See Fleet.describe."""
-        return self._run(self.fleet.describe())
+        return self.run(self.fleet.describe())
 
     def open(
         self,
@@ -68,7 +68,7 @@ class SyncFleet:
         lease_seconds: float = 0.0,
     ) -> list[SyncSession]:
         """See Fleet.open."""
-        sessions = self._run(
+        sessions = self.run(
             self.fleet.open(
                 environment_id,
                 seed=seed,
@@ -85,13 +85,13 @@ class SyncFleet:
 
     def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> SyncSession:
         """See Fleet.restore."""
-        return SyncSession(self, self._run(self.fleet.restore(snapshot, want=want, lease_seconds=lease_seconds)))
+        return SyncSession(self, self.run(self.fleet.restore(snapshot, want=want, lease_seconds=lease_seconds)))
 
     def step_many(
         self, sessions: Sequence[SyncSession], actions: Sequence[Action | Iterable[Action]]
     ) -> list[Transition]:
         """See Fleet.step_many."""
-        return self._run(self.fleet.step_many([session.session for session in sessions], actions))
+        return self.run(self.fleet.step_many([session.session for session in sessions], actions))
 
     def reset_many(
         self,
@@ -109,13 +109,14 @@ class SyncFleet:
                 )
             )
 
-        return self._run(reset())
+        return self.run(reset())
 
     def close_sessions(self, sessions: Iterable[SyncSession]) -> None:
         """Ends sessions, one call per server."""
-        self._run(self.fleet.close_sessions([session.session for session in sessions]))
+        self.run(self.fleet.close_sessions([session.session for session in sessions]))
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine on the event loop of the fleet: for what has no blocking form here."""
         if self._closed:
             coroutine.close()
             raise RuntimeError("The fleet is closed: make another one.")
@@ -181,7 +182,7 @@ class SyncSession:
 
     def step(self, actions: Action | Iterable[Action], *, want: Want | None = None) -> Transition:
         """See Session.step."""
-        return self._fleet._run(self.session.step(actions, want=want))
+        return self._fleet.run(self.session.step(actions, want=want))
 
     def reset(
         self,
@@ -193,23 +194,23 @@ class SyncSession:
         limits: Limits | None = None,
     ) -> Observation:
         """See Session.reset."""
-        return self._fleet._run(
+        return self._fleet.run(
             self.session.reset(seed=seed, dynamics_seed=dynamics_seed, options=options, want=want, limits=limits)
         )
 
     def render(self, mode: str = "text") -> str | bytes:
         """See Session.render."""
-        return self._fleet._run(self.session.render(mode))
+        return self._fleet.run(self.session.render(mode))
 
     def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[SyncSession]:
         """See Session.fork."""
-        copies = self._fleet._run(self.session.fork(count, reseed=reseed, dynamics_seeds=dynamics_seeds))
+        copies = self._fleet.run(self.session.fork(count, reseed=reseed, dynamics_seeds=dynamics_seeds))
         return [SyncSession(self._fleet, copy) for copy in copies]
 
     def snapshot(self) -> Snapshot:
         """See Session.snapshot."""
-        return self._fleet._run(self.session.snapshot())
+        return self._fleet.run(self.session.snapshot())
 
     def close(self) -> None:
         """See Session.close."""
-        self._fleet._run(self.session.close())
+        self._fleet.run(self.session.close())

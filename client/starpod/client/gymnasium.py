@@ -1,0 +1,395 @@
+"""Gymnasium's `Env` and `VectorEnv` over a fleet.
+
+    env = StarpodEnv("127.0.0.1:50051", "frozen_lake-v1")
+    envs = gymnasium.make_vec(
+        "starpod.client.gymnasium:Starpod-v0", 64, addresses="127.0.0.1:50051", environment_id="sokoban-v1"
+    )
+
+Actions are Discrete over the names of the action space where the spec fixes them, a Box where it wants tensors, else
+Text. Observations are Text, or a uint8 Box of height, width and channels where the environment shows a picture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils.seeding import np_random
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from starpod.client.errors import UnknownEnvironment
+from starpod.client.observation import Action, Image, Limits, Observation, Transition, Want
+from starpod.client.session import Session
+from starpod.client.sync import SyncFleet
+from starpod.v1 import environment_pb2 as pb
+
+MAX_TEXT = 1 << 20
+METADATA: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+
+
+class AnyText(spaces.Text):
+    """Texts of any characters. Samples are short and printable."""
+
+    def __init__(self) -> None:
+        super().__init__(min_length=0, max_length=MAX_TEXT)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and len(x) <= MAX_TEXT
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        characters = self.np_random.choice(list(self.character_set), self.np_random.integers(1, 16))
+        return "".join(characters)
+
+
+class StarpodEnv(gymnasium.Env[Any, Any]):
+    """One session as a Gymnasium environment.
+
+    addresses: of servers, as in Fleet, or a SyncFleet that several environments share (it is left open then).
+    options, want, limits, version: as in Fleet.open. `reset(options=...)` overrides single options for that episode.
+    render_mode: "ansi" for text, "rgb_array" for a picture.
+    """
+
+    metadata: dict[str, Any] = METADATA
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str] | SyncFleet,
+        environment_id: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        want: Want | None = None,
+        limits: Limits | None = None,
+        version: str = "",
+        render_mode: str | None = None,
+    ) -> None:
+        _check_render_mode(render_mode, METADATA["render_modes"])
+        self.render_mode = render_mode
+        self._owns_fleet = not isinstance(addresses, SyncFleet)
+        self._fleet = addresses if isinstance(addresses, SyncFleet) else SyncFleet(addresses)
+        self._closed = False
+        try:
+            self._options = dict(options or {})
+            (session,) = self._fleet.open(
+                environment_id, seed=0, options=self._options, want=want, limits=limits, version=version
+            )
+            self._session = session.session
+            self._codec = Codec(_find_spec(self._fleet, self._session), self._session.observation)
+        except BaseException:
+            self.close()
+            raise
+        self.action_space = self._codec.action_space
+        self.observation_space = self._codec.observation_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is None:
+            seed = _draw_seed(self.np_random)
+        observation = self._fleet.run(self._session.reset(seed=seed, options=_merge(self._options, options)))
+        return self._codec.observe(observation), self._codec.reset_info(self._session, observation)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        transition = self._fleet.run(self._session.step(self._codec.act(action)))
+        observation = transition.observation
+        return (
+            self._codec.observe(observation),
+            transition.reward,
+            transition.terminated,
+            transition.truncated,
+            self._codec.step_info(transition, observation),
+        )
+
+    def render(self) -> Any:
+        return None if self.render_mode is None else self._fleet.run(_render(self._session, self.render_mode))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._owns_fleet:
+            self._fleet.close()
+        elif hasattr(self, "_session"):
+            self._fleet.run(self._session.close())
+
+
+class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
+    """`num_envs` sessions, stepped together. They are spread over the fleet's servers.
+
+    autoreset_mode: NEXT_STEP (an ended episode is reset by the next step, whose action is ignored), SAME_STEP (reset at
+        once; the last observation and info are in info["final_obs"] and info["final_info"]) or DISABLED (reset with
+        `options={"reset_mask": mask}`).
+    The rest is as in StarpodEnv. Seeds and luck are those of as many single environments.
+    """
+
+    metadata: dict[str, Any] = METADATA
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        addresses: str | Sequence[str] | SyncFleet = (),
+        environment_id: str = "",
+        *,
+        options: Mapping[str, Any] | None = None,
+        want: Want | None = None,
+        limits: Limits | None = None,
+        version: str = "",
+        render_mode: str | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        self.num_envs = num_envs
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        _check_render_mode(render_mode, METADATA["render_modes"])
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = render_mode
+        self._owns_fleet = not isinstance(addresses, SyncFleet)
+        self._fleet = addresses if isinstance(addresses, SyncFleet) else SyncFleet(addresses)
+        self._sessions: list[Session] = []
+        self._options = dict(options or {})
+
+        async def open_all() -> list[Session]:
+            groups = await asyncio.gather(
+                *(
+                    self._fleet.fleet.open(
+                        environment_id, seed=0, options=self._options, want=want, limits=limits, version=version
+                    )
+                    for _ in range(num_envs)
+                )
+            )
+            return [session for group in groups for session in group]
+
+        try:
+            self._sessions = self._fleet.run(open_all())
+            first = self._sessions[0]
+            self._codec = Codec(_find_spec(self._fleet, first), first.observation)
+        except BaseException:
+            self.close()
+            raise
+        self.single_action_space = self._codec.action_space
+        self.single_observation_space = self._codec.observation_space
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._random = [np_random(None)[0] for _ in range(num_envs)]
+        self._observations: list[Any] = [None] * num_envs
+        self._over = np.zeros(num_envs, dtype=np.bool_)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        count = self.num_envs
+        if seed is None:
+            seeds: list[int | None] = [None] * count
+        else:
+            seeds = [seed + i for i in range(count)] if isinstance(seed, int | np.integer) else list(seed)
+        if len(seeds) != count:
+            raise ValueError(f"{len(seeds)} seeds for {count} environments: give one for each.")
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        chosen = range(count) if mask is None else _indices(mask, count)
+        infos: dict[str, Any] = {}
+        for index, info in self._reset(chosen, seeds, options).items():
+            infos = self._add_info(infos, info, index)
+        return self._batch(), infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        count, codec = self.num_envs, self._codec
+        rewards = np.zeros(count, dtype=np.float64)
+        terminated = np.zeros(count, dtype=np.bool_)
+        truncated = np.zeros(count, dtype=np.bool_)
+        infos: dict[str, Any] = {}
+        over = np.flatnonzero(self._over)
+        if len(over) and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
+            raise ValueError(
+                f"The episodes of environments {over.tolist()} are over: reset them with reset_mask first."
+            )
+        turns = [codec.act(action) for action in iterate(self.action_space, actions)]
+        live = np.flatnonzero(~self._over).tolist()
+        transitions = self._fleet.run(
+            self._fleet.fleet.step_many([self._sessions[i] for i in live], [turns[i] for i in live])
+        )
+        fresh = self._reset(over.tolist())
+        for index, info in fresh.items():
+            infos = self._add_info(infos, info, index)
+        for index, transition in zip(live, transitions, strict=True):
+            observation = transition.observation
+            self._observations[index] = codec.observe(observation)
+            rewards[index] = transition.reward
+            terminated[index], truncated[index] = transition.terminated, transition.truncated
+            info = codec.step_info(transition, observation)
+            if transition.done and self.autoreset_mode is AutoresetMode.SAME_STEP:
+                info = {"final_obs": self._observations[index], "final_info": info}
+            infos = self._add_info(infos, info, index)
+        self._over = terminated | truncated
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            for index, info in self._reset(np.flatnonzero(self._over).tolist()).items():
+                infos = self._add_info(infos, info, index)
+        return self._batch(), rewards, terminated, truncated, infos
+
+    def render(self) -> tuple[Any, ...] | None:
+        mode = self.render_mode
+        if mode is None:
+            return None
+
+        async def render_all() -> tuple[Any, ...]:
+            return tuple(await asyncio.gather(*(_render(session, mode) for session in self._sessions)))
+
+        return self._fleet.run(render_all())
+
+    def close_extras(self, **_: Any) -> None:
+        if self._owns_fleet:
+            self._fleet.close()
+        else:
+            self._fleet.run(self._fleet.fleet.close_sessions(self._sessions))
+
+    def _reset(
+        self, indices: Iterable[int], seeds: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """Resets these, takes over what they show, and returns their infos."""
+        chosen = list(indices)
+        if not chosen:
+            return {}
+        drawn: list[int] = []
+        for index in chosen:
+            seed = None if seeds is None else seeds[index]
+            if seed is None:
+                seed = _draw_seed(self._random[index])
+            else:
+                self._random[index], _ = np_random(seed)
+            drawn.append(seed)
+        merged = _merge(self._options, options)
+
+        async def reset_all() -> list[Observation]:
+            return await asyncio.gather(
+                *(
+                    self._sessions[index].reset(seed=seed, options=merged)
+                    for index, seed in zip(chosen, drawn, strict=True)
+                )
+            )
+
+        infos = {}
+        for index, observation in zip(chosen, self._fleet.run(reset_all()), strict=True):
+            self._observations[index] = self._codec.observe(observation)
+            self._over[index] = False
+            infos[index] = self._codec.reset_info(self._sessions[index], observation)
+        return infos
+
+    def _batch(self) -> Any:
+        space = self.single_observation_space
+        empty: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, self._observations, empty)
+
+
+class Codec:
+    """Between an environment's actions and observations and Gymnasium's spaces."""
+
+    def __init__(self, spec: pb.EnvironmentSpec, first: Observation) -> None:
+        self._names = list(spec.action_space.names)
+        self._shows_image = bool(first.parts) and isinstance(first.parts[0], Image)
+        tensor = spec.action_space.tensor
+        self.action_space: gymnasium.Space[Any]
+        if self._names:
+            self.action_space = spaces.Discrete(len(self._names))
+        elif tensor.dtype and -1 not in tensor.shape:
+            self.action_space = spaces.Box(
+                tensor.minimum if tensor.HasField("minimum") else -np.inf,
+                tensor.maximum if tensor.HasField("maximum") else np.inf,
+                tuple(tensor.shape),
+                np.dtype(tensor.dtype).type,
+            )
+        else:
+            self.action_space = AnyText()
+        self.observation_space: gymnasium.Space[Any]
+        if self._shows_image:
+            self.observation_space = spaces.Box(0, 255, self.observe(first).shape, np.uint8)
+        else:
+            self.observation_space = AnyText()
+
+    def act(self, action: Any) -> Action:
+        """What a member of the action space says to the environment."""
+        if self._names:
+            return self._names[int(action)]
+        return str(action) if isinstance(self.action_space, AnyText) else np.asarray(action)
+
+    def observe(self, observation: Observation) -> Any:
+        """The observation as a member of the observation space."""
+        if not self._shows_image:
+            return observation.text
+        image = observation.image
+        assert image is not None, "an environment that shows pictures showed none"
+        return decode_image(image.data)
+
+    def reset_info(self, session: Session, observation: Observation) -> dict[str, Any]:
+        return {"instructions": session.instructions, **_wanted(observation)}
+
+    def step_info(self, transition: Transition, observation: Observation) -> dict[str, Any]:
+        info = {**transition.info, **_wanted(observation)}
+        info["valid"] = all(outcome.valid for outcome in transition.outcomes)
+        info["effective"] = any(outcome.effective for outcome in transition.outcomes)
+        if transition.done:
+            info["end_reason"] = transition.end_reason.name
+            if transition.success is not None:
+                info["success"] = transition.success
+        return info
+
+
+def decode_image(data: bytes) -> np.ndarray:
+    """An encoded picture as uint8 of shape (height, width, 3). Needs Pillow."""
+    from PIL import Image as Pillow
+
+    with Pillow.open(io.BytesIO(data)) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+async def _render(session: Session, mode: str) -> Any:
+    frame = await session.render("text" if mode == "ansi" else "png")
+    return frame if isinstance(frame, str) else decode_image(frame)
+
+
+def _wanted(observation: Observation) -> dict[str, Any]:
+    """What was wanted beyond the observation itself."""
+    wanted: dict[str, Any] = {}
+    if observation.state_key:
+        wanted["state_key"] = observation.state_key
+    for name in ("valid_actions", "expert_action", "score"):
+        value = getattr(observation, name)
+        if value is not None:
+            wanted[name] = value
+    return wanted
+
+
+def _merge(options: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options of one episode: they are sent each time, so that those of the last one do not stay."""
+    return {**options, **(extra or {})}
+
+
+def _draw_seed(random: np.random.Generator) -> int:
+    return int(random.integers(1 << 63))
+
+
+def _check_render_mode(mode: str | None, modes: Sequence[str]) -> None:
+    if mode is not None and mode not in modes:
+        raise ValueError(f"render_mode {mode!r} is not one of {', '.join(modes)}.")
+
+
+def _indices(mask: Any, count: int) -> list[int]:
+    if not isinstance(mask, np.ndarray) or mask.shape != (count,) or mask.dtype != np.bool_ or not mask.any():
+        raise ValueError(f"reset_mask is a bool array of shape ({count},) with at least one True.")
+    return [int(index) for index in np.flatnonzero(mask)]
+
+
+def _find_spec(fleet: SyncFleet, session: Session) -> pb.EnvironmentSpec:
+    for spec in fleet.describe():
+        if (spec.id, spec.version) == (session.environment_id, session.version):
+            return spec
+    raise UnknownEnvironment(f"{session.environment_id} {session.version} is gone.")
+
+
+gymnasium.register(
+    id="Starpod-v0",
+    entry_point="starpod.client.gymnasium:StarpodEnv",
+    vector_entry_point="starpod.client.gymnasium:StarpodVectorEnv",
+)

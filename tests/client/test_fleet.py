@@ -1,0 +1,515 @@
+"""The fleet against servers that keep the contract and misbehave on the way: nothing is lost, nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.client import (
+    BadArgument,
+    DeadlineExceeded,
+    EpisodeOver,
+    Fleet,
+    Limits,
+    Overloaded,
+    ReplayDiverged,
+    Session,
+    SessionLost,
+    Snapshot,
+    StarpodError,
+    TooLarge,
+    Transition,
+    Unauthenticated,
+    UnknownEnvironment,
+    UnknownVersion,
+    Unreachable,
+    Want,
+)
+from tests.client.fake_server import FakeServer, overloaded, session_lost
+
+TURNS: list[Any] = ["left", ["right", "left"], "bad", ["left"], [], "right"]
+
+
+async def play(session: Session, turns: Sequence[Any] = TURNS) -> list[tuple[Any, ...]]:
+    return [seen(await session.step(turn)) for turn in turns]
+
+
+def seen(transition: Transition) -> tuple[Any, ...]:
+    return (
+        transition.observation.text,
+        transition.reward,
+        transition.outcomes,
+        transition.end_reason,
+        transition.success,
+        transition.terminated,
+        transition.truncated,
+    )
+
+
+@pytest.fixture(params=["columns", "messages", "unary"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[FakeServer]:
+    """The three ways in which turns travel."""
+    async with FakeServer(stream=request.param != "unary", columns=request.param == "columns") as server:
+        yield server
+
+
+async def undisturbed(seed: int, turns: Sequence[Any] = TURNS, **options: Any) -> list[tuple[Any, ...]]:
+    async with FakeServer() as server, Fleet(server.address, recovery=False) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=seed, **options)
+        return await play(session, turns)
+
+
+async def eventually(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# --- the calls -------------------------------------------------------------------------------------------------------
+
+
+async def test_every_way_gives_the_same_episode(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        assert await play(session) == await undisturbed(3)
+        assert session.step_index == len(TURNS)
+        assert session.seed == 3
+
+
+async def test_outcomes_run_along_the_actions(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        transition = await session.step(["left", "bad", "right"])
+    assert [outcome.valid for outcome in transition.outcomes] == [True, False, True]
+    assert sum(outcome.reward for outcome in transition.outcomes) == pytest.approx(transition.reward)
+
+
+async def test_the_end_of_an_episode(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3, limits=Limits(max_turns=2))
+        assert not (await session.step("left")).done
+        last = await session.step("left")
+        assert last.terminated
+        assert last.success is True
+        assert session.done
+        with pytest.raises(EpisodeOver):
+            await session.step("left")
+        observation = await session.reset(seed=4)
+        assert observation.text == "at 4"
+        assert not session.done
+        await session.step("left")
+
+
+async def test_step_many_over_several_servers_and_sessions_at_once() -> None:
+    async with FakeServer() as one, FakeServer(stream=False) as two, Fleet([one.address, two.address]) as fleet:
+        sessions = [session for seed in range(40) for session in await fleet.open("walk-v1", seed=seed)]
+        assert {len(replica.sessions) for replica in fleet.replicas} == {20}
+        first = await fleet.step_many(sessions, ["left"] * 40)
+        second = await fleet.step_many(sessions, [["left", "right"]] * 40)
+        for seed in (0, 17, 39):
+            expected = await undisturbed(seed, ["left", ["left", "right"]])
+            assert [seen(first[seed]), seen(second[seed])] == expected
+
+
+async def test_an_error_in_step_many_costs_its_own_session_only(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3, count=3, limits=Limits(max_turns=1))
+        await sessions[1].step("left")
+        results = await fleet.step_many(sessions, ["left"] * 3, return_exceptions=True)
+        assert isinstance(results[1], EpisodeOver)
+        assert [isinstance(result, Transition) for result in results] == [True, False, True]
+        with pytest.raises(EpisodeOver):
+            await fleet.step_many(sessions, ["left"] * 3)
+        with pytest.raises(ValueError, match="3 sessions and 2 turns"):
+            await fleet.step_many(sessions, ["left"] * 2)
+
+
+async def test_a_session_twice_in_one_step_many_plays_two_turns_in_order(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        transitions = await fleet.step_many([session, session], ["left", "right"])
+        assert [seen(transition) for transition in transitions] == await undisturbed(3, ["left", "right"])
+
+
+async def test_calls_on_one_session_run_in_the_order_in_which_they_were_made(server: FakeServer) -> None:
+    server.delay = lambda kind: random.random() * 0.01
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        *transitions, frame, copies = await asyncio.gather(
+            *(session.step(turn) for turn in TURNS), session.render(), session.fork(2)
+        )
+        assert [seen(transition) for transition in transitions] == await undisturbed(3)
+        assert frame == transitions[-1].observation.text
+        assert [copy.observation.text for copy in copies] == [frame, frame]
+
+
+async def test_state_keys_are_shown_to_those_who_want_them(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (without,) = await fleet.open("walk-v1", seed=3)
+        (with_key,) = await fleet.open("walk-v1", seed=3, want=Want(state_key=True))
+        assert (await without.step("left")).observation.state_key == b""
+        assert len((await with_key.step("left")).observation.state_key) == 16
+
+
+async def test_a_cancelled_step_is_finished_and_the_next_one_is_in_order(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        server.delay = lambda kind: 0.1
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.step("left"), 0.02)
+        server.delay = lambda kind: 0.0
+        assert seen(await session.step("right")) == (await undisturbed(3, ["left", "right"]))[1]
+
+
+async def test_a_cancelled_reset_is_finished_all_the_same(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        server.delay = lambda kind: 0.1
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.reset(seed=9), 0.02)
+        server.delay = lambda kind: 0.0
+        assert [seen(await session.step("left"))] == await undisturbed(9, ["left"])
+
+
+async def test_closing_the_fleet_closes_its_sessions(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3, count=5)
+        await sessions[0].close()
+        assert len(server.sessions) == 4
+        with pytest.raises(RuntimeError, match="closed"):
+            await sessions[0].step("left")
+    assert not server.sessions
+
+
+async def test_leases_of_idle_sessions_are_renewed() -> None:
+    async with FakeServer() as server, Fleet(server.address, health_seconds=0.02) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3)
+        fleet._lease(0.1)
+        await eventually(lambda: server.calls.get("renew", 0) >= 2)
+        # A session that the program has let go of is left to its lease.
+        sessions.clear()
+        gc.collect()
+        renewed = server.calls["renew"]
+        await asyncio.sleep(0.2)
+        assert server.calls["renew"] <= renewed + 1
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+async def test_mistyped_names_get_the_nearest_ones(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        with pytest.raises(UnknownEnvironment, match="did you mean walk-v1") as unknown:
+            await fleet.open("wlak-v1")
+        assert unknown.value.nearest == ["walk-v1"]
+        with pytest.raises(UnknownEnvironment, match="did you mean walk-v1"):
+            await fleet.open("walk")
+        with pytest.raises(UnknownVersion) as version:
+            await fleet.open("walk-v1", version=">=2")
+        assert version.value.available == ["1.2.0"]
+        with pytest.raises(BadArgument, match="not a version range"):
+            await fleet.open("walk-v1", version="newest")
+        with pytest.raises(BadArgument, match=r"no option 'lenght': did you mean length") as option:
+            await fleet.open("walk-v1", options={"lenght": 3})
+        assert option.value.options_schema is not None
+        assert "length" in option.value.options_schema["properties"]
+        (session,) = await fleet.open("walk-v1", seed=1)
+        with pytest.raises(BadArgument, match="did you mean length"):
+            await session.reset(options={"lenght": 3})
+        with pytest.raises(BadArgument, match="JSON"):
+            await fleet.open("walk-v1", options={"length": object()})
+
+
+async def test_an_action_that_is_none_is_refused_at_once(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        with pytest.raises(TypeError, match="int"):
+            await session.step([1])  # type: ignore[list-item]
+
+
+async def test_an_overloaded_server_is_asked_again_later(server: FakeServer) -> None:
+    refusals = dict.fromkeys(("open", "step", "reset", "fork"), 3)
+
+    def before(kind: str, _: Any) -> None:
+        if refusals.get(kind):
+            refusals[kind] -= 1
+            raise overloaded()
+
+    server.before = before
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=1)
+        await session.reset(seed=3)
+        await session.fork()
+        assert await play(session) == await undisturbed(3)
+    assert not any(refusals.values())
+
+
+async def test_patience_ends(server: FakeServer) -> None:
+    async with Fleet(server.address, patience=0.2) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+
+        def before(kind: str, _: Any) -> None:
+            raise overloaded()
+
+        server.before = before
+        with pytest.raises(Overloaded):
+            await session.step("left")
+        with pytest.raises(Overloaded):
+            await session.render()
+        server.before = lambda kind, request: None
+        assert await play(session) == await undisturbed(3)
+
+
+async def test_too_large_a_turn_is_refused_before_it_breaks_the_stream() -> None:
+    server = FakeServer()
+    server.limits.max_message_bytes = 4096
+    async with server, Fleet(server.address) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3, count=64)
+        with pytest.raises(TooLarge, match="4096"):
+            await sessions[0].step("x" * 5000)
+        long = await fleet.step_many(sessions, ["y" * 1000] * 64)
+        assert len(long) == 64
+        assert fleet.replicas[0].reconnects == 1
+
+
+async def test_tokens(tmp_path: Path) -> None:
+    async with FakeServer() as server:
+        server.token = "secret"
+        with pytest.raises(Unauthenticated):
+            await Fleet(server.address).start()
+        async with Fleet(server.address, token="secret"):
+            pass
+        file = tmp_path / "token"
+        file.write_text("secret\n")
+        async with Fleet(server.address, token=file):
+            pass
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
+        await Fleet("127.0.0.1:1").start()
+    with pytest.raises(ValueError, match="host:port"):
+        Fleet("localhost")
+
+
+# --- lost, doubled and late replies ----------------------------------------------------------------------------------
+
+
+async def test_lost_replies_are_asked_for_again(server: FakeServer) -> None:
+    chance = random.Random(1)
+    server.lose = lambda kind: chance.random() < 0.3
+    server.delay = lambda kind: chance.choice([0.0, 0.0, 0.03])
+    async with Fleet(server.address, timeout=0.05) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=1)
+        await session.reset(seed=3)
+        copies = await session.fork(2)
+        assert await play(session) == await undisturbed(3)
+        server.lose = lambda kind: False
+    assert len(copies) == 2
+    assert server.turns_played == len(TURNS)
+
+
+async def test_a_server_that_never_answers_runs_into_the_patience() -> None:
+    async with FakeServer(stream=False) as server, Fleet(server.address, timeout=0.05, patience=0.3) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        server.lose = lambda kind: kind == "step"
+        with pytest.raises(DeadlineExceeded):
+            await session.step("left")
+        server.lose = lambda kind: False
+        assert seen(await session.step("left")) == (await undisturbed(3, ["left"]))[0]
+
+
+# --- broken connections and lost servers -----------------------------------------------------------------------------
+
+
+async def test_a_cut_connection_is_mended_and_nothing_is_done_twice(server: FakeServer) -> None:
+    async with Fleet(server.address, grace=5.0) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3, count=4)
+        server.delay = lambda kind: 0.05
+        steps = [asyncio.create_task(play(session, ["left", "right"])) for session in sessions]
+        await asyncio.sleep(0.02)
+        await server.restart(forget=False)
+        await asyncio.gather(*steps)
+        assert fleet.recoveries == 0
+        assert server.turns_played == 8
+
+
+async def test_a_restarted_server_gets_its_sessions_back(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        first = await play(session, TURNS[:3])
+        await server.restart()
+        assert first + await play(session, TURNS[3:]) == await undisturbed(3)
+        assert session.recoveries == fleet.recoveries == 1
+
+
+async def test_sessions_of_a_lost_server_move_to_another() -> None:
+    one, two = FakeServer(), FakeServer()
+    async with two:
+        await one.start()
+        async with Fleet([one.address, two.address], grace=0.05) as fleet:
+            sessions = [session for seed in range(8) for session in await fleet.open("walk-v1", seed=seed)]
+            first = await asyncio.gather(*(play(session, TURNS[:3]) for session in sessions))
+            await one.stop()
+            rest = await asyncio.gather(*(play(session, TURNS[3:]) for session in sessions))
+            for seed, episode in enumerate(zip(first, rest, strict=True)):
+                assert [*episode[0], *episode[1]] == await undisturbed(seed)
+            assert {session.address for session in sessions} == {two.address}
+            assert fleet.recoveries == 4
+
+
+async def test_one_crashed_session_comes_back(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        first = await play(session, TURNS[:3])
+        server.sessions.clear()
+        assert first + await play(session, TURNS[3:]) == await undisturbed(3)
+        assert server.calls["open"] == 2
+
+
+async def test_an_action_that_always_kills_its_session_is_not_tried_for_ever(server: FakeServer) -> None:
+    def before(kind: str, request: Any) -> None:
+        if kind == "step":
+            server.sessions.clear()
+            raise session_lost()
+
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        server.before = before
+        with pytest.raises(SessionLost):
+            await session.step("left")
+    assert server.calls["step"] <= 5
+
+
+async def test_a_draining_server_gets_no_new_sessions() -> None:
+    async with FakeServer() as one, FakeServer() as two, Fleet([one.address, two.address]) as fleet:
+        one.draining = True
+        await fleet.describe()
+        sessions = [session for seed in range(4) for session in await fleet.open("walk-v1", seed=seed)]
+        assert {session.address for session in sessions} == {two.address}
+        # One that drains before anybody has asked it how it is.
+        two.draining, one.draining = True, False
+        await one.restart()
+        await eventually(lambda: all(replica.ready and not replica.lost for replica in fleet.replicas))
+        (moved,) = await fleet.open("walk-v1", seed=9)
+        assert moved.address == one.address
+
+
+async def test_another_environment_under_the_same_name_is_noticed() -> None:
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        await play(session, TURNS[:3])
+        server.noise = 1
+        await server.restart()
+        with pytest.raises(ReplayDiverged) as diverged:
+            await session.step("left")
+        assert diverged.value.step == 1
+        assert diverged.value.expected_key != diverged.value.found_key
+        assert not server.sessions  # the stand-in was closed
+
+
+async def test_without_recovery_a_loss_is_an_error() -> None:
+    async with FakeServer() as server, Fleet(server.address, recovery=False) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        await server.restart()
+        with pytest.raises(SessionLost, match="recovery is off"):
+            await session.step("left")
+
+
+async def test_what_is_not_deterministic_goes_on_from_its_last_snapshot() -> None:
+    async with FakeServer(deterministic=False) as server, Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        for _ in range(3):
+            before = (await session.step("left")).observation.text
+            await server.restart()
+            assert await session.render() == before
+        assert session.recoveries == 3
+        assert session.step_index == 3
+        await session.reset(seed=5)
+        await server.restart()
+        assert await session.render() == "at 5"
+
+
+async def test_without_checkpoints_what_is_not_deterministic_is_reported_as_lost() -> None:
+    async with FakeServer(deterministic=False) as server, Fleet(server.address, checkpoints=False) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        await session.step("left")
+        await server.restart()
+        with pytest.raises(SessionLost, match="not deterministic"):
+            await session.step("left")
+
+
+async def test_a_moved_member_of_a_group_keeps_its_luck() -> None:
+    async def episode(*, disturb: bool) -> list[Any]:
+        async with FakeServer() as server, Fleet(server.address) as fleet:
+            group = await fleet.open("walk-v1", seed=3, count=4)
+            await group[3].step("left")
+            if disturb:
+                await server.restart()
+                await group[3].step("right")
+            await group[3].reset(seed=8)
+            return await play(group[3])
+
+    assert await episode(disturb=True) == await episode(disturb=False)
+
+
+async def test_a_snapshot_travels_as_bytes() -> None:
+    async with FakeServer() as one, FakeServer() as two:
+        async with Fleet(one.address) as fleet:
+            (session,) = await fleet.open("walk-v1", seed=3)
+            first = await play(session, TURNS[:3])
+            data = (await session.snapshot()).to_bytes()
+        async with Fleet(two.address) as fleet:
+            restored = await fleet.restore(Snapshot.from_bytes(data))
+            assert restored.step_index == 3
+            assert first + await play(restored, TURNS[3:]) == await undisturbed(3)
+
+
+# --- members ---------------------------------------------------------------------------------------------------------
+
+
+async def test_siblings_join_and_twins_leave() -> None:
+    async with FakeServer() as one, FakeServer() as two:
+        port_one, port_two = (server.address.rpartition(":")[2] for server in (one, two))
+        one.endpoints = [f"0.0.0.0:{port_one}", f"0.0.0.0:{port_two}"]
+        async with Fleet([one.address, f"localhost:{port_one}"]) as fleet:
+            await eventually(lambda: len(fleet.replicas) == 2 and all(replica.ready for replica in fleet.replicas))
+            assert {replica.instance_id for replica in fleet.replicas} == {one.instance_id, two.instance_id}
+
+
+async def test_names_are_resolved() -> None:
+    async with FakeServer() as server:
+        port = server.address.rpartition(":")[2]
+        async with Fleet(f"dns:///localhost:{port}") as fleet:
+            assert f"127.0.0.1:{port}" in {replica.address for replica in fleet.replicas}
+            await fleet.open("walk-v1", seed=1)
+
+
+async def test_versions_are_chosen_over_the_whole_fleet() -> None:
+    async with (
+        FakeServer(version="1.2.0") as old,
+        FakeServer(version="1.10.0") as new,
+        Fleet([old.address, new.address]) as fleet,
+    ):
+        assert [spec.version for spec in await fleet.describe()] == ["1.10.0", "1.2.0"]
+        assert (await fleet.open("walk-v1"))[0].version == "1.10.0"
+        (session,) = await fleet.open("walk-v1", version="<1.10", seed=3)
+        assert session.version == "1.2.0"
+        await session.step("left")
+        await old.restart()
+        await session.step("left")
+        assert (session.version, session.address) == ("1.2.0", old.address)
+
+
+async def test_every_error_is_a_starpod_error() -> None:
+    async with FakeServer() as server, Fleet(server.address, patience=0.3) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        await server.stop()
+        with pytest.raises(StarpodError):
+            await session.step("left")

@@ -1,0 +1,166 @@
+"""The Gymnasium adapters, against Gymnasium's own checkers and its own vector environment."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from starpod.client import Limits, SyncFleet, Want
+from starpod.client.gymnasium import StarpodEnv, StarpodVectorEnv
+from tests.support import ServerProcess
+
+LIMITS = Limits(max_turns=12, max_actions=0)
+SEEDS = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture(scope="module")
+def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
+    with SyncFleet(server.address) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize(
+    ("environment_id", "options"),
+    [
+        ("bandit-v1", {}),
+        ("frozen_lake-v1", {}),
+        ("sokoban-v1", {}),
+        ("sokoban-v1", {"observation": "rgb"}),
+        ("countdown-v1", {}),
+        ("sudoku-v1", {}),
+    ],
+)
+def test_env_passes_the_checker(server: ServerProcess, environment_id: str, options: dict[str, Any]) -> None:
+    env = gymnasium.make(
+        "starpod.client.gymnasium:Starpod-v0",
+        disable_env_checker=True,
+        addresses=server.address,
+        environment_id=environment_id,
+        options=options,
+        limits=LIMITS,  # the checker takes no episode that is cut after one turn
+        render_mode="rgb_array",
+    ).unwrapped
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env)
+
+
+def test_render_modes(fleet: SyncFleet) -> None:
+    env = StarpodEnv(fleet, "frozen_lake-v1", render_mode="ansi")
+    env.reset(seed=1)
+    picture_text = env.render()
+    assert isinstance(picture_text, str)
+    assert "G" in picture_text
+    picture = StarpodEnv(fleet, "frozen_lake-v1", render_mode="rgb_array")
+    picture.reset(seed=1)
+    frame = picture.render()
+    assert frame.dtype == np.uint8
+    assert frame.ndim == 3
+    with pytest.raises(ValueError, match="human"):
+        StarpodEnv(fleet, "frozen_lake-v1", render_mode="human")
+
+
+def test_options_of_one_episode_do_not_stay(fleet: SyncFleet) -> None:
+    env = StarpodEnv(fleet, "frozen_lake-v1")
+    usual, _ = env.reset(seed=1)
+    other, _ = env.reset(seed=1, options={"observation": "coord"})
+    assert other != usual
+    assert env.reset(seed=1)[0] == usual
+
+
+def test_wanted_extras_are_in_info(fleet: SyncFleet) -> None:
+    env = StarpodEnv(fleet, "frozen_lake-v1", want=Want(expert_action=True, valid_actions=True, score=True))
+    _, info = env.reset(seed=1)
+    assert info["expert_action"] in info["valid_actions"]
+    assert 0 <= info["score"] < 1
+    assert "instructions" in info
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("environment_id", ["frozen_lake-v1", "sokoban-v1"])
+def test_vector_env_equals_gymnasiums_own_over_single_envs(
+    fleet: SyncFleet, environment_id: str, mode: AutoresetMode
+) -> None:
+    count = len(SEEDS)
+    reference = SyncVectorEnv(
+        [lambda: StarpodEnv(fleet, environment_id, limits=LIMITS) for _ in range(count)], autoreset_mode=mode
+    )
+    tested = StarpodVectorEnv(count, fleet, environment_id, limits=LIMITS, autoreset_mode=mode)
+    assert tested.action_space == reference.action_space
+    assert tested.metadata["autoreset_mode"] == mode
+    expected, expected_info = reference.reset(seed=SEEDS)
+    found, found_info = tested.reset(seed=SEEDS)
+    assert found == expected
+    assert found_info["instructions"].tolist() == expected_info["instructions"].tolist()
+    actions = np.random.default_rng(0).integers(4, size=(40, count))
+    ends = 0
+    for row in actions:
+        expected, *expected_rest = reference.step(row)
+        found, *found_rest = tested.step(row)
+        assert found == expected
+        assert found in tested.observation_space
+        for one, other in zip(found_rest[:3], expected_rest[:3], strict=True):
+            np.testing.assert_array_equal(one, other)
+        _assert_same_info(found_rest[3], expected_rest[3])
+        ends += int((found_rest[1] | found_rest[2]).sum())
+    assert ends >= count
+    reference.close()
+    tested.close()
+
+
+def _assert_same_info(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            _assert_same_info(found[key], value)
+        else:
+            np.testing.assert_array_equal(found[key], value)
+
+
+def test_vector_env_without_autoreset(fleet: SyncFleet) -> None:
+    envs = StarpodVectorEnv(
+        3, fleet, "frozen_lake-v1", limits=Limits(max_turns=2), autoreset_mode=AutoresetMode.DISABLED
+    )
+    first, _ = envs.reset(seed=7)
+    for _ in range(2):
+        before, _, terminated, truncated, _ = envs.step(np.zeros(3, dtype=np.int64))
+    assert (terminated | truncated).all()
+    with pytest.raises(ValueError, match="reset"):
+        envs.step(np.zeros(3, dtype=np.int64))
+    after, infos = envs.reset(seed=7, options={"reset_mask": np.array([True, False, True])})
+    assert (after[0], after[1], after[2]) == (first[0], before[1], first[2])
+    assert infos["_instructions"].tolist() == [True, False, True]
+    envs.close()
+
+
+def test_make_vec_and_seeds(server: ServerProcess) -> None:
+    def play(seed: int) -> list[Any]:
+        envs = gymnasium.make_vec(
+            "starpod.client.gymnasium:Starpod-v0",
+            num_envs=4,
+            addresses=server.address,
+            environment_id="sokoban-v1",
+            options={"observation": "rgb"},
+            render_mode="ansi",
+        )
+        observations, _ = envs.reset(seed=seed)
+        assert observations.shape == (4, *envs.single_observation_space.shape)
+        assert observations in envs.observation_space
+        seen = [observations]
+        for _ in range(8):
+            observations, *_ = envs.step(np.array([0, 1, 2, 3]))
+            seen.append(observations)
+        assert len(envs.render()) == 4
+        envs.close()
+        return seen
+
+    first, again, other = play(11), play(11), play(12)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
