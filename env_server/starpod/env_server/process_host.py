@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import threading
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -186,7 +187,9 @@ def _child_main(connection: socket.socket, reference: tuple[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # standard output belongs to the server
     if sys.platform == "linux":
-        # A child that hangs in native code cannot notice that its parent is gone: the kernel tells it.
+        # A child that hangs in native code cannot notice that the server is gone: the kernel tells it, once the fork
+        # server ends. That one ends with the server, unless we keep the pipe open by which it watches the server.
+        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     stream = connection.makefile("rwb")
     environment = load_class(reference)
