@@ -128,3 +128,38 @@ def test_recorded_shortest_solutions() -> None:
             assert episode.actions == len(record["reset"]["shortest_solution"]), record["id"]
             checked += 1
     assert checked > 0
+
+
+def test_recorded_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns of several actions under limits, as the original's manager played them."""
+    parity = Parity({"own-sprites": CHOSEN["own-sprites"]})
+    for record in golden("manager_trajectories"):
+        if "Sokoban" not in record["variant"]:
+            continue
+        state, fixed = record["layout"]["room_state"], record["layout"]["room_fixed"]
+        layout = [
+            "".join("S" if (kind, under) == (5, 2) else "#_O√XP"[kind] for kind, under in zip(*rows, strict=True))
+            for rows in zip(state, fixed, strict=True)
+        ]
+        letters = "DifferentGridVocab" in record["variant"]
+        sokoban = Sokoban()
+        sokoban.options = Sokoban.Options(
+            layout=[row.translate(str.maketrans("#_O√XPS", "W.GCBA@")) for row in layout] if letters else layout,
+            symbols="letters" if letters else "default",
+            observation="grid_coord" if "Coord" in record["variant"] else "grid",
+        )
+        limits = Limits(max_actions=record["max_actions_per_traj"], max_actions_per_turn=record["max_actions_per_turn"])
+        episode = Episode(sokoban, limits)
+        episode.reset(0, 0)
+        parity.episodes += 1
+        for turn in record["turns"]:
+            where = f"{record['id']} turn {turn['turn']}"
+            transition = episode.turn(turn["parsed_actions"], Want())
+            parity.steps += 1
+            picture = "own-sprites" if "Visual" in record["variant"] else ""
+            parity.equal(f"{where} state", transition.observation.parts, turn["next_state"], picture)
+            parity.equal(f"{where} reward", transition.reward, turn["turn_reward"])
+            parity.equal(f"{where} active", not episode.end_reason, turn["still_active"])
+            parity.equal(f"{where} actions", episode.actions, turn["status"]["num_actions"])
+            parity.equal(f"{where} truncated", transition.truncated, turn["status"]["truncated"])
+    parity.report("sokoban-v1 in turns", capsys)
