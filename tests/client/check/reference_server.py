@@ -36,7 +36,7 @@ SCHEMA = {
     },
 }
 LIMITS = pb.ServerLimits(
-    max_sessions=200,
+    max_sessions=80,
     max_message_bytes=1 << 20,
     max_snapshot_bytes=1 << 16,
     max_group=16,
@@ -149,6 +149,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
     """Every rule is a method of its own, so that tests can break one at a time."""
 
     spec = SPEC
+    health = reflection = True
 
     def __init__(self) -> None:
         self.instance_id = secrets.token_hex(8)
@@ -165,10 +166,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             code = next(code for code in grpc.StatusCode if code.value[0] == error.status.code)
             await context.abort(code, error.status.message)
 
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        return await self._unary(context, self.describe(request))
-
-    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> AsyncIterator[pb.StreamResponse]:
+    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         replies: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
         running: set[asyncio.Task[None]] = set()
 
@@ -571,9 +569,10 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             raise Refused("INCOMPATIBLE_SNAPSHOT", f"no {version}", snapshot_version=version, available=mine)
         try:
             walk, options, limits, (seed, luck, index, actions, over) = json.loads(snapshot.state)
-            source = Seat("", Walk(**walk), options, pb.Limits(**dict(zip(
-                ("max_turns", "max_actions_per_turn", "max_actions"), limits, strict=True
-            ))), request.want, self.grant_lease(request.lease_seconds), seed, luck, 0, 1, index, actions, over)  # fmt: skip
+            names = ("max_turns", "max_actions_per_turn", "max_actions")
+            kept = pb.Limits(**dict(zip(names, limits, strict=True)))
+            lease = self.grant_lease(request.lease_seconds)
+            source = Seat("", Walk(**walk), options, kept, request.want, lease, seed, luck, 0, 1, index, actions, over)
         except (ValueError, TypeError) as error:
             raise Refused("BAD_ARGUMENT", f"no state: {error}", "snapshot.state") from error
         twins = [self.twin(source, source.walk, number) for number in range(self.admit(request.count))]
@@ -610,20 +609,21 @@ def _unary(name: str) -> Any:
     return call
 
 
-for _name in ("Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close"):
+for _name in ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close"):
     setattr(ReferenceService, _name, _unary(_name))
 
 
 @contextlib.asynccontextmanager
-async def serve(service: ReferenceService, *, companions: bool = True) -> AsyncIterator[str]:
+async def serve(service: ReferenceService) -> AsyncIterator[str]:
     """Serves it on a free port of the loopback; gives the address."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", LIMITS.max_message_bytes)])
     pb_grpc.add_EnvironmentServiceServicer_to_server(service, server)
-    if companions:
+    if service.health:
         checks = health.aio.HealthServicer()
         for name in ("", service.spec.id):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    if service.reflection:
         reflection.enable_server_reflection(["starpod.v1.EnvironmentService"], server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

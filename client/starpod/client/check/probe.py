@@ -269,6 +269,16 @@ class Probe:
             return [pb.Action(tensor=zeros(space.tensor))]
         return [pb.Action(text="x")]
 
+    def guided_want(self, **more: bool) -> pb.Want:
+        """What an observation must carry so that `guide` finds the expert's action, where there is an expert."""
+        want = self.acting_want()
+        want.MergeFrom(pb.Want(expert_action=self.spec.capabilities.expert_action, **more))
+        return want
+
+    def guide(self, observation: pb.Observation) -> pb.Action:
+        """The action that leads furthest: the expert's, or else the first of the choices."""
+        return observation.expert_action if observation.HasField("expert_action") else self.choices(observation)[0]
+
     # --- expectations ----------------------------------------------------------------------------------------------
 
     async def refused(self, what: str, method: str, request: Message, *codes: str, mend: str = "") -> Refusal:

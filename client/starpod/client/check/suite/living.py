@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import grpc
 
 from starpod.client.check.probe import SEED, Handle, Probe, expect_played, expect_same
 from starpod.client.check.refusal import from_error
-from starpod.client.check.requirement import Unmet, expect, must
+from starpod.client.check.requirement import NotShown, Unmet, expect, must
 from starpod.v1 import environment_pb2 as pb
 
 LEASE = 0.5
@@ -61,15 +62,25 @@ async def expiry(probe: Probe) -> None:
 
 @must("C-74", "Renew and every other call keep a session alive for another lease.")
 async def renewal(probe: Probe) -> None:
-    reply = await probe.open(lease_seconds=1.0, count=2)
-    renewed, rendered = (Handle(probe.link, session) for session in reply.sessions)
-    for _ in range(4):
-        await asyncio.sleep(0.4)
-        await probe.link.call("Renew", pb.RenewRequest(session_ids=[renewed.id]))
-        await probe.link.call("Render", pb.RenderRequest(session_id=rendered.id))
-    for how, handle in (("Renew", renewed), ("Render", rendered)):
-        refusal = await probe.link.refusal("Step", handle.request())
-        expect(refusal is None, f"a session kept alive by {how}", refusal, "count the lease from the last call")
+    for lease in (1.0, 4.0):
+        sessions = (await probe.open(lease_seconds=lease, count=2)).sessions
+        renewed, rendered = (Handle(probe.link, session) for session in sessions)
+        calls = (
+            ("Renew", pb.RenewRequest(session_ids=[renewed.id])),
+            ("Render", pb.RenderRequest(session_id=rendered.id)),
+            ("Step", renewed.request()),
+            ("Step", rendered.request()),
+        )
+        refusal, slowest = None, 0.0
+        for method, request in (*calls[:2] * 3, *calls):
+            start = time.monotonic()
+            await asyncio.sleep(0.2 * lease if method != "Step" else 0.0)
+            refusal = refusal or await probe.link.refusal(method, request)
+            slowest = max(slowest, time.monotonic() - start)
+        if slowest < 0.4 * lease:
+            expect(refusal is None, "sessions kept alive by Renew and by Render", refusal, "count from the last call")
+            return
+    raise NotShown("this machine is too busy to call in time")
 
 
 @must("C-75", "Renew names exactly those sessions that do not exist as missing, and may be repeated.")

@@ -28,7 +28,7 @@ async def wanted(probe: Probe) -> None:
             await probe.refused(f"a Want of {name}", "Open", probe.open_request(want=want), "UNIMPLEMENTED")
             continue
         observation = (await probe.open(want=want)).sessions[0].observation
-        there = observation.HasField(name) if name in ("score", "expert_action") else bool(getattr(observation, name))
+        there = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
         # An expert may know no way on.
         mend = "send it or do not declare it"
         expect(there or name == "expert_action", f"{name}, which the capabilities declare", "none", mend)
@@ -53,7 +53,7 @@ async def for_one_call(probe: Probe) -> None:
 async def state_key(probe: Probe) -> None:
     if not probe.spec.capabilities.state_key:
         raise NotShown("the environment has no state_key")
-    handle = Handle(probe.link, (await probe.open(want=pb.Want(state_key=True))).sessions[0])
+    handle = Handle(probe.link, (await probe.open(want=pb.Want(state_key=True), seed=SEED)).sessions[0])
     key = handle.session.observation.state_key
     expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes")
     for what in ("a turn without an action", "another turn without an action"):
@@ -91,14 +91,14 @@ async def valid_actions(probe: Probe) -> None:
 async def score(probe: Probe) -> None:
     if not probe.spec.capabilities.score:
         raise NotShown("the environment has no score")
-    handle = Handle(probe.link, (await probe.open(want=_guided(probe, score=True), seed=SEED)).sessions[0])
+    handle = Handle(probe.link, (await probe.open(want=probe.guided_want(score=True), seed=SEED)).sessions[0])
     observation, solved = handle.session.observation, False
     for _ in range(60):
         expect(0.0 <= observation.score <= 1.0, "a score in [0, 1]", observation.score)
         expect(observation.score < 1.0 or solved, "a score below 1 of an unsolved task", observation.score)
         if solved:
             return
-        transition = await handle.step(_guide(probe, observation))
+        transition = await handle.step([probe.guide(observation)])
         observation, solved = transition.observation, transition.success
         if transition.end_reason and not solved:
             break
@@ -176,18 +176,6 @@ async def image(probe: Probe) -> None:
         any(i.data == frame.data and i.mime == "image/png" for i in images),
         "the frame of mode png among the parts",
         f"{len(images)} images, none of them the frame",
-    )
-
-
-def _guided(probe: Probe, **want: bool) -> pb.Want:
-    guided = probe.acting_want()
-    guided.MergeFrom(pb.Want(expert_action=probe.spec.capabilities.expert_action, **want))
-    return guided
-
-
-def _guide(probe: Probe, observation: pb.Observation) -> list[pb.Action]:
-    return (
-        [observation.expert_action] if observation.HasField("expert_action") else list(probe.choices(observation)[:1])
     )
 
 

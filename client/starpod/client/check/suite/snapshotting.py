@@ -59,11 +59,14 @@ async def harmless(probe: Probe) -> None:
 @must("N-04", "A snapshot whose digest does not fit its state is INVALID_ARGUMENT.")
 async def tampered(probe: Probe) -> None:
     handle, _ = await _before_the_end(probe)
-    snapshot = (await _snapshot(probe, handle)).snapshot
-    snapshot.state = snapshot.state[:-1] + bytes([snapshot.state[-1] ^ 1]) if snapshot.state else b"x"
-    await probe.refused(
-        "a snapshot with one bit flipped", "Restore", pb.RestoreRequest(snapshot=snapshot), "INVALID_ARGUMENT"
-    )
+    real = (await _snapshot(probe, handle)).snapshot
+    cut, forged = pb.SessionSnapshot(), pb.SessionSnapshot()
+    for copy in (cut, forged):
+        copy.CopyFrom(real)
+    cut.state = real.state[:-1]
+    forged.digest = real.digest[:-1] + bytes([real.digest[-1] ^ 1])
+    for what, snapshot in (("a snapshot without its last byte", cut), ("a digest with one bit flipped", forged)):
+        await probe.refused(what, "Restore", pb.RestoreRequest(snapshot=snapshot), "INVALID_ARGUMENT")
     await probe.refused("a Restore without a snapshot", "Restore", pb.RestoreRequest(), "INVALID_ARGUMENT", "NOT_FOUND")
 
 
