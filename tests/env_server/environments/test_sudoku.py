@@ -187,6 +187,19 @@ def test_the_expert_mends_what_others_got_wrong(seed: int, played: list[str], co
     assert episode.end_reason is EndReason.TERMINAL
 
 
+@given(seeds, actions, st.sampled_from(["refuse", "place"]))
+@settings(max_examples=25, deadline=None)
+def test_valid_actions_are_those_that_are_not_refused(seed: int, played: list[str], conflicts: str) -> None:
+    episode = start(seed, size=4, difficulty="hard", max_steps=1000, conflicts=conflicts)
+    for action in played:
+        if not episode.end_reason:
+            episode.turn([action], Want())
+    listed = set(episode.environment.valid_actions())
+    for row, column, number in itertools.product(range(1, 5), repeat=3):
+        action = f"place {number} at row {row} col {column}"
+        assert episode.fork(None).environment.step(action).valid == (action in listed)
+
+
 # --- actions, rewards and ends ---------------------------------------------------------------------------------------
 
 

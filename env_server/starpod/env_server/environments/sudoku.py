@@ -500,6 +500,16 @@ class Sudoku(Environment):
             f"{clash}; a number of your own may be overwritten. You have {options.steps_allowed} actions."
         )
 
+    def valid_actions(self) -> list[str]:
+        """Every placement that is not refused, in the longest form."""
+        return [
+            self._write(cell, number)
+            for cell, given in enumerate(self.puzzle)
+            if not given
+            for number in (range(1, self.size + 1) if self.options.conflicts == "place" else self._candidates(cell))
+            if number != self.grid[cell]
+        ]
+
     def state_key(self) -> bytes:
         return hashlib.blake2b(self.puzzle + self.grid, digest_size=16).digest()
 
