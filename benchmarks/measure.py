@@ -53,11 +53,12 @@ async def drive(players: Sequence[Player], seconds: float) -> Measurement:
         while True:
             for place, action in enumerate(WALK, 1):
                 before = perf_counter()
-                if before >= end:
-                    return
                 reward, over = await player.step(action)
-                waits.append(perf_counter() - before)
+                after = perf_counter()
+                waits.append(after - before)
                 check(place, reward, over)
+                if after >= end:
+                    return
             await player.reset()
 
     await asyncio.gather(*map(play, players))

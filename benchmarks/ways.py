@@ -194,10 +194,11 @@ async def _march(
     while True:
         for place, action in enumerate(WALK, 1):
             before = perf_counter()
-            if before - start >= seconds:
-                return summarise(sessions * len(waits), before - start, waits)
             await step(place, action)
-            waits.append(perf_counter() - before)
+            after = perf_counter()
+            waits.append(after - before)
+            if after - start >= seconds:
+                return summarise(sessions * len(waits), after - start, waits)
         await reset()
 
 
