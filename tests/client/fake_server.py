@@ -153,6 +153,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         self.turns_played = 0
         self.streams: set[Any] = set()
         self.address = ""
+        self.credentials: grpc.ServerCredentials | None = None
         self._server: grpc.aio.Server | None = None
         self._forget()
 
@@ -166,7 +167,10 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
     async def start(self, port: int = 0) -> FakeServer:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_EnvironmentServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        if self.credentials is None:
+            port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        else:
+            port = self._server.add_secure_port(f"127.0.0.1:{port}", self.credentials)
         await self._server.start()
         self.address = f"127.0.0.1:{port}"
         return self

@@ -24,10 +24,12 @@ class TLS:
     key: str | Path | None = None
     server_name: str = ""
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises OSError if one cannot be read, ValueError for a certificate without its key."""
+    def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("A client certificate and its key come together: give both or neither.")
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Reads the files. Raises OSError if one cannot be read."""
         return grpc.ssl_channel_credentials(_read(self.roots), _read(self.key), _read(self.certificate))
 
 

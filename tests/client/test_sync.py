@@ -1,0 +1,87 @@
+"""The blocking facade, from one thread and from many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from starpod.client import Limits, SyncFleet, Unreachable, Want
+from tests.support import ServerProcess
+
+LIMITS = Limits(max_turns=0, max_actions=0)
+
+
+@pytest.fixture
+def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
+    with SyncFleet(server.address) as fleet:
+        yield fleet
+
+
+def test_the_calls_of_a_session(fleet: SyncFleet) -> None:
+    assert "frozen_lake-v1" in {spec.id for spec in fleet.describe()}
+    (session,) = fleet.open("frozen_lake-v1", seed=1, limits=LIMITS, want=Want(state_key=True))
+    first = session.observation.text
+    session.step(["Left", "Up"])
+    (copy,) = session.fork()
+    restored = fleet.restore(session.snapshot())
+    moves = [each.step("Right").observation.text for each in (session, copy, restored)]
+    assert len(set(moves)) == 1
+    assert session.render("png").startswith(b"\x89PNG")  # type: ignore[arg-type]
+    assert session.reset(seed=1).text == first
+    assert session.seed == 1
+    session.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        session.step("Left")
+
+
+def test_many_at_once(fleet: SyncFleet) -> None:
+    sessions = fleet.open("frozen_lake-v1", seed=1, count=8, limits=LIMITS)
+    transitions = fleet.step_many(sessions, ["Left"] * 8)
+    assert len(transitions) == 8
+    observations = fleet.reset_many(sessions, list(range(8)))
+    assert [session.seed for session in sessions] == list(range(8))
+    assert [observation.text for observation in observations] == [session.observation.text for session in sessions]
+    fleet.close_sessions(sessions)
+
+
+def test_many_threads(fleet: SyncFleet) -> None:
+    def play(seed: int) -> list[str]:
+        (session,) = fleet.open("sokoban-v1", seed=seed, limits=LIMITS)
+        texts = []
+        for action in ["Up", "Left", "Down", "Right"] * 5:
+            if not session.done:
+                texts.append(session.step(action).observation.text)
+        return texts
+
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(play, range(16)))
+    assert together == [play(seed) for seed in range(16)]
+
+
+def test_use_after_the_end_and_inside_the_loop(server: ServerProcess) -> None:
+    with SyncFleet(server.address) as fleet:
+
+        async def inside() -> None:
+            fleet.describe()
+
+        with pytest.raises(RuntimeError, match="use Fleet there"):
+            fleet.run(inside())
+    fleet.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        fleet.describe()
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(Unreachable):
+        SyncFleet("127.0.0.1:1")
+
+
+async def test_a_blocking_fleet_beside_a_running_loop(server: ServerProcess) -> None:
+    def use() -> int:
+        with SyncFleet(server.address) as fleet:
+            return len(fleet.describe())
+
+    assert await asyncio.to_thread(use) == use()
