@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from starpod.env_server import convert
 from starpod.env_server.config import ServerLimits
-from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions
-from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
+from starpod.env_server.environment import Action, Concurrency, Environment
+from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.registry import Registry
+from starpod.env_server.rules import (
+    describe_session,
+    digest_snapshot,
+    out_of_order,
+    parse_options,
+    replay_reply,
+    unsupported,
+)
 from starpod.env_server.seeding import derive_seed
-from starpod.env_server.session import Reservation, Session, SessionTable
+from starpod.env_server.session import Session, SessionTable
 from starpod.env_server.state import StateError
 from starpod.v1 import environment_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
-
-_MAX_KEY_BYTES = 128
 _RETRY_SECONDS = 0.5
 
 
@@ -52,7 +54,7 @@ class Calls:
     # --- creating sessions ---------------------------------------------------------------------------------------
 
     async def open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
-        return await self._once(table, request.key, request, functools.partial(self._open, table, request))
+        return await table.once(request.key, request, functools.partial(self._open, table, request))
 
     async def _open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
         environment = self.registry.find(request.environment_id, request.version)
@@ -91,7 +93,7 @@ class Calls:
         )
 
     async def fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
-        return await self._once(table, request.key, request, functools.partial(self._fork, table, request))
+        return await table.once(request.key, request, functools.partial(self._fork, table, request))
 
     async def _fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
         original = table.find(request.session_id)
@@ -138,7 +140,7 @@ class Calls:
         return pb.ForkResponse(sessions=created.messages)
 
     async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
-        return await self._once(table, request.key, request, functools.partial(self._restore, table, request))
+        return await table.once(request.key, request, functools.partial(self._restore, table, request))
 
     async def _restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
         snapshot = request.snapshot
@@ -186,41 +188,6 @@ class Calls:
             lease_seconds=lease,
             instance_id=self.instance_id,
         )
-
-    async def _once(
-        self, table: SessionTable, key: str, request: Any, create: Callable[[], Awaitable[Created]]
-    ) -> Created:
-        """Runs `create` once per key; the same request under the same key gets the same reply."""
-        if not key:
-            return await create()
-        if len(key.encode()) > _MAX_KEY_BYTES:
-            raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
-        fingerprint = hashlib.sha256(
-            type(request).__name__.encode() + request.SerializeToString(deterministic=True)
-        ).digest()
-        known = table.reservations.get(key)
-        if known is not None:
-            if known.request != fingerprint:
-                raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
-            reply: Created = await asyncio.shield(known.reply)
-            return reply
-        reservation = Reservation(fingerprint, asyncio.get_running_loop().create_future())
-        table.reservations[key] = reservation
-        try:
-            response = await create()
-        except BaseException as error:
-            # Nothing was created: the key is free again, and whoever waits for it learns the same.
-            del table.reservations[key]
-            failure = (
-                error if isinstance(error, CallError) else CallError("SERVER_BUG", f"the call broke off: {error!r}")
-            )
-            reservation.reply.set_exception(failure)
-            reservation.reply.exception()  # it may well be that nobody waits
-            raise
-        reservation.session_ids = [session.session_id for session in response.sessions]
-        reservation.lease = max((table[id].lease for id in reservation.session_ids if id in table), default=0.0)
-        reservation.reply.set_result(response)
-        return response
 
     # --- using sessions ------------------------------------------------------------------------------------------
 
@@ -504,79 +471,3 @@ class _Cleanup:
             for session in self.sessions:
                 self._calls.live_sessions -= 1
                 session.host.close()
-
-
-def parse_options(environment: type[Environment], values: dict[str, Any]) -> EnvironmentOptions:
-    """The options of an environment. Raises BAD_ARGUMENT that names each wrong one and, for unknown ones, the known."""
-    if not values:
-        return _default_options(environment)
-    try:
-        return environment.Options.model_validate(values)
-    except ValidationError as error:
-        known = ", ".join(environment.Options.model_fields) or "none"
-        violations = []
-        for problem in error.errors(include_url=False):
-            path = "options." + ".".join(map(str, problem["loc"])) if problem["loc"] else "options"
-            text = problem["msg"]
-            if problem["type"] == "extra_forbidden":
-                text = f"is not an option of {environment.spec.id}; it has: {known}"
-            violations.append((path, text))
-        message = "; ".join(f"{path}: {text}" for path, text in violations)
-        raise CallError("BAD_ARGUMENT", message, violations=violations) from error
-
-
-@functools.cache
-def _default_options(environment: type[Environment]) -> EnvironmentOptions:
-    return environment.Options()
-
-
-def describe_session(session: Session, observation: Observation | pb.Observation) -> pb.Session:
-    return pb.Session(
-        session_id=session.id,
-        epoch=session.epoch,
-        step_index=session.next_index,
-        seed=session.seed,
-        dynamics_seed=session.dynamics_seed,
-        member=session.member,
-        observation=convert.observation_to(observation) if isinstance(observation, Observation) else observation,
-    )
-
-
-def replay_reply(session: Session, epoch: int, index: int, actions: list[Action]) -> Transition | pb.Transition:
-    """The last reply again, if this is the last step again. Raises OUT_OF_ORDER otherwise."""
-    if (
-        epoch == session.epoch
-        and index == session.next_index - 1
-        and session.last_transition is not None
-        and same_actions(actions, session.last_actions)
-    ):
-        return session.last_transition
-    raise out_of_order(session, epoch, index)
-
-
-def same_actions(actions: list[Action], others: list[Action] | None) -> bool:
-    if others is None or len(actions) != len(others):
-        return False
-    return all(convert.action_to(one) == convert.action_to(other) for one, other in zip(actions, others, strict=True))
-
-
-def out_of_order(session: Session, epoch: int, index: int) -> CallError:
-    """OUT_OF_ORDER, or EPISODE_OVER where only that stands against the call; with what was expected."""
-    expected = {"expected_epoch": str(session.epoch), "expected_step_index": str(session.next_index)}
-    if (epoch, index) == (session.epoch, session.next_index):
-        return CallError("EPISODE_OVER", "the episode is over; reset the session first", expected)
-    if (epoch, index) == (session.epoch, session.next_index - 1):
-        problem = f"step {index} was already made with other actions"
-    else:
-        problem = f"got epoch {epoch}, step {index}"
-    return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {session.epoch}, step {session.next_index}", expected)
-
-
-def unsupported(environment: type[Environment], capability: str, problem: str) -> CallError:
-    spec = environment.spec
-    return CallError("UNSUPPORTED", f"{spec.id} {spec.version} {problem}", {"capability": capability})
-
-
-def digest_snapshot(environment_id: str, version: str, state: bytes) -> bytes:
-    """SHA-256 as the protocol defines it."""
-    return hashlib.sha256(b"\0".join((environment_id.encode(), version.encode(), state))).digest()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from starpod.env_server.environment import Environment, EnvironmentOptions, Limits
 from starpod.env_server.episode import Transition, Want
-from starpod.env_server.errors import CallError
+from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.hosts import Host
 from starpod.v1 import environment_pb2 as pb
+
+Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
+
+_MAX_KEY_BYTES = 128
 
 
 class Session:
@@ -154,3 +161,36 @@ class SessionTable(dict[str, Session]):
                 reservation.last_alive = now
             elif now - reservation.last_alive > reservation.lease:
                 del self.reservations[key]
+
+    async def once(self, key: str, request: Message, create: Callable[[], Awaitable[Created]]) -> Created:
+        """Runs `create` once per key; the same request under the same key gets the same reply."""
+        if not key:
+            return await create()
+        if len(key.encode()) > _MAX_KEY_BYTES:
+            raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
+        fingerprint = hashlib.sha256(
+            type(request).__name__.encode() + request.SerializeToString(deterministic=True)
+        ).digest()
+        known = self.reservations.get(key)
+        if known is not None:
+            if known.request != fingerprint:
+                raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
+            reply: Created = await asyncio.shield(known.reply)
+            return reply
+        reservation = Reservation(fingerprint, asyncio.get_running_loop().create_future())
+        self.reservations[key] = reservation
+        try:
+            response = await create()
+        except BaseException as error:
+            # Nothing was created: the key is free again, and whoever waits for it learns the same.
+            del self.reservations[key]
+            failure = (
+                error if isinstance(error, CallError) else CallError("SERVER_BUG", f"the call broke off: {error!r}")
+            )
+            reservation.reply.set_exception(failure)
+            reservation.reply.exception()  # it may well be that nobody waits
+            raise
+        reservation.session_ids = [session.session_id for session in response.sessions]
+        reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)
+        reservation.reply.set_result(response)
+        return response

@@ -650,12 +650,12 @@ class Sokoban(Environment):
         return f"{self._symbol(cell, symbols)} {row} {column} {way} {around}"
 
     def _picture(self, size: int) -> bytes:
-        board = self.board
-        image = PILImage.new("RGB", (board.columns * size, board.rows * size))
+        board, sprites = self.board, _sprites(size)
+        image = sprites["#"].resize((board.columns * size, board.rows * size))
         for row in range(board.rows):
             for column in range(board.columns):
                 kind = self._symbol(row * (board.columns + 1) + column, VOCABULARIES["default"])
-                image.paste(_sprite(kind, size), (column * size, row * size))
+                image.paste(sprites[kind], (column * size, row * size))
         return png(image)
 
 
@@ -666,8 +666,21 @@ def _drawn(room: str, wall: str, empty: str, target: str) -> str:
 
 
 @functools.cache
-def _sprite(kind: str, size: int) -> PILImage.Image:
-    """The picture of one cell, by its default symbol, `size` pixels wide; drawn large and scaled down."""
+def _sprites(size: int) -> dict[str, PILImage.Image]:
+    """The picture of a cell, `size` pixels wide, by its default symbol.
+
+    All share one palette: a picture of indices becomes a PNG in a tenth of the time that one of colours takes.
+    """
+    kinds = "#_O√XPS"
+    strip = PILImage.new("RGB", (len(kinds) * size, size))
+    for index, kind in enumerate(kinds):
+        strip.paste(_draw_cell(kind, size), (index * size, 0))
+    strip = strip.quantize(256)
+    return {kind: strip.crop((index * size, 0, (index + 1) * size, size)) for index, kind in enumerate(kinds)}
+
+
+def _draw_cell(kind: str, size: int) -> PILImage.Image:
+    """One cell in colours; drawn large and scaled down."""
     scale = 4
     edge = 64 * scale
     image = PILImage.new("RGB", (edge, edge))

@@ -1,0 +1,92 @@
+"""Rules of the contract that need no server: options, order, repeats, digests."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+from pydantic import ValidationError
+
+from starpod.env_server import convert
+from starpod.env_server.environment import Action, Environment, EnvironmentOptions
+from starpod.env_server.episode import Observation, Transition
+from starpod.env_server.errors import CallError
+from starpod.env_server.session import Session
+from starpod.v1 import environment_pb2 as pb
+
+
+def parse_options(environment: type[Environment], values: dict[str, Any]) -> EnvironmentOptions:
+    """The options of an environment. Raises BAD_ARGUMENT that names each wrong one and, for unknown ones, the known."""
+    if not values:
+        return _default_options(environment)
+    try:
+        return environment.Options.model_validate(values)
+    except ValidationError as error:
+        known = ", ".join(environment.Options.model_fields) or "none"
+        violations = []
+        for problem in error.errors(include_url=False):
+            path = "options." + ".".join(map(str, problem["loc"])) if problem["loc"] else "options"
+            text = problem["msg"]
+            if problem["type"] == "extra_forbidden":
+                text = f"is not an option of {environment.spec.id}; it has: {known}"
+            violations.append((path, text))
+        message = "; ".join(f"{path}: {text}" for path, text in violations)
+        raise CallError("BAD_ARGUMENT", message, violations=violations) from error
+
+
+@functools.cache
+def _default_options(environment: type[Environment]) -> EnvironmentOptions:
+    return environment.Options()
+
+
+def describe_session(session: Session, observation: Observation | pb.Observation) -> pb.Session:
+    return pb.Session(
+        session_id=session.id,
+        epoch=session.epoch,
+        step_index=session.next_index,
+        seed=session.seed,
+        dynamics_seed=session.dynamics_seed,
+        member=session.member,
+        observation=convert.observation_to(observation) if isinstance(observation, Observation) else observation,
+    )
+
+
+def replay_reply(session: Session, epoch: int, index: int, actions: list[Action]) -> Transition | pb.Transition:
+    """The last reply again, if this is the last step again. Raises OUT_OF_ORDER otherwise."""
+    if (
+        epoch == session.epoch
+        and index == session.next_index - 1
+        and session.last_transition is not None
+        and same_actions(actions, session.last_actions)
+    ):
+        return session.last_transition
+    raise out_of_order(session, epoch, index)
+
+
+def same_actions(actions: list[Action], others: list[Action] | None) -> bool:
+    if others is None or len(actions) != len(others):
+        return False
+    return all(convert.action_to(one) == convert.action_to(other) for one, other in zip(actions, others, strict=True))
+
+
+def out_of_order(session: Session, epoch: int, index: int) -> CallError:
+    """OUT_OF_ORDER, or EPISODE_OVER where only that stands against the call; with what was expected."""
+    expected = {"expected_epoch": str(session.epoch), "expected_step_index": str(session.next_index)}
+    if (epoch, index) == (session.epoch, session.next_index):
+        return CallError("EPISODE_OVER", "the episode is over; reset the session first", expected)
+    if (epoch, index) == (session.epoch, session.next_index - 1):
+        problem = f"step {index} was already made with other actions"
+    else:
+        problem = f"got epoch {epoch}, step {index}"
+    return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {session.epoch}, step {session.next_index}", expected)
+
+
+def unsupported(environment: type[Environment], capability: str, problem: str) -> CallError:
+    spec = environment.spec
+    return CallError("UNSUPPORTED", f"{spec.id} {spec.version} {problem}", {"capability": capability})
+
+
+def digest_snapshot(environment_id: str, version: str, state: bytes) -> bytes:
+    """SHA-256 as the protocol defines it."""
+    return hashlib.sha256(b"\0".join((environment_id.encode(), version.encode(), state))).digest()
