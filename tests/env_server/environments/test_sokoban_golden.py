@@ -108,7 +108,7 @@ def compare_observation(where: str, ours: Any, original: Any, parity: Parity) ->
     if isinstance(original, str):
         parity.equal(where, ours, original)
         return
-    picture = Image.open(io.BytesIO(ours[0].data))
+    picture = Image.open(io.BytesIO(ours[0].data)).convert("RGB")
     assert [picture.height, picture.width, len(picture.getbands())] == original["shape"], where
     parity.deviate("own-sprites")
 
