@@ -161,6 +161,23 @@ async def test_a_group_shares_the_start_and_not_the_luck(client: Client) -> None
     assert len({text_of(await client.step(session, 0, "Right")) for session in same.sessions}) == 1
 
 
+async def test_a_member_opened_again_alone_keeps_its_luck_through_resets(client: Client) -> None:
+    group = (await client.stub.Open(pb.OpenRequest(environment_id="walk-v1", seed=9, count=4))).sessions
+    alone = await client.open("walk-v1", seed=9, first_member=2)
+    assert (alone.member, alone.dynamics_seed) == (2, group[2].dynamics_seed)
+    resets = [
+        (await client.stub.Reset(pb.ResetRequest(session_id=session.session_id, epoch=1, seed=10))).session
+        for session in (group[2], alone)
+    ]
+    assert resets[0].dynamics_seed == resets[1].dynamics_seed != alone.dynamics_seed
+    fork = pb.ForkRequest(session_id=alone.session_id, epoch=2, step_index=0, randomness=pb.FORK_RANDOMNESS_RESEED)
+    fork.count = 3
+    copies = (await client.stub.Fork(fork)).sessions
+    fork.count, fork.first_member = 1, 2
+    (again,) = (await client.stub.Fork(fork)).sessions
+    assert (again.member, again.dynamics_seed) == (2, copies[2].dynamics_seed)
+
+
 async def test_a_group_with_a_slow_reset_equals_its_members_opened_alone(client: Client) -> None:
     response = await client.stub.Open(pb.OpenRequest(environment_id="searched-v1", seed=4, count=3))
     for session in response.sessions:

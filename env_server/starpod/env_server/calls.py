@@ -65,7 +65,7 @@ class Calls:
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
         async with _Cleanup(self) as created:
             first: LocalHost | None = None
-            for member in range(self._admit(request.count)):
+            for member in self._members(request):
                 dynamics_seed = (
                     request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
                 )
@@ -101,23 +101,23 @@ class Calls:
         if request.randomness not in pb.ForkRandomness.values():
             raise bad_argument("randomness", f"is {request.randomness}; use KEEP or RESEED")
         seeds = list(request.dynamics_seeds)
-        count = self._admit(request.count)
+        members = self._members(request)
         if seeds and not reseed:
             raise bad_argument("dynamics_seeds", "are only used with randomness RESEED")
-        if seeds and len(seeds) != count:
-            raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {count} copies")
+        if seeds and len(seeds) != len(members):
+            raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {len(members)} copies")
         async with original.turn_taking():
             original.check()
             if (request.epoch, request.step_index) != (original.epoch, original.next_index):
                 raise out_of_order(original, request.epoch, request.step_index)
             async with _Cleanup(self) as created:
-                for copy in range(count):
+                for place, member in enumerate(members):
                     dynamics_seed = original.dynamics_seed
                     if reseed:
                         dynamics_seed = (
-                            seeds[copy]
+                            seeds[place]
                             if seeds
-                            else derive_seed(original.dynamics_seed, "fork", original.next_index, copy)
+                            else derive_seed(original.dynamics_seed, "fork", original.next_index, member)
                         )
                     self._make_room(original.environment)
                     host = await self._guard(original, original.host.fork(dynamics_seed if reseed else None), "Fork")
@@ -128,7 +128,7 @@ class Calls:
                         original.limits,
                         original.want,
                         original.lease,
-                        copy,
+                        member,
                         original.seed,
                         dynamics_seed,
                     )
@@ -157,7 +157,7 @@ class Calls:
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
         async with _Cleanup(self) as created:
-            for copy in range(self._admit(request.count)):
+            for member in self._members(request):
                 host = self._host(environment)
                 session = Session(
                     environment,
@@ -166,7 +166,7 @@ class Calls:
                     episode.limits,
                     want,
                     lease,
-                    copy,
+                    member,
                     episode.seed,
                     episode.environment.dynamics_seed,
                 )
@@ -360,6 +360,10 @@ class Calls:
                 _RETRY_SECONDS,
             )
         return count
+
+    def _members(self, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
+        """The places in their group of the sessions to create. Raises as `_admit`."""
+        return range(request.first_member, request.first_member + self._admit(request.count))
 
     def _lease(self, asked: float) -> float:
         if asked != asked or asked < 0:

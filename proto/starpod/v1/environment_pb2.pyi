@@ -1044,6 +1044,7 @@ class OpenRequest(_message.Message):
     WANT_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    FIRST_MEMBER_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     """`name-vN`."""
     version: _builtins.str
@@ -1065,6 +1066,10 @@ class OpenRequest(_message.Message):
     """
     lease_seconds: _builtins.float
     """Seconds without a call after which the session may be reaped. 0: the server's default; more than its maximum: the maximum."""
+    first_member: _builtins.int
+    """Place of the first session in its group; the others follow. For a caller who opens one member of a group again, alone:
+    what is derived from a member's place (dynamics seeds, here and at later resets) stays the same.
+    """
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
         """As options_schema_json says. Unknown or bad options are INVALID_ARGUMENT, and the schema tells which are known."""
@@ -1090,10 +1095,11 @@ class OpenRequest(_message.Message):
         want: Global___Want | None = ...,
         limits: Global___LimitOverrides | None = ...,
         lease_seconds: _builtins.float = ...,
+        first_member: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dynamics_seed", b"_dynamics_seed", "_seed", b"_seed", "dynamics_seed", b"dynamics_seed", "limits", b"limits", "options", b"options", "seed", b"seed", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dynamics_seed", b"_dynamics_seed", "_seed", b"_seed", "count", b"count", "dynamics_seed", b"dynamics_seed", "environment_id", b"environment_id", "key", b"key", "lease_seconds", b"lease_seconds", "limits", b"limits", "options", b"options", "seed", b"seed", "version", b"version", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dynamics_seed", b"_dynamics_seed", "_seed", b"_seed", "count", b"count", "dynamics_seed", b"dynamics_seed", "environment_id", b"environment_id", "first_member", b"first_member", "key", b"key", "lease_seconds", b"lease_seconds", "limits", b"limits", "options", b"options", "seed", b"seed", "version", b"version", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dynamics_seed: _TypeAlias = _typing.Literal["dynamics_seed"]  # noqa: Y015
     _WhichOneofArgType__dynamics_seed: _TypeAlias = _typing.Literal["_dynamics_seed", b"_dynamics_seed"]  # noqa: Y015
@@ -1395,6 +1401,7 @@ class ForkRequest(_message.Message):
     RANDOMNESS_FIELD_NUMBER: _builtins.int
     DYNAMICS_SEEDS_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    FIRST_MEMBER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     epoch: _builtins.int
     """Both must be current, as in Step: a fork is of one exact state."""
@@ -1404,9 +1411,11 @@ class ForkRequest(_message.Message):
     randomness: Global___ForkRandomness.ValueType
     key: _builtins.str
     """As in OpenRequest."""
+    first_member: _builtins.int
+    """As in OpenRequest."""
     @_builtins.property
     def dynamics_seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """With RESEED: one per copy, or none: then derived from the original's dynamics seed, the step index and the copy's number."""
+        """With RESEED: one per copy, or none: then derived from the original's dynamics seed, the step index and the copy's member number."""
 
     def __init__(
         self,
@@ -1418,10 +1427,11 @@ class ForkRequest(_message.Message):
         randomness: Global___ForkRandomness.ValueType = ...,
         dynamics_seeds: _abc.Iterable[_builtins.int] | None = ...,
         key: _builtins.str = ...,
+        first_member: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dynamics_seeds", b"dynamics_seeds", "epoch", b"epoch", "key", b"key", "randomness", b"randomness", "session_id", b"session_id", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dynamics_seeds", b"dynamics_seeds", "epoch", b"epoch", "first_member", b"first_member", "key", b"key", "randomness", b"randomness", "session_id", b"session_id", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1536,11 +1546,14 @@ class RestoreRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     WANT_FIELD_NUMBER: _builtins.int
+    FIRST_MEMBER_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """Copies to make. 0 means 1. They all go on with the same random stream; Fork with RESEED to change that."""
     key: _builtins.str
     """As in OpenRequest."""
     lease_seconds: _builtins.float
+    """As in OpenRequest."""
+    first_member: _builtins.int
     """As in OpenRequest."""
     @_builtins.property
     def snapshot(self) -> Global___SessionSnapshot: ...
@@ -1556,10 +1569,11 @@ class RestoreRequest(_message.Message):
         key: _builtins.str = ...,
         lease_seconds: _builtins.float = ...,
         want: Global___Want | None = ...,
+        first_member: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "key", b"key", "lease_seconds", b"lease_seconds", "snapshot", b"snapshot", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_member", b"first_member", "key", b"key", "lease_seconds", b"lease_seconds", "snapshot", b"snapshot", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
