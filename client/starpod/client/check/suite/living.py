@@ -162,7 +162,7 @@ async def past_deadline(probe: Probe) -> None:
     for number, turn in enumerate(script.turns):
         request = handle.request(turn)
         try:
-            await probe.link.call("Step", request, seconds=(0.0005, 0.002, 0.02)[number % 3])
+            await probe.link.call("Step", request, seconds=(0.002, 0.01, 0.05)[number % 3])
         except grpc.aio.AioRpcError as error:
             fine = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
             expect(fine, "DEADLINE_EXCEEDED of a Step past its deadline", from_error(error))
