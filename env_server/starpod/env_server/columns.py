@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from starpod.env_server.convert import outcome_flags, transition_to
 from starpod.env_server.environment import Environment
@@ -27,15 +28,16 @@ class Rows:
     __slots__ = ("actions", "call_ids", "epochs", "indices", "session_ids")
 
     def __init__(self, columns: pb.StepColumns) -> None:
-        self.call_ids = list(columns.call_ids)
-        self.session_ids = list(columns.session_ids)
-        self.epochs = list(columns.epochs)
-        self.indices = list(columns.step_indices)
-        texts = list(columns.actions)
+        # Slices: a repeated field is slow to walk through.
+        self.call_ids = columns.call_ids[:]
+        self.session_ids = columns.session_ids[:]
+        self.epochs = columns.epochs[:]
+        self.indices = columns.step_indices[:]
+        texts = columns.actions[:]
         counts = columns.action_counts
         rows = len(self.call_ids)
         if counts:
-            self.actions: list[list[str]] = []
+            self.actions: list[Sequence[str]] = []
             start = 0
             for count in counts:
                 self.actions.append(texts[start : start + count])
@@ -43,7 +45,7 @@ class Rows:
             if start != len(texts):
                 raise bad_argument("steps.actions", f"has {len(texts)} entries; action_counts add up to {start}")
         else:
-            self.actions = [[text] for text in texts]
+            self.actions = list(zip(texts, strict=True))
         for name, column in (
             ("session_ids", self.session_ids),
             ("epochs", self.epochs),
@@ -128,14 +130,15 @@ def step_rows(
     environment: type[Environment] | None = None
     stepped = 0
     seconds: list[float] = []
-    for row in range(start, stop):
-        session = get(rows.session_ids[row])
-        index = rows.indices[row]
-        actions = rows.actions[row]
+    columns = (rows.call_ids, rows.session_ids, rows.epochs, rows.indices, rows.actions)
+    if (start, stop) != (0, len(rows)):
+        columns = tuple(column[start:stop] for column in columns)  # type: ignore[assignment]
+    for row, (call_id, session_id, epoch, index, actions) in enumerate(zip(*columns, strict=True), start):
+        session = get(session_id)
         if (
             session is None
             or session.next_index != index
-            or session.epoch != rows.epochs[row]
+            or session.epoch != epoch
             or session.over
             or session.pending
             or (episode := session.host.episode) is None
@@ -169,13 +172,13 @@ def step_rows(
             session.over = True
         if extras is not None or details is not None or type(text) is not str:
             step = pb.StepResponse(transition=transition_to(transition), next_step_index=index + 1)
-            transitions.replies.append(pb.Reply(call_id=rows.call_ids[row], step=step))
+            transitions.replies.append(pb.Reply(call_id=call_id, step=step))
             continue
         if end:
             transitions.ended_rows.append(len(call_ids))
             transitions.end_reasons.append(end)
             transitions.successes.append(0 if success is None else 2 if success else 1)
-        call_ids.append(rows.call_ids[row])
+        call_ids.append(call_id)
         texts.append(text)
         rewards.append(reward)
         keys.append(key)
@@ -185,8 +188,9 @@ def step_rows(
                 flags.append(outcome_flags(None))
                 shares.append(0.0)
             else:
-                flags.append(7 if outcome.valid and outcome.effective else outcome_flags(outcome))
-                shares.append(outcome.reward)
+                share, _, _, _, valid, effective, _, _, _ = outcome
+                flags.append(7 if valid and effective else outcome_flags(outcome))
+                shares.append(share)
     if environment is not None:
         metrics.steps(environment.spec.id, stepped, seconds)
     return others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -64,7 +65,7 @@ def replay_reply(session: Session, epoch: int, index: int, actions: list[Action]
     raise out_of_order(session, epoch, index)
 
 
-def same_actions(actions: list[Action], others: list[Action] | None) -> bool:
+def same_actions(actions: Sequence[Action], others: Sequence[Action] | None) -> bool:
     if others is None or len(actions) != len(others):
         return False
     return all(convert.action_to(one) == convert.action_to(other) for one, other in zip(actions, others, strict=True))

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -85,7 +85,7 @@ class Session:
         self.epoch = 1
         self.next_index = 0
         self.over = False
-        self.last_actions: list[Any] | None = None
+        self.last_actions: Sequence[Any] | None = None
         self.last_transition: Transition | pb.Transition | None = None
         self.last_reset: tuple[bytes, pb.ResetResponse] | None = None
         self.broken: Exception | None = None
