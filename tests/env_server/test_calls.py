@@ -11,7 +11,7 @@ import pytest
 
 from starpod.env_server.config import ServerLimits
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, step_request, text_of
+from tests.env_server.conftest import Client, Serve, text_of
 
 
 async def test_a_repeated_step_is_made_once(client: Client) -> None:
@@ -220,9 +220,7 @@ async def test_forks_keep_or_reseed_their_luck(client: Client, environment: str)
     assert [(copy.step_index, copy.epoch) for copy in kept] == [(1, 1), (1, 1)]
     reseeded = (await client.stub.Fork(fork(count=2, randomness=pb.FORK_RANDOMNESS_RESEED))).sessions
     seeds = [copy.dynamics_seed for copy in reseeded]
-    same = (
-        await client.stub.Fork(fork(count=2, randomness=pb.FORK_RANDOMNESS_RESEED, dynamics_seeds=seeds))
-    ).sessions
+    same = (await client.stub.Fork(fork(count=2, randomness=pb.FORK_RANDOMNESS_RESEED, dynamics_seeds=seeds))).sessions
     assert {text_of(copy) for copy in (*kept, *reseeded)} == {text_of(kept[0])}
     results = [await client.step(copy, 1, action) for copy in (*kept, *reseeded, *same)]
     original = await client.step(session, 1, action)
@@ -392,9 +390,9 @@ async def test_opens_under_way_cannot_together_exceed_the_limit(serve: Serve) ->
 async def test_unknown_fields_are_ignored(client: Client) -> None:
     data = pb.OpenRequest(environment_id="walk-v1", seed=1).SerializeToString() + b"\xfa\x3f\x03new"
     open_raw = client.channel.unary_unary(
-        "/starpod.v1.EnvironmentService/Open", request_serializer=bytes, response_deserializer=pb.OpenResponse.FromString
+        "/starpod.v1.EnvironmentService/Open",
+        request_serializer=bytes,
+        response_deserializer=pb.OpenResponse.FromString,
     )
     response = await open_raw(data)
     assert text_of(response.sessions[0]) == text_of(await client.open("walk-v1"))
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 
@@ -44,7 +45,7 @@ def test_values_come_back_equal_and_of_their_type(value: object) -> None:
 
 @given(st.sets(keys))
 def test_equal_sets_are_equal_bytes(value: set[object]) -> None:
-    assert encode(value) == encode(set(sorted(value, key=repr, reverse=True)))
+    assert encode(value) == encode(set(list(value)[::-1]))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float32", "complex128", ">i4", "U3"])
@@ -69,10 +70,8 @@ def test_a_random_stream_goes_on_where_it_was(seed: int, draws: int) -> None:
 
 @given(st.binary())
 def test_foreign_bytes_are_refused_or_plain(data: bytes) -> None:
-    try:
+    with contextlib.suppress(StateError):
         decode(data)
-    except StateError:
-        pass
 
 
 def test_what_cannot_be_encoded_is_named() -> None:

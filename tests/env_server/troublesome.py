@@ -121,7 +121,12 @@ class Searched(Environment):
     """Its start takes a while to find, so resets run on a thread."""
 
     spec = EnvironmentSpec(
-        id="searched-v1", version="1.0.0", title="Found", actions=("draw",), slow_reset=True, limits=Limits(max_actions=3)
+        id="searched-v1",
+        version="1.0.0",
+        title="Found",
+        actions=("draw",),
+        slow_reset=True,
+        limits=Limits(max_actions=3),
     )
 
     def reset(self, rng: random.Random) -> None:
