@@ -69,6 +69,13 @@ async def test_a_failed_reset_leaves_the_episode_as_it_was(client: Client) -> No
     await client.step(session, 1, "Right")
 
 
+async def test_options_that_only_the_search_can_refuse_are_a_bad_argument(client: Client) -> None:
+    failure = await client.fails(client.open("searched-v1", options={"findable": False}))
+    assert (failure.code, failure.fields) == ("INVALID_ARGUMENT", ["options"])
+    assert "nothing can be found; set findable" in failure.message
+    assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 0
+
+
 async def test_steps_after_the_end_are_refused_but_the_last_reply_stays(client: Client) -> None:
     session = await client.open("walk-v1")
     end = await client.step(session, 0, "Right", "stop", "Right")

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from starpod.env_server import JSON, Concurrency, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import (
+    JSON,
+    Concurrency,
+    Environment,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Limits,
+    OptionsError,
+    Outcome,
+)
 
 
 class Walk(Environment):
@@ -129,8 +138,13 @@ class Searched(Environment):
         limits=Limits(max_actions=3),
     )
 
+    class Options(EnvironmentOptions):
+        findable: bool = True
+
     def reset(self, rng: random.Random) -> None:
         time.sleep(0.05)
+        if not self.options.findable:
+            raise OptionsError("nothing can be found; set findable")
         self.found = rng.random()
         self.luck: list[float] = []
 

@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from google.protobuf import struct_pb2
+
 from starpod.env_server import convert
 from starpod.env_server.config import ServerLimits
-from starpod.env_server.environment import Action, Concurrency, Environment
+from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions, OptionsError
 from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
@@ -58,7 +60,7 @@ class Calls:
 
     async def _open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
         environment = self.registry.find(request.environment_id, request.version)
-        options = parse_options(environment, convert.options_from(request.options))
+        options = await self._options(environment, request.options)
         limits = convert.limits_from(request.limits, environment.spec.limits)
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
@@ -204,7 +206,7 @@ class Calls:
             environment = session.environment
             options = session.options
             if request.HasField("options"):
-                options = parse_options(environment, convert.options_from(request.options))
+                options = await self._options(environment, request.options)
             want = session.want
             if request.HasField("want"):
                 want = self._check_want(environment, convert.want_from(request.want))
@@ -365,6 +367,15 @@ class Calls:
         """The places in their group of the sessions to create. Raises as `_admit`."""
         return range(request.first_member, request.first_member + self._admit(request.count))
 
+    async def _options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
+        """The options of an environment. Raises BAD_ARGUMENT."""
+        values = convert.options_from(message)
+        if values and environment.spec.slow_reset:
+            # Its validators may search as long as its resets do.
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, parse_options, environment, values)
+        return parse_options(environment, values)
+
     def _lease(self, asked: float) -> float:
         if asked != asked or asked < 0:
             raise bad_argument("lease_seconds", f"is {asked}; give seconds, or 0 for the server's default")
@@ -397,6 +408,8 @@ class Calls:
             return await work
         except EpisodeOver:
             raise out_of_order(session, session.epoch, session.next_index) from None
+        except OptionsError as error:
+            raise bad_argument("options", str(error)) from error
         except StateError as error:
             raise unsupported(session.environment, "snapshot", str(error)) from error
         except HostDied as death:

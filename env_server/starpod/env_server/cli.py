@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import click
+import uvloop
 
 from starpod.env_server.auth import TokenFileError
 from starpod.env_server.config import TLS, ServerConfig, ServerLimits
@@ -154,7 +155,8 @@ def serve(
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
             otlp_endpoint=otlp_endpoint,
         )
-        asyncio.run(_serve(registry, config))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(registry, config))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
     except (ServerError, TokenFileError, TracingUnavailable) as error:

@@ -41,6 +41,13 @@ class Concurrency(enum.Enum):
     """In a process of the session's own. For what may crash, leak, hang or cannot be trusted."""
 
 
+class OptionsError(ValueError):
+    """For `reset` to raise where only the search for a start shows that the options cannot be met; says how to mend it.
+
+    The caller gets it as a bad argument, not as a bug of the environment.
+    """
+
+
 class EnvironmentOptions(BaseModel):
     """Base of an environment's options: a frozen pydantic model whose fields carry defaults and descriptions.
 

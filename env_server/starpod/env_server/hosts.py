@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions, Limits
+from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions, Limits, OptionsError
 from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
 from starpod.env_server.state import StateError
 from starpod.v1 import environment_pb2 as pb
@@ -131,7 +131,7 @@ class LocalHost:
             if self._threaded if threaded is None else threaded:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, function)
             return function()
-        except (EpisodeOver, StateError):
+        except (EpisodeOver, OptionsError, StateError):
             raise
         except Exception as error:
             raise EnvironmentBug.from_exception(error, intact=intact) from error

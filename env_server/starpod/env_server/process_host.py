@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from starpod.env_server import convert
-from starpod.env_server.environment import Action, Environment, Limits
+from starpod.env_server.environment import Action, Environment, Limits, OptionsError
 from starpod.env_server.episode import Episode, EpisodeOver, Want
 from starpod.env_server.hosts import EnvironmentBug, HostDied, ResetPlan, start_episode
 from starpod.env_server.registry import load_class, reference_to
@@ -123,6 +123,8 @@ class ProcessHost:
                 raise EpisodeOver
             case "state":
                 raise StateError(reply[0])
+            case "options":
+                raise OptionsError(reply[0])
         raise EnvironmentBug(reply[0], reply[1], intact=bool(reply[2]))
 
     async def _start(self) -> None:
@@ -204,6 +206,8 @@ def _child_main(connection: socket.socket, reference: tuple[str, str]) -> None:
             reply = ["over"]
         except StateError as error:
             reply = ["state", str(error)]
+        except OptionsError as error:
+            reply = ["options", str(error)]
         except Exception as error:
             reply = ["bug", type(error).__name__, str(error), verb != "turn"]
         _send(stream, reply)

@@ -22,6 +22,7 @@ from starpod.env_server.environment import (
     EnvironmentSpec,
     Image,
     Limits,
+    OptionsError,
     Outcome,
 )
 
@@ -350,7 +351,7 @@ def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, f
             if len(plan) < (options.min_solution or 0) or len(plan) > (options.max_solution or math.inf):
                 continue
         return board_of(board.text), player, boxes
-    raise ValueError(
+    raise OptionsError(
         f"none of {MAX_ROOMS} rooms had a solution of {options.min_solution or 1} to "
         f"{options.max_solution or 'any number of'} moves: widen min_solution and max_solution, "
         "or change rows, columns, boxes or search_depth"
