@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PROTOCOL_MAJOR = "1"
 MAX_ROWS = 1024
 # Below this many ready steps one message is cheaper than two that overlap with the server's work.
-SPLIT_ROWS = 48
+SPLIT_ROWS = 128
 # A batch whose calls are all slow stops holding up others after this many seconds.
 HOLD_SECONDS = 0.01
 DESCRIBE_SECONDS = 5.0
@@ -145,6 +145,7 @@ class Replica:
         self._calls: deque[Entry] = deque()
         self._pending: dict[int, Entry] = {}
         self._next_id = 1
+        self._split = False
         # (first id, last id, when it was sent) of the messages that have no reply yet.
         self._batches: deque[tuple[int, int, float]] = deque()
         self._wake: asyncio.Future[None] | None = None
@@ -434,7 +435,8 @@ class Replica:
         if steps and room:
             count = min(len(steps), room)
             # Two messages that overlap: the server works on one while the replies to the other are read.
-            if not self._batches and count >= SPLIT_ROWS:
+            self._split = not self._batches and not self._split and count >= SPLIT_ROWS
+            if self._split:
                 count = (count + 1) // 2
             self._collect_steps(request, count)
         if self._next_id > first:
@@ -561,8 +563,7 @@ class Replica:
                 end_reason, success = _ENDS[end], _SUCCESS[solved]
             shown = key if session._show_key else b""
             transition = Transition(text, reward, flag, shares, shown, end_reason, success, None)
-            slot = session._slot
-            if slot < 0 or session._checkpoints or session._waiting is not None:
+            if session._checkpoints or session._waiting is not None:
                 session._settle(transition, key, digest)
                 continue
             session._step_index += 1
@@ -573,7 +574,11 @@ class Replica:
                 history.keys.append(key)
                 history.digests.append(digest)
             session._busy = False
-            sink = session._sink
+            slot, sink = session._slot, session._sink
+            if slot < 0:
+                if not sink.done():
+                    sink.set_result(transition)
+                continue
             sink.results[slot] = transition
             if sink is gather:
                 gathered += 1
