@@ -185,7 +185,7 @@ class AbandonsWork(Faulty):
         if IN_HURRY.get() and next_call and not seat.over:
             for action in request.actions:
                 seat.walk.step(action.text)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.6)
             seat.walk = walk
         return await super().step(request)
 

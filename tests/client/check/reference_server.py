@@ -341,7 +341,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         lease = self.grant_lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(64)
         seats = []
-        for member in range(self.admit(request.count)):
+        for member in range(request.first_member, request.first_member + self.admit(request.count)):
             luck = request.dynamics_seed if request.HasField("dynamics_seed") else self.derive(seed, member)
             walk = self.start(options, seed, luck)
             seats.append(Seat(self.new_id(), walk, options, limits, request.want, lease, seed, luck, member))
@@ -527,10 +527,12 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             seeds = list(request.dynamics_seeds)
             if seeds and len(seeds) != count:
                 raise Refused("BAD_ARGUMENT", f"{len(seeds)} for {count} copies", "dynamics_seeds")
-            twins = [self.twin(seat, seat.walk, number) for number in range(count)]
+            twins = [self.twin(seat, seat.walk, request.first_member + number) for number in range(count)]
             if request.randomness == pb.FORK_RANDOMNESS_RESEED:
                 for number, twin in enumerate(twins):
-                    self.reseed(twin, seeds[number] if seeds else mix("fork", seat.dynamics_seed, seat.index, number))
+                    self.reseed(
+                        twin, seeds[number] if seeds else mix("fork", seat.dynamics_seed, seat.index, twin.member)
+                    )
             return pb.ForkResponse(sessions=[self.seat(twin) for twin in twins])
 
     def twin(self, seat: Seat, walk: Walk, member: int) -> Seat:
@@ -575,7 +577,8 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             source = Seat("", Walk(**walk), options, kept, request.want, lease, seed, luck, 0, 1, index, actions, over)
         except (ValueError, TypeError) as error:
             raise Refused("BAD_ARGUMENT", f"no state: {error}", "snapshot.state") from error
-        twins = [self.twin(source, source.walk, number) for number in range(self.admit(request.count))]
+        members = range(request.first_member, request.first_member + self.admit(request.count))
+        twins = [self.twin(source, source.walk, member) for member in members]
         return pb.RestoreResponse(
             sessions=[self.seat(twin) for twin in twins],
             limits=source.limits,

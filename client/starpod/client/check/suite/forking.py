@@ -141,6 +141,21 @@ async def unsupported(probe: Probe) -> None:
     await probe.refused("Fork", "Fork", request, "UNIMPLEMENTED")
 
 
+@must(
+    "F-11",
+    "first_member of a Fork numbers the copies from there, and with RESEED their derived seeds are those of "
+    "these members.",
+)
+async def member_alone(probe: Probe) -> None:
+    handle, _ = await _before_the_end(probe)
+    whole = await probe.fork(handle, count=3, randomness=RESEED)
+    alone = await probe.fork(handle, count=2, randomness=RESEED, first_member=1)
+    expected, got = (
+        [(twin.session.member, twin.session.dynamics_seed) for twin in twins] for twins in (whole[1:], alone)
+    )
+    expect(expected == got, f"(member, dynamics_seed) {expected}", got, "derive the seeds from Session.member")
+
+
 async def _before_the_end(probe: Probe) -> tuple[Handle, Script]:
     script = await probe.script()
     return await probe.after(min(PLACE, len(script.turns) - 1))

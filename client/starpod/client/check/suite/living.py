@@ -145,7 +145,7 @@ async def two_connections(probe: Probe) -> None:
         expect_played(plays[0][1], play, "the same episode again", mend)
 
 
-@must("C-80", "They give the same in another process that hosts the same version.")
+@must("C-80", "The same version, seeds, options and actions give the same observations and rewards in another process.")
 async def two_processes(probe: Probe) -> None:
     script = await probe.script()
     handle = await probe.seeded(await probe.other_process())
@@ -162,7 +162,7 @@ async def past_deadline(probe: Probe) -> None:
     for number, turn in enumerate(script.turns):
         request = handle.request(turn)
         try:
-            await probe.link.call("Step", request, seconds=(0.002, 0.01, 0.05)[number % 3])
+            await probe.link.call("Step", request, seconds=(0.002, 0.02, 0.3)[number % 3])
         except grpc.aio.AioRpcError as error:
             fine = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
             expect(fine, "DEADLINE_EXCEEDED of a Step past its deadline", from_error(error))

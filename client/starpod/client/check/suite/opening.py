@@ -207,6 +207,20 @@ async def huge_group(probe: Probe) -> None:
         await probe.refused(f"a group of {count}", "Open", request, "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", mend=mend)
 
 
+@must(
+    "C-23",
+    "first_member places the sessions in their group: opened alone, a member has the seeds it has in the whole group.",
+)
+async def member_alone(probe: Probe) -> None:
+    whole = (await probe.open(seed=SEED, count=3)).sessions
+    alone = (await probe.open(seed=SEED, count=2, first_member=1)).sessions
+    members = [session.member for session in alone]
+    expect(members == [1, 2], "members 1, 2 with first_member 1", members)
+    expected, got = ([session.dynamics_seed for session in sessions] for sessions in (whole[1:], alone))
+    mend = "derive a member's dynamics seed from the seed and Session.member"
+    expect(expected == got, f"the dynamics seeds of members 1 and 2, {expected}", got, mend)
+
+
 def _struct(options: dict[str, Any]) -> struct_pb2.Struct:
     message = struct_pb2.Struct()
     message.update(options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from starpod.client.check.probe import Handle, Probe, expect_played, expect_same
+from starpod.client.check.probe import UNLIMITED, Handle, Probe, expect_played, expect_same
 from starpod.client.check.refusal import from_error
 from starpod.client.check.requirement import NotShown, Unmet, expect, must
 from starpod.v1 import environment_pb2 as pb
@@ -256,10 +256,10 @@ async def overrides(probe: Probe) -> None:
     "terminated and truncated are never set together, end_reason is set exactly if one of them is, and agrees with it.",
 )
 async def ends(probe: Probe) -> None:
-    for limits in (pb.LimitOverrides(), pb.LimitOverrides(max_turns=6)):
-        handle = Handle(probe.link, (await probe.open(want=probe.guided_want(), limits=limits)).sessions[0])
+    for limits in (UNLIMITED, pb.LimitOverrides(max_turns=6)):
+        handle = await probe.seeded(want=probe.guided_want(), limits=limits)
         observation = handle.session.observation
-        for _ in range(30):
+        for _ in range(60):
             transition = await handle.step([probe.guide(observation)])
             _check_end(transition)
             observation = transition.observation
