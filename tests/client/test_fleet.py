@@ -187,10 +187,25 @@ async def test_closing_the_fleet_closes_its_sessions(server: FakeServer) -> None
     assert not server.sessions
 
 
+async def test_closing_the_fleet_ends_calls_in_flight(server: FakeServer) -> None:
+    server.lose = lambda kind: kind in ("step", "render")
+    fleet = Fleet(server.address)
+    await fleet.start()
+    step, render, many = await fleet.open("walk-v1", seed=3, count=3)
+    calls = [
+        asyncio.create_task(call) for call in (step.step("left"), render.render(), fleet.step_many([many], ["left"]))
+    ]
+    await asyncio.sleep(0.05)
+    await fleet.close()
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(result, Unreachable | asyncio.CancelledError) for result in results), results
+
+
 async def test_leases_of_idle_sessions_are_renewed() -> None:
-    async with FakeServer() as server, Fleet(server.address, health_seconds=0.02) as fleet:
+    async with FakeServer() as server, Fleet(server.address) as fleet:
         sessions = await fleet.open("walk-v1", seed=3)
-        fleet._lease(0.1)
+        fleet._roster.renew_within(0.1)
         await eventually(lambda: server.calls.get("renew", 0) >= 2)
         # A session that the program has let go of is left to its lease.
         sessions.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
@@ -14,17 +13,16 @@ from google.protobuf.message import Message
 
 from starpod.client.errors import BadArgument, SessionLost, StarpodError, Unreachable
 from starpod.client.log import History, Opened, Reseeded, Restarted, Restored, digest_observation
-from starpod.client.nearest import explain_options, unknown_environment, unknown_version
+from starpod.client.nearest import explain_options
 from starpod.client.observation import Action, Limits, Observation, Transition, Want, as_turn
 from starpod.client.recovery import new_key, overrides, rebuild
 from starpod.client.replica import Replica
+from starpod.client.roster import Roster, quiet
 from starpod.client.session import Gather, Session, Trouble
 from starpod.client.snapshot import Snapshot
-from starpod.client.transport import TLS, Backoff, Transport, as_addresses, join_endpoint, split_address
-from starpod.client.versions import parse_version, satisfies
+from starpod.client.transport import TLS, Backoff, Transport, as_addresses
 from starpod.v1 import environment_pb2 as pb
 
-RESOLVE_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 # A session that is lost this often over one and the same call was probably killed by that call.
 MAX_LOSSES = 3
@@ -72,22 +70,22 @@ class Fleet:
         max_message_bytes: int = 64 * 1024 * 1024,
         keepalive_seconds: float = 20.0,
     ) -> None:
-        self.addresses = as_addresses(addresses)
-        self.replicas: list[Replica] = []
         self.recoveries = 0
-        self._transport = Transport(token, tls, max_message_bytes, keepalive_seconds)
+        self.loop: asyncio.AbstractEventLoop
+        self._roster = Roster(
+            as_addresses(addresses),
+            Transport(token, tls, max_message_bytes, keepalive_seconds),
+            timeout=timeout,
+            grace=grace,
+            batches_in_flight=batches_in_flight,
+            discover=discover,
+            health_seconds=health_seconds,
+        )
         self._recovery = recovery
         self._checkpoints = checkpoints
-        self._timeout = timeout
         self._patience = patience
-        self._grace = grace
-        self._batches_in_flight = batches_in_flight
-        self._discover = discover
-        self._health_seconds = health_seconds
-        self._renew_seconds = float("inf")
-        self._change: asyncio.Event
+        self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.loop: asyncio.AbstractEventLoop
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -99,28 +97,28 @@ class Fleet:
     def __repr__(self) -> str:
         return f"Fleet({self.replicas!r})"
 
+    @property
+    def replicas(self) -> list[Replica]:
+        """The servers: addresses, sessions, load, health."""
+        return self._roster.replicas
+
     # --- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Connects. Raises Unreachable, or what the servers refused, if none of them can be used."""
         self.loop = asyncio.get_running_loop()
-        self._change = asyncio.Event()
         try:
-            await self._resolve()
-            while not all(replica.tried for replica in self.replicas):
-                await self._change.wait()
-            if not any(replica.ready for replica in self.replicas):
-                raise self._nobody()
+            await self._roster.start()
         except BaseException:
             await self.close()
             raise
-        self._spawn(self._tend())
 
     async def close(self) -> None:
-        """Closes all sessions as far as their servers can be reached, then the connections."""
+        """Closes all sessions as far as their servers can be reached, then the connections. Calls in flight fail."""
+        self._closed = True
         farewells = [
             self.loop.create_task(
-                _quiet(
+                quiet(
                     replica.call, "close", pb.CloseRequest(session_ids=[s._session_id for s in replica.sessions]), 0.0
                 )
             )
@@ -129,17 +127,15 @@ class Fleet:
         ]
         if farewells:
             await asyncio.wait(farewells, timeout=CLOSE_SECONDS)
-        for task in list(self._tasks):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(replica.close() for replica in self.replicas))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._roster.close()
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Every environment version that is hosted now, by id, newest version first."""
-        await asyncio.gather(*(_quiet(replica.describe) for replica in self.replicas if replica.ready))
-        specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
-        newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
-        return sorted(newest_first, key=lambda spec: spec.id)
+        return await self._roster.describe()
 
     # --- sessions --------------------------------------------------------------------------------------------------
 
@@ -166,7 +162,7 @@ class Fleet:
         until = self.loop.time() + self._patience
         backoff = Backoff()
         while True:
-            replica, spec = await self._choose(environment_id, version, until)
+            replica, spec = await self._roster.choose(environment_id, version, until)
             recoverable = self._recovery and spec.capabilities.deterministic
             request = pb.OpenRequest(
                 environment_id=environment_id,
@@ -192,7 +188,7 @@ class Fleet:
                 await asyncio.sleep(backoff.wait())
             finally:
                 replica.placing -= count
-        self._lease(response.lease_seconds)
+        self._roster.renew_within(response.lease_seconds)
         sessions = []
         for message in response.sessions:
             origin = Opened(
@@ -215,7 +211,7 @@ class Fleet:
         until = self.loop.time() + self._patience
         backoff = Backoff()
         while True:
-            replica, spec = await self._choose_for(snapshot, until)
+            replica, spec = await self._roster.choose_for(snapshot, until)
             recoverable = self._recovery and spec.capabilities.deterministic
             request = pb.RestoreRequest(
                 snapshot=snapshot.to_proto(),
@@ -230,7 +226,7 @@ class Fleet:
                 if error.advice != "reopen" or self.loop.time() > until:
                     raise
                 await asyncio.sleep(backoff.wait())
-        self._lease(response.lease_seconds)
+        self._roster.renew_within(response.lease_seconds)
         origin = Restored(request.snapshot, response.environment_version, request.want, lease_seconds)
         return self._session(replica, spec, response.sessions[0], response, want, origin)
 
@@ -413,7 +409,7 @@ class Fleet:
         until = self.loop.time() + CLOSE_SECONDS
         await asyncio.gather(
             *(
-                _quiet(replica.call, "close", pb.CloseRequest(session_ids=ids), until)
+                quiet(replica.call, "close", pb.CloseRequest(session_ids=ids), until)
                 for replica, ids in by_replica.items()
                 if replica.ready
             )
@@ -423,7 +419,10 @@ class Fleet:
 
     def refused(self, session: Session, error: StarpodError) -> None:
         """The session's turn was not taken: waits, or brings the session back, and sends the turn again."""
-        self._spawn(self._mend(session, error))
+        if self._closed:
+            session._fail(error)
+        else:
+            self._spawn(self._mend(session, error))
 
     async def _mend(self, session: Session, error: StarpodError) -> None:
         trouble = session._trouble
@@ -442,7 +441,10 @@ class Fleet:
             session._replica.submit(session)
         except StarpodError as final:
             session._fail(final)
-        except BaseException as bug:
+        except asyncio.CancelledError:
+            session._fail(Unreachable("The fleet was closed."))
+            raise
+        except Exception as bug:
             session._fail(bug)
             raise
 
@@ -487,7 +489,7 @@ class Fleet:
         while True:
             if self.loop.time() > trouble.until:
                 raise error
-            replica, _ = await self._choose(environment_id, f"=={version}", trouble.until)
+            replica, _ = await self._roster.choose(environment_id, f"=={version}", trouble.until)
             replica.placing += 1
             try:
                 message = await rebuild(replica, history, trouble.until, replay=replay)
@@ -533,7 +535,7 @@ class Fleet:
         replica, until = session._replica, self.loop.time() + self._patience
         response: pb.OpenResponse = await replica.call("open", opening, until)
         farewell = pb.CloseRequest(session_ids=[message.session_id for message in response.sessions])
-        await _quiet(replica.call, "close", farewell, self.loop.time() + CLOSE_SECONDS)
+        await quiet(replica.call, "close", farewell, self.loop.time() + CLOSE_SECONDS)
         return response.sessions[session.member].dynamics_seed
 
     def _restart_log(self, session: Session, request: pb.ResetRequest, response: pb.ResetResponse) -> None:
@@ -605,147 +607,6 @@ class Fleet:
                     trouble = Trouble((), 0, self.loop.time() + self._patience)
                     await self._bring_back(session, error, trouble)
 
-    # --- placement -------------------------------------------------------------------------------------------------
-
-    async def _choose(self, environment_id: str, version: str, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
-        """The least loaded server with the newest version that fits."""
-
-        def fits(spec: pb.EnvironmentSpec) -> bool:
-            return spec.id == environment_id and satisfies(spec.version, version)
-
-        try:
-            satisfies("0", version)
-        except ValueError as error:
-            raise BadArgument(str(error), violations=[("version", str(error))]) from None
-        found = await self._least_loaded(fits, until)
-        if found is not None:
-            return found
-        versions = [spec.version for spec in await self.describe() if spec.id == environment_id]
-        if versions:
-            raise unknown_version(environment_id, version, versions)
-        raise unknown_environment(environment_id, [spec.id for replica in self.replicas for spec in replica.specs])
-
-    async def _choose_for(self, snapshot: Snapshot, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
-        def fits(spec: pb.EnvironmentSpec) -> bool:
-            return spec.id == snapshot.environment_id and (
-                spec.version == snapshot.environment_version
-                or bool(spec.restores_versions and satisfies(snapshot.environment_version, spec.restores_versions))
-            )
-
-        found = await self._least_loaded(fits, until)
-        # None takes it: the server's own refusal says so best.
-        return found or await self._choose(snapshot.environment_id, "", until)
-
-    async def _least_loaded(
-        self, fits: Callable[[pb.EnvironmentSpec], bool], until: float
-    ) -> tuple[Replica, pb.EnvironmentSpec] | None:
-        """Waits while servers that would fit are away. None if no server fits, here or away."""
-        asked = False
-        while True:
-            change = self._change
-            candidates = [(r, spec) for r in self.replicas for spec in r.specs if fits(spec)]
-            ready = [(r, spec) for r, spec in candidates if r.ready and not r.draining]
-            if ready:
-                newest = max(parse_version(spec.version) for _, spec in ready)
-                ready = [item for item in ready if parse_version(item[1].version) == newest]
-                return min(ready, key=lambda item: item[0].load)
-            if not asked:
-                asked = True
-                await self.describe()
-                continue
-            if not candidates and any(replica.ready for replica in self.replicas):
-                return None
-            left = until - self.loop.time()
-            if left <= 0:
-                raise self._nobody()
-            try:
-                async with asyncio.timeout(min(left, 1.0)):
-                    await change.wait()
-            except TimeoutError:
-                asked = False
-
-    def _nobody(self) -> StarpodError:
-        reasons = "; ".join(
-            f"{r.address}: {r.error or ('draining' if r.draining else 'not ready')}" for r in self.replicas
-        )
-        kinds = {type(replica.error) for replica in self.replicas}
-        message = f"No server can be used ({reasons})."
-        kind = kinds.pop() if len(kinds) == 1 else Unreachable
-        return kind(message) if issubclass(kind, StarpodError) else Unreachable(message)
-
-    # --- members ---------------------------------------------------------------------------------------------------
-
-    async def _resolve(self) -> None:
-        for address in self.addresses:
-            target = address.removeprefix("dns:///")
-            if target == address:
-                self._add(address)
-                continue
-            host, port = split_address(target)
-            try:
-                found = await self.loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            except OSError as error:
-                if not self.replicas:
-                    raise Unreachable(f"{host} cannot be resolved: {error}") from None
-                continue
-            resolved = {
-                f"[{item[4][0]}]:{port}" if item[0] == socket.AF_INET6 else f"{item[4][0]}:{port}" for item in found
-            }
-            for member in sorted(resolved):
-                self._add(member, server_name=host)
-
-    def _add(self, address: str, server_name: str = "") -> None:
-        if any(replica.address == address for replica in self.replicas):
-            return
-        replica = Replica(
-            address,
-            self._transport,
-            server_name=server_name,
-            timeout=self._timeout,
-            grace=self._grace,
-            batches=self._batches_in_flight,
-            changed=self._changed,
-        )
-        self.replicas.append(replica)
-        replica.start()
-
-    def _changed(self) -> None:
-        """A server came or went: takes its siblings in, and wakes who waits for one."""
-        seen: dict[str, Replica] = {}
-        for replica in list(self.replicas):
-            twin = seen.setdefault(replica.instance_id, replica) if replica.ready else replica
-            if twin is not replica and not replica.sessions:
-                # Another name for a server that we have.
-                self.replicas.remove(replica)
-                self._spawn(replica.close())
-            elif self._discover and replica.ready and replica.description:
-                host, _ = split_address(replica.address)
-                for endpoint in replica.description.endpoints:
-                    self._add(join_endpoint(endpoint, host))
-        self._change.set()
-        self._change = asyncio.Event()
-
-    async def _tend(self) -> None:
-        """Asks how servers are, renews leases, resolves names again."""
-        last_renewal = last_resolution = self.loop.time()
-        while True:
-            await asyncio.sleep(min(self._health_seconds, self._renew_seconds / 2))
-            ready = [replica for replica in self.replicas if replica.ready]
-            now = self.loop.time()
-            if now - last_renewal >= self._renew_seconds / 2:
-                last_renewal = now
-                for replica in ready:
-                    ids = [session._session_id for session in replica.sessions]
-                    if ids:
-                        self._spawn(
-                            _quiet(replica.call, "renew", pb.RenewRequest(session_ids=ids), now + self._timeout)
-                        )
-            if now - last_resolution >= RESOLVE_SECONDS:
-                last_resolution = now
-                await self._resolve()
-            await asyncio.gather(*(_quiet(replica.describe) for replica in ready))
-            self._changed()
-
     # --- small parts -----------------------------------------------------------------------------------------------
 
     def _session(
@@ -785,10 +646,6 @@ class Fleet:
                 return spec
         return pb.EnvironmentSpec(id=session.environment_id)
 
-    def _lease(self, seconds: float) -> None:
-        if seconds > 0:
-            self._renew_seconds = min(self._renew_seconds, seconds / 3)
-
     async def _alone(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
         """Runs a call when no other is in flight on the session. If the caller is cancelled it still runs to its end:
         the session has to know what the server did."""
@@ -807,14 +664,6 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _quiet(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
-    """For calls whose failure changes nothing."""
-    try:
-        await call(*arguments)
-    except StarpodError as error:
-        logger.debug("ignored: %s", error)
 
 
 def _struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:

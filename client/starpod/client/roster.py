@@ -1,0 +1,245 @@
+"""The servers of a fleet: who belongs to it, how they are, and which of them takes the next session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from starpod.client.errors import BadArgument, StarpodError, Unreachable
+from starpod.client.nearest import unknown_environment, unknown_version
+from starpod.client.replica import Replica
+from starpod.client.snapshot import Snapshot
+from starpod.client.transport import Transport, join_endpoint, split_address
+from starpod.client.versions import parse_version, satisfies
+from starpod.v1 import environment_pb2 as pb
+
+RESOLVE_SECONDS = 30.0
+
+logger = logging.getLogger("starpod.client")
+
+
+class Roster:
+    """Servers come by address, by name, and as siblings of those that are there. Arguments as in Fleet."""
+
+    def __init__(
+        self,
+        addresses: list[str],
+        transport: Transport,
+        *,
+        timeout: float,
+        grace: float,
+        batches_in_flight: int,
+        discover: bool,
+        health_seconds: float,
+    ) -> None:
+        self.replicas: list[Replica] = []
+        self._addresses = addresses
+        self._transport = transport
+        self._timeout = timeout
+        self._grace = grace
+        self._batches_in_flight = batches_in_flight
+        self._discover = discover
+        self._health_seconds = health_seconds
+        self._renew_seconds = float("inf")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._change: asyncio.Event
+        self._lease_shortened: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+
+    async def start(self) -> None:
+        """Connects to all. Raises Unreachable, or what the servers refused, if none of them can be used."""
+        self._loop = asyncio.get_running_loop()
+        self._change = asyncio.Event()
+        self._lease_shortened = asyncio.Event()
+        await self._resolve()
+        while not all(replica.tried for replica in self.replicas):
+            await self._change.wait()
+        if not any(replica.ready for replica in self.replicas):
+            raise self._nobody()
+        self._spawn(self._tend())
+
+    async def close(self) -> None:
+        """Closes the connections. Calls in flight fail."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+    async def describe(self) -> list[pb.EnvironmentSpec]:
+        """Every environment version that is hosted now, by id, newest version first."""
+        await asyncio.gather(*(quiet(replica.describe) for replica in self.replicas if replica.ready))
+        specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
+        newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
+        return sorted(newest_first, key=lambda spec: spec.id)
+
+    def renew_within(self, lease_seconds: float) -> None:
+        """There are sessions with such a lease from now on: all are renewed at a third of the shortest one."""
+        if 0 < lease_seconds / 3 < self._renew_seconds:
+            self._renew_seconds = lease_seconds / 3
+            self._lease_shortened.set()
+
+    # --- placement -------------------------------------------------------------------------------------------------
+
+    async def choose(self, environment_id: str, version: str, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
+        """The least loaded server with the newest version that fits, waiting for it until the loop time `until`.
+
+        Raises UnknownEnvironment, UnknownVersion, BadArgument for a range that is none, Unreachable.
+        """
+
+        def fits(spec: pb.EnvironmentSpec) -> bool:
+            return spec.id == environment_id and satisfies(spec.version, version)
+
+        try:
+            satisfies("0", version)
+        except ValueError as error:
+            raise BadArgument(str(error), violations=[("version", str(error))]) from None
+        found = await self._least_loaded(fits, until)
+        if found is not None:
+            return found
+        versions = [spec.version for spec in await self.describe() if spec.id == environment_id]
+        if versions:
+            raise unknown_version(environment_id, version, versions)
+        raise unknown_environment(environment_id, [spec.id for replica in self.replicas for spec in replica.specs])
+
+    async def choose_for(self, snapshot: Snapshot, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
+        """The least loaded server that takes the snapshot, or one that says why it does not."""
+
+        def fits(spec: pb.EnvironmentSpec) -> bool:
+            return spec.id == snapshot.environment_id and (
+                spec.version == snapshot.environment_version
+                or bool(spec.restores_versions and satisfies(snapshot.environment_version, spec.restores_versions))
+            )
+
+        found = await self._least_loaded(fits, until)
+        # None takes it: the server's own refusal says so best.
+        return found or await self.choose(snapshot.environment_id, "", until)
+
+    async def _least_loaded(
+        self, fits: Callable[[pb.EnvironmentSpec], bool], until: float
+    ) -> tuple[Replica, pb.EnvironmentSpec] | None:
+        """Waits while servers that would fit are away. None if no server fits, here or away."""
+        asked = False
+        while True:
+            change = self._change
+            candidates = [(r, spec) for r in self.replicas for spec in r.specs if fits(spec)]
+            ready = [(r, spec) for r, spec in candidates if r.ready and not r.draining]
+            if ready:
+                newest = max(parse_version(spec.version) for _, spec in ready)
+                ready = [item for item in ready if parse_version(item[1].version) == newest]
+                return min(ready, key=lambda item: item[0].load)
+            if not asked:
+                asked = True
+                await self.describe()
+                continue
+            if not candidates and any(replica.ready for replica in self.replicas):
+                return None
+            left = until - self._loop.time()
+            if left <= 0:
+                raise self._nobody()
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await change.wait()
+            except TimeoutError:
+                asked = False
+
+    def _nobody(self) -> StarpodError:
+        reasons = "; ".join(
+            f"{r.address}: {r.error or ('draining' if r.draining else 'not ready')}" for r in self.replicas
+        )
+        kinds = {type(replica.error) for replica in self.replicas}
+        message = f"No server can be used ({reasons})."
+        kind = kinds.pop() if len(kinds) == 1 else Unreachable
+        return kind(message) if issubclass(kind, StarpodError) else Unreachable(message)
+
+    # --- members ---------------------------------------------------------------------------------------------------
+
+    async def _resolve(self) -> None:
+        for address in self._addresses:
+            target = address.removeprefix("dns:///")
+            if target == address:
+                self._add(address)
+                continue
+            host, port = split_address(target)
+            try:
+                found = await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            except OSError as error:
+                if not self.replicas:
+                    raise Unreachable(f"{host} cannot be resolved: {error}") from None
+                continue
+            resolved = {
+                f"[{item[4][0]}]:{port}" if item[0] == socket.AF_INET6 else f"{item[4][0]}:{port}" for item in found
+            }
+            for member in sorted(resolved):
+                self._add(member, server_name=host)
+
+    def _add(self, address: str, server_name: str = "") -> None:
+        if any(replica.address == address for replica in self.replicas):
+            return
+        replica = Replica(
+            address,
+            self._transport,
+            server_name=server_name,
+            timeout=self._timeout,
+            grace=self._grace,
+            batches=self._batches_in_flight,
+            changed=self._changed,
+        )
+        self.replicas.append(replica)
+        replica.start()
+
+    def _changed(self) -> None:
+        """A server came or went: takes its siblings in, and wakes who waits for one."""
+        seen: dict[str, Replica] = {}
+        for replica in list(self.replicas):
+            twin = seen.setdefault(replica.instance_id, replica) if replica.ready else replica
+            if twin is not replica and not replica.sessions:
+                # Another name for a server that we have.
+                self.replicas.remove(replica)
+                self._spawn(replica.close())
+            elif self._discover and replica.ready and replica.description:
+                host, _ = split_address(replica.address)
+                for endpoint in replica.description.endpoints:
+                    self._add(join_endpoint(endpoint, host))
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _tend(self) -> None:
+        """Asks how servers are, renews leases, resolves names again."""
+        last_renewal = last_resolution = self._loop.time()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(self._health_seconds, self._renew_seconds / 2)):
+                    await self._lease_shortened.wait()
+                    self._lease_shortened.clear()
+                    continue
+            ready = [replica for replica in self.replicas if replica.ready]
+            now = self._loop.time()
+            if now - last_renewal >= self._renew_seconds / 2:
+                last_renewal = now
+                for replica in ready:
+                    ids = [session._session_id for session in replica.sessions]
+                    if ids:
+                        self._spawn(quiet(replica.call, "renew", pb.RenewRequest(session_ids=ids), now + self._timeout))
+            if now - last_resolution >= RESOLVE_SECONDS:
+                last_resolution = now
+                await self._resolve()
+            await asyncio.gather(*(quiet(replica.describe) for replica in ready))
+            self._changed()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def quiet(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+    """For calls whose failure changes nothing."""
+    try:
+        await call(*arguments)
+    except StarpodError as error:
+        logger.debug("ignored: %s", error)
