@@ -115,6 +115,12 @@ def test_no_server_is_exit_status_1() -> None:
     assert "does not answer Describe" in result.output
 
 
+def test_no_second_server_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[ReferenceService], "--also", "127.0.0.1:1", "--timeout", "2")
+    assert result.exit_code == 1
+    assert "127.0.0.1:1 does not answer Describe" in result.output
+
+
 def test_an_environment_that_is_not_hosted_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:
     result = run(addresses[ReferenceService], "--environment", "wolk")
     assert result.exit_code == 1

@@ -193,7 +193,12 @@ class Probe:
         return pb.OpenRequest(**{**defaults, **fields})
 
     async def create(self, method: str, request: Message, link: Link | None = None) -> Any:
-        """The reply of Open, Fork or Restore; its sessions are closed after the test. Waits while overloaded."""
+        """The reply of Open, Fork or Restore; its sessions are closed after the test. Waits while overloaded.
+
+        Raises NotShown if the server allows no group of that size.
+        """
+        if 0 < self.server.limits.max_group < getattr(request, "count", 0):
+            raise NotShown(f"the server's max_group is {self.server.limits.max_group}")
         for _ in range(100):
             try:
                 reply = await (link or self.link).call(method, request)

@@ -61,9 +61,12 @@ class Terminal(Observer):
     def close(self, report: Report) -> None:
         """Prints what was skipped, and the counts."""
         for environment in report.environments:
+            skipped: dict[str, list[str]] = {}
             for result in environment.results:
                 if result.status == "skipped":
-                    self.console.print(f"[dim]- {result.requirement.id} skipped: {escape(result.message)}[/]")
+                    skipped.setdefault(result.message, []).append(result.requirement.id)
+            for reason, ids in skipped.items():
+                self.console.print(f"[dim]- skipped, {escape(reason)}: {', '.join(ids)}[/]", highlight=False)
             counts = Counter(result.status for result in environment.results)
             told = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])
             warnings = sum(r.status == "failed" and not r.breaks for r in environment.results)

@@ -93,6 +93,8 @@ async def check(
     link = Link(address, access or Access(), call_seconds)
     try:
         server = await _describe(link)
+        if also:
+            await _describe_once(link.twin(also))
         report = Report(address, server.server_name, server.server_version, server.protocol_version)
         for spec in _chosen(server, environments):
             environment = EnvironmentReport(spec.id, spec.version)
@@ -111,6 +113,13 @@ async def _describe(link: Link) -> pb.DescribeResponse:
     if not server.environments:
         raise Unreachable(f"{link.address} hosts no environment")
     return server
+
+
+async def _describe_once(link: Link) -> None:
+    try:
+        await _describe(link)
+    finally:
+        await link.close()
 
 
 def _chosen(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.EnvironmentSpec]:

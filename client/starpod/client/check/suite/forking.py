@@ -57,7 +57,8 @@ async def independent(probe: Probe) -> None:
 
 @must("F-04", "Closing the original leaves its copies alive.")
 async def survivors(probe: Probe) -> None:
-    handle, _ = await _before_the_end(probe)
+    handle = await probe.seeded()
+    await handle.step()
     twin = (await probe.fork(handle))[0]
     await probe.link.call("Close", pb.CloseRequest(session_ids=[handle.id]))
     await twin.step()
@@ -83,7 +84,8 @@ async def reseeded(probe: Probe) -> None:
     "With RESEED and no seeds each copy gets another dynamics seed, and the same fork again derives the same ones.",
 )
 async def derived(probe: Probe) -> None:
-    handle, _ = await _before_the_end(probe)
+    handle = await probe.seeded()
+    await handle.step()
     first = [twin.session.dynamics_seed for twin in await probe.fork(handle, count=3, randomness=RESEED)]
     again = [twin.session.dynamics_seed for twin in await probe.fork(handle, count=3, randomness=RESEED)]
     seeds = {handle.session.dynamics_seed, *first}
@@ -147,7 +149,8 @@ async def unsupported(probe: Probe) -> None:
     "these members.",
 )
 async def member_alone(probe: Probe) -> None:
-    handle, _ = await _before_the_end(probe)
+    handle = await probe.seeded()
+    await handle.step()
     whole = await probe.fork(handle, count=3, randomness=RESEED)
     alone = await probe.fork(handle, count=2, randomness=RESEED, first_member=1)
     expected, got = (

@@ -45,14 +45,15 @@ async def unknown_session(probe: Probe) -> None:
 
 @must("C-84", "An action of which no kind is set is INVALID_ARGUMENT and changes nothing.")
 async def kindless(probe: Probe) -> None:
-    script = await probe.script()
     handle = await probe.seeded()
-    for actions in ([pb.Action()], [*script.turns[-2], pb.Action()]):
+    good = probe.choices(handle.session.observation)[0]
+    for actions in ([pb.Action()], [good, pb.Action()]):
         await probe.refused("an action without a kind", "Step", handle.request(actions), "INVALID_ARGUMENT")
-    played = await handle.play(script.turns)
-    expect_played(
-        script.transitions, played, "the episode after a malformed Step", "look at all actions before the first"
-    )
+    if not probe.spec.capabilities.deterministic:
+        return
+    script = await probe.script()
+    mend = "look at all actions before the first"
+    expect_played(script.transitions, await handle.play(script.turns), "the episode after a malformed Step", mend)
 
 
 @must("C-85", "More sub-actions than max_step_actions in one Step are refused and change nothing.")

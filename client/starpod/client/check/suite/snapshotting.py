@@ -19,7 +19,8 @@ PLACE = 3
     "step_index.",
 )
 async def digest(probe: Probe) -> None:
-    handle, _ = await _before_the_end(probe)
+    handle = await probe.seeded()
+    await handle.step()
     reply = await _snapshot(probe, handle)
     snapshot = reply.snapshot
     named = (snapshot.environment_id, snapshot.environment_version)
@@ -58,7 +59,8 @@ async def harmless(probe: Probe) -> None:
 
 @must("N-04", "A snapshot whose digest does not fit its state is INVALID_ARGUMENT.")
 async def tampered(probe: Probe) -> None:
-    handle, _ = await _before_the_end(probe)
+    handle = await probe.seeded()
+    await handle.step()
     real = (await _snapshot(probe, handle)).snapshot
     cut, forged = pb.SessionSnapshot(), pb.SessionSnapshot()
     for copy in (cut, forged):
@@ -75,7 +77,8 @@ async def tampered(probe: Probe) -> None:
     "A state that the environment did not write, under a digest that fits, is refused and costs the server nothing.",
 )
 async def foreign_state(probe: Probe) -> None:
-    handle, _ = await _before_the_end(probe)
+    handle = await probe.seeded()
+    await handle.step()
     real = (await _snapshot(probe, handle)).snapshot
     for state in (b"", b"not a state", real.state[: len(real.state) // 2]):
         forged = pb.SessionSnapshot(environment_id=probe.spec.id, environment_version=probe.spec.version, state=state)
