@@ -113,3 +113,4 @@ def test_waits_grow_and_stay_bounded(first: float, longest: float, count: int) -
         assert span / 2 <= backoff.wait() <= span
     backoff.reset()
     assert backoff.wait() <= first
+    assert 20.0 <= backoff.wait(asked=20.0) <= 30.0

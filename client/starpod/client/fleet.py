@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, overload
 
 from google.protobuf import struct_pb2
-from google.protobuf.message import Message
 
-from starpod.client.errors import BadArgument, SessionLost, StarpodError, Unreachable
+from starpod.client.errors import BadArgument, StarpodError
 from starpod.client.log import History, Opened, Reseeded, Restarted, Restored, digest_observation
+from starpod.client.mending import Mender
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Action, Limits, Observation, Transition, Want, as_turn
-from starpod.client.recovery import new_key, overrides, rebuild
+from starpod.client.recovery import new_key, overrides
 from starpod.client.replica import Replica
 from starpod.client.roster import Roster, quiet
-from starpod.client.session import Gather, Session, Trouble
+from starpod.client.session import Gather, Session
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import TLS, Backoff, Transport, as_addresses
 from starpod.v1 import environment_pb2 as pb
 
 CLOSE_SECONDS = 2.0
-# A session that is lost this often over one and the same call was probably killed by that call.
-MAX_LOSSES = 3
-
-logger = logging.getLogger("starpod.client")
-
-T = TypeVar("T")
 
 
 class Fleet:
@@ -70,7 +63,6 @@ class Fleet:
         max_message_bytes: int = 64 * 1024 * 1024,
         keepalive_seconds: float = 20.0,
     ) -> None:
-        self.recoveries = 0
         self.loop: asyncio.AbstractEventLoop
         self._roster = Roster(
             as_addresses(addresses),
@@ -84,8 +76,7 @@ class Fleet:
         self._recovery = recovery
         self._checkpoints = checkpoints
         self._patience = patience
-        self._closed = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._mender = Mender(self._roster, recovery=recovery, patience=patience)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -102,6 +93,11 @@ class Fleet:
         """The servers: addresses, sessions, load, health."""
         return self._roster.replicas
 
+    @property
+    def recoveries(self) -> int:
+        """How often a session was brought back after a loss."""
+        return self._mender.recoveries
+
     # --- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -115,7 +111,6 @@ class Fleet:
 
     async def close(self) -> None:
         """Closes all sessions as far as their servers can be reached, then the connections. Calls in flight fail."""
-        self._closed = True
         farewells = [
             self.loop.create_task(
                 quiet(
@@ -127,10 +122,7 @@ class Fleet:
         ]
         if farewells:
             await asyncio.wait(farewells, timeout=CLOSE_SECONDS)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._mender.close()
         await self._roster.close()
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
@@ -202,7 +194,7 @@ class Fleet:
                 lease_seconds,
             )
             sessions.append(self._session(replica, spec, message, response, want, origin))
-        await self._checkpoint_all(sessions)
+        await self._mender.checkpoint_all(sessions)
         return sessions
 
     async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:
@@ -310,7 +302,9 @@ class Fleet:
                 return request
 
             try:
-                response: pb.ResetResponse = await self._ask(session, "reset", build, prepare=prepare, replay=False)
+                response: pb.ResetResponse = await self._mender.ask(
+                    session, "reset", build, prepare=prepare, replay=False
+                )
             except BadArgument as error:
                 raise explain_options(error, self._spec_of(session), options) from None
             if want:
@@ -320,27 +314,27 @@ class Fleet:
             session._start(response.session)
             session._place(session._replica, response.session)
             self._restart_log(session, request, response)
-            await self._checkpoint_all([session])
+            await self._mender.checkpoint_all([session])
             return session.observation
 
-        return await self._alone(session, reset)
+        return await self._mender.alone(session, reset)
 
     async def render(self, session: Session, mode: str) -> str | bytes:
         """See Session.render."""
 
         async def render() -> str | bytes:
-            response: pb.RenderResponse = await self._ask(
+            response: pb.RenderResponse = await self._mender.ask(
                 session, "render", lambda: pb.RenderRequest(session_id=session._session_id, mode=mode)
             )
             return response.data.decode() if response.mime.startswith("text/") else response.data
 
-        return await self._alone(session, render)
+        return await self._mender.alone(session, render)
 
     async def fork(self, session: Session, count: int, reseed: bool, seeds: tuple[int, ...]) -> list[Session]:
         """See Session.fork."""
 
         async def fork() -> list[Session]:
-            response: pb.ForkResponse = await self._ask(
+            response: pb.ForkResponse = await self._mender.ask(
                 session,
                 "fork",
                 lambda: pb.ForkRequest(
@@ -366,6 +360,7 @@ class Fleet:
                         history = history.copy()
                 copy = Session(
                     self,
+                    self._mender,
                     session._replica,
                     message,
                     environment_id=session.environment_id,
@@ -379,21 +374,21 @@ class Fleet:
                 if session.done:
                     copy._last = session._last
                 copies.append(copy)
-            await self._checkpoint_all(copies)
+            await self._mender.checkpoint_all(copies)
             return copies
 
-        return await self._alone(session, fork)
+        return await self._mender.alone(session, fork)
 
     async def snapshot(self, session: Session) -> Snapshot:
         """See Session.snapshot."""
 
         async def snapshot() -> Snapshot:
-            response: pb.SnapshotResponse = await self._ask(
+            response: pb.SnapshotResponse = await self._mender.ask(
                 session, "snapshot", lambda: pb.SnapshotRequest(session_id=session._session_id)
             )
             return Snapshot.from_proto(response.snapshot)
 
-        return await self._alone(session, snapshot)
+        return await self._mender.alone(session, snapshot)
 
     async def close_sessions(self, sessions: Iterable[Session]) -> None:
         """Ends sessions, one call per server. One that cannot be reached lets them go when their leases run out."""
@@ -416,103 +411,6 @@ class Fleet:
         )
 
     # --- recovery --------------------------------------------------------------------------------------------------
-
-    def refused(self, session: Session, error: StarpodError) -> None:
-        """The session's turn was not taken: waits, or brings the session back, and sends the turn again."""
-        if self._closed:
-            session._fail(error)
-        else:
-            self._spawn(self._mend(session, error))
-
-    async def _mend(self, session: Session, error: StarpodError) -> None:
-        trouble = session._trouble
-        if trouble is None or trouble.turn is not session._turn or trouble.step_index != session._step_index:
-            trouble = Trouble(session._turn, session._step_index, self.loop.time() + self._patience)
-            session._trouble = trouble
-        try:
-            if error.advice == "retry":
-                wait = max(error.retry_after, trouble.backoff.wait())
-                if self.loop.time() + wait > trouble.until:
-                    raise error
-                await asyncio.sleep(wait)
-            else:
-                await self._bring_back(session, error, trouble)
-                trouble.step_index = session._step_index
-            session._replica.submit(session)
-        except StarpodError as final:
-            session._fail(final)
-        except asyncio.CancelledError:
-            session._fail(Unreachable("The fleet was closed."))
-            raise
-        except Exception as bug:
-            session._fail(bug)
-            raise
-
-    async def _ask(
-        self,
-        session: Session,
-        kind: str,
-        build: Callable[[], Message],
-        *,
-        prepare: Callable[[], Awaitable[None]] | None = None,
-        replay: bool = True,
-    ) -> Any:
-        """A call on a session other than a turn, with recovery. `prepare` runs before each attempt."""
-        trouble = Trouble((), 0, self.loop.time() + self._patience)
-        while True:
-            if session.closed:
-                raise RuntimeError("The session is closed: open another one.")
-            try:
-                if prepare is not None:
-                    await prepare()
-                return await session._replica.call(kind, build(), trouble.until)
-            except StarpodError as error:
-                await self._bring_back(session, error, trouble, replay=replay)
-
-    async def _bring_back(
-        self, session: Session, error: StarpodError, trouble: Trouble, *, replay: bool = True
-    ) -> None:
-        """Makes a lost session stand where it stood, on whatever server can. Raises what cannot be mended."""
-        if error.advice != "reopen":
-            raise error
-        history = session._history
-        if history is None:
-            raise SessionLost(
-                f"The session was lost and cannot be brought back ({self._why_not(session)}): {error}",
-                metadata=error.metadata,
-            ) from error
-        if isinstance(error, SessionLost):
-            trouble.losses += 1
-            if trouble.losses >= MAX_LOSSES:
-                raise error
-        environment_id, version = history.environment
-        while True:
-            if self.loop.time() > trouble.until:
-                raise error
-            replica, _ = await self._roster.choose(environment_id, f"=={version}", trouble.until)
-            replica.placing += 1
-            try:
-                message = await rebuild(replica, history, trouble.until, replay=replay)
-            except StarpodError as failure:
-                if failure.advice == "give_up":
-                    raise
-                error = failure
-                await asyncio.sleep(trouble.backoff.wait())
-                continue
-            finally:
-                replica.placing -= 1
-            session._place(replica, message)
-            session._moved = True
-            session.recoveries += 1
-            self.recoveries += 1
-            if session._checkpoints:
-                session._show(message.observation)
-            return
-
-    def _why_not(self, session: Session) -> str:
-        if not self._recovery:
-            return "recovery is off"
-        return f"{session.environment_id} is not deterministic, and there is no snapshot to go on from"
 
     async def _luck_of_member(self, session: Session, request: pb.ResetRequest) -> int:
         """The dynamics seed that a reset of this seed gives the session's place in its group.
@@ -569,44 +467,6 @@ class Fleet:
         digest = None if session._checkpoints else digest_observation(message.observation)
         history.begin(origin, message.observation.state_key, digest)
 
-    def checkpoint(self, session: Session, transition: Transition, key: bytes, digest: int) -> None:
-        """Takes a snapshot before the turn's reply is handed on: what the caller has seen can be gone back to."""
-
-        async def checkpoint() -> None:
-            try:
-                await self._take_checkpoint(session)
-            except StarpodError as error:
-                if error.advice == "reopen":
-                    self.refused(session, error)
-                    return
-                logger.warning("%s cannot be checkpointed and will not be recovered: %s", session, error)
-                session._history, session._checkpoints = None, False
-            # The snapshot stands for the turn: nothing is left to replay.
-            history, session._history = session._history, None
-            session._finish(transition, key, digest)
-            session._history = history
-
-        self._spawn(checkpoint())
-
-    async def _take_checkpoint(self, session: Session) -> None:
-        history = session._history
-        assert history is not None
-        response: pb.SnapshotResponse = await session._replica.call(
-            "snapshot", pb.SnapshotRequest(session_id=session._session_id), self.loop.time() + self._patience
-        )
-        root = history.root
-        history.begin(Restored(response.snapshot, session.version, root.want, root.lease_seconds), b"", None)
-
-    async def _checkpoint_all(self, sessions: Iterable[Session]) -> None:
-        for session in sessions:
-            while session._checkpoints:
-                try:
-                    await self._take_checkpoint(session)
-                    break
-                except StarpodError as error:
-                    trouble = Trouble((), 0, self.loop.time() + self._patience)
-                    await self._bring_back(session, error, trouble)
-
     # --- small parts -----------------------------------------------------------------------------------------------
 
     def _session(
@@ -626,6 +486,7 @@ class Fleet:
             history = History(origin, message.observation.state_key, digest)
         return Session(
             self,
+            self._mender,
             replica,
             message,
             environment_id=spec.id,
@@ -645,25 +506,6 @@ class Fleet:
             if (spec.id, spec.version) == (session.environment_id, session.version):
                 return spec
         return pb.EnvironmentSpec(id=session.environment_id)
-
-    async def _alone(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
-        """Runs a call when no other is in flight on the session. If the caller is cancelled it still runs to its end:
-        the session has to know what the server did."""
-
-        async def run() -> T:
-            await session._acquire()
-            try:
-                return await work()
-            finally:
-                session._release()
-
-        return await asyncio.shield(self._spawn(run()))
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import chain, pairwise, repeat
@@ -202,7 +201,7 @@ class Replica:
             try:
                 return await future
             except StarpodError as error:
-                wait = (error.retry_after * random.uniform(1.0, 1.5)) or backoff.wait()
+                wait = backoff.wait(error.retry_after)
                 if error.advice != "retry" or self._loop.time() + wait > until:
                     raise
                 await asyncio.sleep(wait)

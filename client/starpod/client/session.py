@@ -26,6 +26,7 @@ from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:
     from starpod.client.fleet import Fleet
+    from starpod.client.mending import Mender
     from starpod.client.replica import Replica
     from starpod.client.snapshot import Snapshot
 
@@ -87,6 +88,7 @@ class Session:
         "_fleet",
         "_history",
         "_last",
+        "_mender",
         "_moved",
         "_plain",
         "_replica",
@@ -114,6 +116,7 @@ class Session:
     def __init__(
         self,
         fleet: Fleet,
+        mender: Mender,
         replica: Replica,
         message: pb.Session,
         *,
@@ -126,6 +129,7 @@ class Session:
         checkpoints: bool,
     ) -> None:
         self._fleet = fleet
+        self._mender = mender
         self._replica = replica
         self._history = history
         self._checkpoints = checkpoints
@@ -250,7 +254,7 @@ class Session:
     def _settle(self, transition: Transition, key: bytes, digest: int) -> None:
         """The reply to the turn in flight: logs it and hands it to whoever waits."""
         if self._checkpoints:
-            self._fleet.checkpoint(self, transition, key, digest)
+            self._mender.checkpoint(self, transition, key, digest)
         else:
             self._finish(transition, key, digest)
 
@@ -297,7 +301,7 @@ class Session:
         )
 
     def _refuse(self, error: StarpodError) -> None:
-        self._fleet.refused(self, error)
+        self._mender.refused(self, error)
 
     def _fail(self, error: BaseException) -> None:
         """The turn in flight failed for good: its place in the episode stays free."""

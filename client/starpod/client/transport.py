@@ -90,11 +90,13 @@ class Backoff:
     def reset(self) -> None:
         self._next = self.first
 
-    def wait(self) -> float:
-        """Seconds to wait now: between half of the current span and all of it. The next span is twice as long."""
+    def wait(self, asked: float = 0.0) -> float:
+        """Seconds to wait now: between half of the current span and all of it, and longer than a server `asked` for by
+        up to half of that. The next span is twice as long.
+        """
         span = self._next
         self._next = min(span * 2, self.longest)
-        return span * random.uniform(0.5, 1.0)
+        return max(span * random.uniform(0.5, 1.0), asked * random.uniform(1.0, 1.5))
 
 
 def split_address(address: str) -> tuple[str, str]:

@@ -1,0 +1,213 @@
+"""Calls on sessions that outlive what befalls their servers: waiting, bringing back, asking again, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from starpod.client.errors import SessionLost, StarpodError, Unreachable
+from starpod.client.log import Restored
+from starpod.client.observation import Transition
+from starpod.client.recovery import rebuild
+from starpod.client.roster import Roster
+from starpod.client.session import Session, Trouble
+from starpod.v1 import environment_pb2 as pb
+
+# A session that is lost this often over one and the same call was probably killed by that call.
+MAX_LOSSES = 3
+
+logger = logging.getLogger("starpod.client")
+
+T = TypeVar("T")
+
+
+class Mender:
+    """Stands between sessions and servers when a call does not go well. Arguments as in Fleet."""
+
+    def __init__(self, roster: Roster, *, recovery: bool, patience: float) -> None:
+        self.recoveries = 0
+        self._roster = roster
+        self._recovery = recovery
+        self._patience = patience
+        self._closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        """Gives up what is under way: those who wait get Unreachable."""
+        self._closed = True
+        # Those that were just begun get to where they can be told.
+        await asyncio.sleep(0)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def refused(self, session: Session, error: StarpodError) -> None:
+        """The session's turn was not taken: waits, or brings the session back, and sends the turn again."""
+        if self._closed:
+            session._fail(error)
+        else:
+            self._spawn(self._mend(session, error))
+
+    async def _mend(self, session: Session, error: StarpodError) -> None:
+        trouble = session._trouble
+        if trouble is None or trouble.turn is not session._turn or trouble.step_index != session._step_index:
+            trouble = Trouble(session._turn, session._step_index, _now() + self._patience)
+            session._trouble = trouble
+        try:
+            if error.advice == "retry":
+                wait = trouble.backoff.wait(error.retry_after)
+                if _now() + wait > trouble.until:
+                    raise error
+                await asyncio.sleep(wait)
+            else:
+                await self._bring_back(session, error, trouble)
+                trouble.step_index = session._step_index
+            session._replica.submit(session)
+        except StarpodError as final:
+            session._fail(final)
+        except asyncio.CancelledError:
+            session._fail(Unreachable("The fleet was closed."))
+            raise
+        except Exception as bug:
+            session._fail(bug)
+            raise
+
+    async def ask(
+        self,
+        session: Session,
+        kind: str,
+        build: Callable[[], Message],
+        *,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        replay: bool = True,
+    ) -> Any:
+        """A call on a session other than a turn, with recovery. `prepare` runs before each attempt."""
+        trouble = Trouble((), 0, _now() + self._patience)
+        while True:
+            if session.closed:
+                raise RuntimeError("The session is closed: open another one.")
+            try:
+                if prepare is not None:
+                    await prepare()
+                return await session._replica.call(kind, build(), trouble.until)
+            except StarpodError as error:
+                await self._bring_back(session, error, trouble, replay=replay)
+
+    async def _bring_back(
+        self, session: Session, error: StarpodError, trouble: Trouble, *, replay: bool = True
+    ) -> None:
+        """Makes a lost session stand where it stood, on whatever server can. Raises what cannot be mended."""
+        if error.advice != "reopen":
+            raise error
+        history = session._history
+        if history is None:
+            raise SessionLost(
+                f"The session was lost and cannot be brought back ({self._why_not(session)}): {error}",
+                metadata=error.metadata,
+            ) from error
+        if isinstance(error, SessionLost):
+            trouble.losses += 1
+            if trouble.losses >= MAX_LOSSES:
+                raise error
+        environment_id, version = history.environment
+        while True:
+            if _now() > trouble.until:
+                raise error
+            replica, _ = await self._roster.choose(environment_id, f"=={version}", trouble.until)
+            replica.placing += 1
+            try:
+                message = await rebuild(replica, history, trouble.until, replay=replay)
+            except StarpodError as failure:
+                if failure.advice == "give_up":
+                    raise
+                error = failure
+                await asyncio.sleep(trouble.backoff.wait())
+                continue
+            finally:
+                replica.placing -= 1
+            session._place(replica, message)
+            session._moved = True
+            session.recoveries += 1
+            self.recoveries += 1
+            if session._checkpoints and not session.done:
+                session._show(message.observation)
+            return
+
+    def _why_not(self, session: Session) -> str:
+        if not self._recovery:
+            return "recovery is off"
+        return f"{session.environment_id} is not deterministic, and there is no snapshot to go on from"
+
+    async def alone(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
+        """Runs a call when no other is in flight on the session. If the caller is cancelled it still runs to its end:
+        the session has to know what the server did."""
+
+        async def run() -> T:
+            await session._acquire()
+            try:
+                return await work()
+            finally:
+                session._release()
+
+        task = self._spawn(run())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise Unreachable("The fleet was closed.") from None
+            raise
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def checkpoint(self, session: Session, transition: Transition, key: bytes, digest: int) -> None:
+        """Takes a snapshot before the turn's reply is handed on: what the caller has seen can be gone back to."""
+
+        async def checkpoint() -> None:
+            try:
+                await self._take_checkpoint(session)
+            except StarpodError as error:
+                if error.advice == "reopen":
+                    self.refused(session, error)
+                    return
+                logger.warning("%s cannot be checkpointed and will not be recovered: %s", session, error)
+                session._history, session._checkpoints = None, False
+            # The snapshot stands for the turn: nothing is left to replay.
+            history, session._history = session._history, None
+            session._finish(transition, key, digest)
+            session._history = history
+
+        self._spawn(checkpoint())
+
+    async def _take_checkpoint(self, session: Session) -> None:
+        history = session._history
+        assert history is not None
+        response: pb.SnapshotResponse = await session._replica.call(
+            "snapshot",
+            pb.SnapshotRequest(session_id=session._session_id),
+            _now() + self._patience,
+        )
+        root = history.root
+        history.begin(Restored(response.snapshot, session.version, root.want, root.lease_seconds), b"", None)
+
+    async def checkpoint_all(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            while session._checkpoints:
+                try:
+                    await self._take_checkpoint(session)
+                    break
+                except StarpodError as error:
+                    trouble = Trouble((), 0, _now() + self._patience)
+                    await self._bring_back(session, error, trouble)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
