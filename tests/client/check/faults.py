@@ -9,7 +9,9 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from starpod.v1 import environment_pb2 as pb
-from tests.client.check.reference_server import NAMES, ReferenceService, Refused, Seat
+from tests.client.check.reference_server import ReferenceService, Seat
+from tests.client.check.refused import Refused
+from tests.client.check.walk import NAMES
 
 IN_HURRY = ContextVar("IN_HURRY", default=False)
 

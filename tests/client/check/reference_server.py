@@ -18,23 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2, struct_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
+from tests.client.check.refused import Refused
+from tests.client.check.walk import NAMES, SCHEMA, SPEC, Walk, mix
 
-NAMES = ("left", "right", "wait")
-SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "length": {"type": "integer", "minimum": 3, "maximum": 99, "default": 9},
-        "slip": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.3},
-    },
-}
 LIMITS = pb.ServerLimits(
     max_sessions=80,
     max_message_bytes=1 << 20,
@@ -44,81 +36,6 @@ LIMITS = pb.ServerLimits(
     default_lease_seconds=60,
     max_lease_seconds=600,
 )
-SPEC = pb.EnvironmentSpec(
-    id="walk-v1",
-    version="1.2.0",
-    title="A walk on slippery ground",
-    action_space=pb.ActionSpace(names=NAMES),
-    options_schema_json=json.dumps(SCHEMA),
-    render_modes=["text", "html"],
-    limits=pb.Limits(max_turns=40, max_actions_per_turn=4),
-    capabilities=pb.EnvironmentCapabilities(
-        fork=True, snapshot=True, deterministic=True, expert_action=True, score=True, valid_actions=True, state_key=True
-    ),
-    concurrency=pb.CONCURRENCY_CLASS_INLINE,
-)
-TABLE = {
-    "BAD_ARGUMENT": ("INVALID_ARGUMENT", "give_up"),
-    "UNKNOWN_ENVIRONMENT": ("NOT_FOUND", "give_up"),
-    "UNKNOWN_VERSION": ("NOT_FOUND", "give_up"),
-    "UNKNOWN_SESSION": ("NOT_FOUND", "reopen"),
-    "OUT_OF_ORDER": ("FAILED_PRECONDITION", "give_up"),
-    "EPISODE_OVER": ("FAILED_PRECONDITION", "give_up"),
-    "KEY_REUSED": ("FAILED_PRECONDITION", "give_up"),
-    "INCOMPATIBLE_SNAPSHOT": ("FAILED_PRECONDITION", "give_up"),
-    "UNSUPPORTED": ("UNIMPLEMENTED", "give_up"),
-    "OVERLOADED": ("RESOURCE_EXHAUSTED", "retry"),
-    "DEADLINE": ("DEADLINE_EXCEEDED", "retry"),
-}
-
-
-class Refused(Exception):
-    """A call that fails with a reason of the table. `field` names what is wrong with a BAD_ARGUMENT."""
-
-    def __init__(self, reason: str, message: str, field: str = "", **metadata: object) -> None:
-        code, advice = TABLE[reason]
-        info = error_details_pb2.ErrorInfo(reason=reason, domain="starpod.v1", metadata={"advice": advice})
-        info.metadata.update({key: str(value) for key, value in metadata.items()})
-        details: list[Any] = [info]
-        if reason == "BAD_ARGUMENT":
-            details.append(error_details_pb2.BadRequest(field_violations=[{"field": field, "description": message}]))
-        if reason == "OVERLOADED":
-            details.append(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=50_000_000)))
-        self.status = status_pb2.Status(code=code_pb2.Code.Value(code), message=message)
-        for detail in details:
-            packed = any_pb2.Any()
-            packed.Pack(detail)
-            self.status.details.append(packed)
-
-
-def mix(*values: object) -> int:
-    """64 bits that depend on all values."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, values)).encode()).digest()[:8], "big")
-
-
-@dataclass
-class Walk:
-    """Reach the last of `length` cells; on slippery ground a move may go the other way. Luck counts its own draws."""
-
-    length: int
-    slip: float
-    position: int = 0
-    luck: int = 0
-    draws: int = 0
-
-    def step(self, name: str) -> tuple[float, bool, bool]:
-        """(reward, effective, solved)"""
-        before = self.position
-        if name != "wait":
-            self.draws += 1
-            slipped = mix("luck", self.luck, self.draws) / 2**64 < self.slip
-            move = (1 if name == "right" else -1) * (-1 if slipped else 1)
-            self.position = min(max(self.position + move, 0), self.length - 1)
-        solved = self.position == self.length - 1
-        return (1.0 if solved else -0.1), self.position != before, solved
-
-    def picture(self) -> str:
-        return "".join("@" if cell == self.position else "." for cell in range(self.length))
 
 
 @dataclass
