@@ -456,9 +456,11 @@ class Outcome(_message.Message):
     ActionSpace.names where those are given. It counts against no limit.
     """
     valid: _builtins.bool
-    """False if it made no sense to the environment (unknown name, bad format, forbidden). Not an error: a policy learns from it."""
+    """False if it made no sense (unknown name, bad format, forbidden). Not an error: a policy learns from it. True for one
+    that was never tried because the episode was over or a limit met: nothing is known against it.
+    """
     effective: _builtins.bool
-    """False if it changed nothing."""
+    """False if it changed nothing, or was never tried."""
     reward: _builtins.float
     """Its share of the turn's reward."""
     def __init__(
