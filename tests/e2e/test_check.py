@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import trustme
 
 from starpod.client.check.suite import REQUIREMENTS
 from tests.support import ROOT, ServerProcess, start_server
@@ -85,14 +86,26 @@ def test_json_alone_on_standard_output(server: ServerProcess) -> None:
     assert done.returncode == 0
 
 
-def test_token_and_full_server_are_shown_where_there_are_such(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret\n")
-    with start_server("bandit", "--token-file", str(token)) as guarded:
-        done = run_check(guarded.address, "--token-file", str(token), "--level", "core", "--json", "-")
+def test_a_guarded_and_small_server_keeps_the_contract(tmp_path: Path) -> None:
+    """mTLS, a token, and so few sessions that the check can fill it."""
+    authority = trustme.CA()
+    files = {name: tmp_path / name for name in ("ca", "certificate", "key", "token")}
+    certificate = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(files["ca"])
+    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
+    certificate.private_key_pem.write_to_path(files["key"])
+    files["token"].write_text("secret\n")
+    serving = {"tls-certificate": "certificate", "tls-key": "key", "tls-client-ca": "ca", "token-file": "token"}
+    calling = {"certificate": "certificate", "key": "key", "ca": "ca"}
+    options = [word for option, name in serving.items() for word in (f"--{option}", str(files[name]))]
+    access = [word for option, name in calling.items() for word in (f"--{option}", str(files[name]))]
+    with start_server("bandit", "--max-sessions", "64", *options) as guarded:
+        arguments = ("--token-file", str(files["token"]), "--level", "core", "--json", "-")
+        done = run_check(guarded.address, *access, *arguments)
         results = {result["id"]: result for result in json.loads(done.stdout)["environments"][0]["results"]}
-        assert results["C-95"]["status"] == "passed", results["C-95"]["message"]
-        assert done.returncode == 0, [r for r in results.values() if r["status"] == "failed"]
-        refused = run_check(guarded.address)
+        assert [f"{r['id']}: {r['message']}" for r in results.values() if r["status"] in ("failed", "error")] == []
+        assert (results["C-92"]["status"], results["C-95"]["status"]) == ("passed", "passed")
+        assert done.returncode == 0
+        refused = run_check(guarded.address, *access)
         assert refused.returncode == 1
         assert "UNAUTHENTICATED" in refused.stderr
