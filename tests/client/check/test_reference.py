@@ -8,7 +8,10 @@ import pytest
 
 from starpod.client.check.runner import Report, check
 from starpod.client.check.suite import REQUIREMENTS
-from tests.client.check.reference_server import ReferenceService, serve
+from starpod.v1 import environment_pb2 as pb
+from tests.client.check.reference_server import ReferenceService, Seat, serve
+from tests.client.check.refused import Refused
+from tests.client.check.walk import SPEC
 
 NOT_SHOWN = {
     "C-70": "the environment draws no png",
@@ -36,3 +39,43 @@ def test_reference_server_meets_every_requirement(report: Report) -> None:
 
 def test_only_what_it_cannot_show_is_skipped(report: Report) -> None:
     assert {r.requirement.id: r.message for r in report.results if r.status == "skipped"} == NOT_SHOWN
+
+
+class Plain(ReferenceService):
+    """A server that has only what every server must have."""
+
+    spec = pb.EnvironmentSpec()
+    spec.CopyFrom(SPEC)
+    spec.capabilities.CopyFrom(pb.EnvironmentCapabilities(deterministic=True))
+
+    async def describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        reply = await super().describe(request)
+        reply.capabilities.Clear()
+        return reply
+
+    def observe(self, seat: Seat, want: pb.Want) -> pb.Observation:
+        if want.ListFields():
+            raise Refused("UNSUPPORTED", "has nothing to be wanted", capability="want")
+        return super().observe(seat, want)
+
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResponse:
+        raise Refused("UNSUPPORTED", "cannot be forked", capability="fork")
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+        raise Refused("UNSUPPORTED", "cannot be snapshot", capability="snapshot")
+
+
+def test_a_server_without_capabilities_is_tested_by_what_it_has() -> None:
+    report = asyncio.run(_examine_plain())
+    assert not {r.requirement.id: r.message for r in report.results if r.status in ("failed", "error")}
+    told = {r.requirement.id for r in report.results if r.status == "passed"}
+    levels = {level: {id_ for id_ in told if id_.startswith(level)} for level in "CSFN"}
+    assert levels["S"] == set()
+    assert levels["F"] == {"F-10"}
+    assert levels["N"] == {"N-11"}
+    assert len(levels["C"]) > 70
+
+
+async def _examine_plain() -> Report:
+    async with serve(Plain()) as address:
+        return await check(address, REQUIREMENTS)

@@ -83,9 +83,10 @@ async def after_the_end(probe: Probe) -> None:
 
 @must("C-55", "Reset keeps what the session wants and its limits where it names none, and replaces them where it does.")
 async def kept(probe: Probe) -> None:
-    handle = await probe.seeded(want=pb.Want(state_key=True), limits=pb.LimitOverrides(max_turns=9))
+    can = probe.spec.capabilities.state_key
+    handle = await probe.seeded(want=pb.Want(state_key=can), limits=pb.LimitOverrides(max_turns=9))
     reply = await _reset(probe, handle)
-    has_key = bool(reply.session.observation.state_key) or not probe.spec.capabilities.state_key
+    has_key = bool(reply.session.observation.state_key) or not can
     expect(has_key, "the state_key that Open asked for", "none after a Reset without `want`")
     expect(reply.limits.max_turns == 9, "max_turns 9 after a Reset without `limits`", reply.limits.max_turns)
     reply = await _reset(probe, handle, want=pb.Want(), limits=pb.LimitOverrides(max_turns=4))
