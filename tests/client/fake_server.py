@@ -276,7 +276,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         response = pb.OpenResponse(
             environment_version=self.version, instructions="Walk.", limits=limits, lease_seconds=60.0
         )
-        for member in range(request.count or 1):
+        for member in range(request.first_member, request.first_member + (request.count or 1)):
             luck = request.dynamics_seed if request.HasField("dynamics_seed") else derive(seed, member)
             walk = Walk(seed, luck, member, options, request.want.state_key, limits)
             walk.begin()

@@ -293,18 +293,12 @@ class Fleet:
                 limits=limits.to_proto() if limits else None,
             )
 
-            async def prepare() -> None:
-                if session._moved and session.member and seed is not None and dynamics_seed is None:
-                    request.dynamics_seed = await self._luck_of_member(session, request)
-
             def build() -> pb.ResetRequest:
                 request.session_id, request.epoch = session._session_id, session._epoch
                 return request
 
             try:
-                response: pb.ResetResponse = await self._mender.ask(
-                    session, "reset", build, prepare=prepare, replay=False
-                )
+                response: pb.ResetResponse = await self._mender.ask(session, "reset", build, replay=False)
             except BadArgument as error:
                 raise explain_options(error, self._spec_of(session), options) from None
             if want:
@@ -411,30 +405,6 @@ class Fleet:
         )
 
     # --- recovery --------------------------------------------------------------------------------------------------
-
-    async def _luck_of_member(self, session: Session, request: pb.ResetRequest) -> int:
-        """The dynamics seed that a reset of this seed gives the session's place in its group.
-
-        A session that was brought back stands alone, at place 0 of a group of its own; how places turn into luck is the
-        server's business, so we ask it.
-        """
-        assert session._history is not None
-        root = session._history.root
-        environment_id, version = session._history.environment
-        options = root.options if isinstance(root, Opened) else None
-        opening = pb.OpenRequest(
-            environment_id=environment_id,
-            version=f"=={version}",
-            options=request.options if request.HasField("options") else options,
-            seed=request.seed,
-            count=session.member + 1,
-            key=new_key(),
-        )
-        replica, until = session._replica, self.loop.time() + self._patience
-        response: pb.OpenResponse = await replica.call("open", opening, until)
-        farewell = pb.CloseRequest(session_ids=[message.session_id for message in response.sessions])
-        await quiet(replica.call, "close", farewell, self.loop.time() + CLOSE_SECONDS)
-        return response.sessions[session.member].dynamics_seed
 
     def _restart_log(self, session: Session, request: pb.ResetRequest, response: pb.ResetResponse) -> None:
         history = session._history

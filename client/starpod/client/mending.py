@@ -83,17 +83,14 @@ class Mender:
         kind: str,
         build: Callable[[], Message],
         *,
-        prepare: Callable[[], Awaitable[None]] | None = None,
         replay: bool = True,
     ) -> Any:
-        """A call on a session other than a turn, with recovery. `prepare` runs before each attempt."""
+        """A call on a session other than a turn, with recovery."""
         trouble = Trouble((), 0, _now() + self._patience)
         while True:
             if session.closed:
                 raise RuntimeError("The session is closed: open another one.")
             try:
-                if prepare is not None:
-                    await prepare()
                 return await session._replica.call(kind, build(), trouble.until)
             except StarpodError as error:
                 await self._bring_back(session, error, trouble, replay=replay)
@@ -121,7 +118,7 @@ class Mender:
             replica, _ = await self._roster.choose(environment_id, f"=={version}", trouble.until)
             replica.placing += 1
             try:
-                message = await rebuild(replica, history, trouble.until, replay=replay)
+                message = await rebuild(replica, history, trouble.until, member=session.member, replay=replay)
             except StarpodError as failure:
                 if failure.advice == "give_up":
                     raise
@@ -131,7 +128,6 @@ class Mender:
             finally:
                 replica.placing -= 1
             session._place(replica, message)
-            session._moved = True
             session.recoveries += 1
             self.recoveries += 1
             if session._checkpoints and not session.done:

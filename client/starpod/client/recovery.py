@@ -11,13 +11,17 @@ from starpod.client.replica import Replica
 from starpod.v1 import environment_pb2 as pb
 
 
-async def rebuild(replica: Replica, history: History, until: float, *, replay: bool = True) -> pb.Session:
+async def rebuild(
+    replica: Replica, history: History, until: float, *, member: int = 0, replay: bool = True
+) -> pb.Session:
     """A session on `replica` that stands where `history` ends, or at its beginning without `replay`.
+
+    member: its place in its group, from which later resets derive their luck.
 
     Raises ReplayDiverged if a step comes out differently, and whatever the server's errors are. A session that was
     begun is closed again then.
     """
-    session = await _begin(replica, history.origin, until)
+    session = await _begin(replica, history.origin, member, until)
     try:
         history.check(0, session.observation.state_key, digest_observation(session.observation))
         for step, turn in enumerate(history.turns if replay else (), 1):
@@ -35,7 +39,7 @@ async def rebuild(replica: Replica, history: History, until: float, *, replay: b
     return session
 
 
-async def _begin(replica: Replica, origin: Origin, until: float) -> pb.Session:
+async def _begin(replica: Replica, origin: Origin, member: int, until: float) -> pb.Session:
     match origin:
         case Opened():
             opened: pb.OpenResponse = await replica.call(
@@ -50,6 +54,7 @@ async def _begin(replica: Replica, origin: Origin, until: float) -> pb.Session:
                     want=origin.want,
                     limits=overrides(origin.limits),
                     lease_seconds=origin.lease_seconds,
+                    first_member=member,
                 ),
                 until,
             )
@@ -58,13 +63,17 @@ async def _begin(replica: Replica, origin: Origin, until: float) -> pb.Session:
             restored: pb.RestoreResponse = await replica.call(
                 "restore",
                 pb.RestoreRequest(
-                    snapshot=origin.snapshot, key=new_key(), want=origin.want, lease_seconds=origin.lease_seconds
+                    snapshot=origin.snapshot,
+                    key=new_key(),
+                    want=origin.want,
+                    lease_seconds=origin.lease_seconds,
+                    first_member=member,
                 ),
                 until,
             )
             return restored.sessions[0]
         case Restarted():
-            base = await _begin(replica, origin.base, until)
+            base = await _begin(replica, origin.base, member, until)
             reset = pb.ResetRequest()
             reset.CopyFrom(origin.reset)
             reset.session_id, reset.epoch = base.session_id, base.epoch
@@ -83,6 +92,7 @@ async def _begin(replica: Replica, origin: Origin, until: float) -> pb.Session:
                         randomness=pb.FORK_RANDOMNESS_RESEED,
                         dynamics_seeds=[origin.dynamics_seed],
                         key=new_key(),
+                        first_member=member,
                     ),
                     until,
                 )

@@ -89,7 +89,6 @@ class Session:
         "_history",
         "_last",
         "_mender",
-        "_moved",
         "_plain",
         "_replica",
         "_session_id",
@@ -141,7 +140,6 @@ class Session:
         self.member = message.member
         self.closed = False
         self.recoveries = 0
-        self._moved = False
         self._show_key = want.state_key
         self._last: Observation | Transition
         # The turn in flight and who waits for its transition: a future (slot -1) or a Gather.

@@ -409,7 +409,9 @@ Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
 class Want(_message.Message):
-    """What observations are to carry beyond their own parts. Nobody pays for what he does not use."""
+    """What observations are to carry beyond their own parts. Nobody pays for what he does not use. To want what
+    EnvironmentCapabilities (or, for image, render_modes) lack is UNSUPPORTED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -718,9 +720,9 @@ class ServerLimits(_message.Message):
     max_snapshot_bytes: _builtins.int
     """Bytes of a snapshot."""
     max_group: _builtins.int
-    """Sessions that one Open, Fork or Restore may create."""
+    """Sessions that one Open, Fork or Restore may create. More is BAD_ARGUMENT."""
     max_step_actions: _builtins.int
-    """Sub-actions in one Step."""
+    """Sub-actions in one Step. More is BAD_ARGUMENT."""
     default_lease_seconds: _builtins.float
     """The lease that a session gets if Open asks for none."""
     max_lease_seconds: _builtins.float

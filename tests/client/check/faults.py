@@ -86,7 +86,7 @@ class RacesOnKeys(Faulty):
     async def once(self, request: Any, create: Any) -> Any:
         if request.key and request.key not in self.keys and len(request.key.encode()) <= 128:
             reply = asyncio.ensure_future(create())
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)
             await reply
             self.keys[request.key] = (
                 type(request).__name__.encode() + request.SerializeToString(deterministic=True),

@@ -373,8 +373,9 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         executed = 0
         for action in request.actions:
             name = action.text.strip().lower()
-            if seat.over or executed >= per_turn or seat.actions >= total or name not in NAMES:
-                transition.outcomes.add(valid=False)
+            cut = seat.over or executed >= per_turn or seat.actions >= total
+            if cut or name not in NAMES:
+                transition.outcomes.add(valid=cut)
                 continue
             reward, effective, seat.over = seat.walk.step(name)
             executed += 1
