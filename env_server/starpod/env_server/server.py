@@ -65,6 +65,9 @@ class EnvironmentServer:
                 # Clients may ping through long model turns.
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
+                # Our own limit of calls in flight answers with RetryInfo; gRPC's drops calls as CANCELLED, by chance.
+                ("grpc.server.max_pending_requests", 2**31 - 1),
+                ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
             ]
         )
         rpc.add_EnvironmentServiceServicer_to_server(self._service, server)
