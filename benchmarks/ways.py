@@ -162,18 +162,33 @@ async def open_stream_calls(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
-    """Fleet.step_many: all sessions at once, in columns over one Stream."""
+    """Fleet.step_many, in columns over one Stream. Two groups march by themselves, as the groups of a trainer do: the
+    server works on the one while the replies to the other are read."""
     async with Fleet(address) as fleet:
         opened = await _open_fleet(fleet, sessions)
+        middle = (sessions + 1) // 2
+        groups = [group for group in (opened[:middle], opened[middle:]) if group]
 
-        async def reset() -> None:
-            await asyncio.gather(*(session.reset(seed=0) for session in opened))
+        async def march(group: list[Session], seconds: float) -> Measurement:
+            async def reset() -> None:
+                await asyncio.gather(*(session.reset(seed=0) for session in group))
 
-        async def step(place: int, action: str) -> None:
-            for transition in await fleet.step_many(opened, [action] * sessions):
-                check(place, transition.reward, transition.done)
+            async def step(place: int, action: str) -> None:
+                for transition in await fleet.step_many(group, [action] * len(group)):
+                    check(place, transition.reward, transition.done)
 
-        yield lambda seconds: _march(sessions, seconds, reset, step)
+            return await _march(len(group), seconds, reset, step)
+
+        async def run(seconds: float) -> Measurement:
+            parts = await asyncio.gather(*(march(group, seconds) for group in groups))
+            return Measurement(
+                sum(part.steps for part in parts),
+                max(part.seconds for part in parts),
+                max(part.p50 for part in parts),
+                max(part.p99 for part in parts),
+            )
+
+        yield run
 
 
 @contextlib.asynccontextmanager
@@ -218,6 +233,28 @@ async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
     )
 
 
+@contextlib.asynccontextmanager
+async def open_empty_calls(address: str, sessions: int) -> AsyncIterator[Run]:
+    """Renew without a session, as many at a time as there are sessions: what gRPC itself takes for a call."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        nothing = pb.RenewRequest()
+
+        async def run(seconds: float) -> Measurement:
+            waits: list[float] = []
+            start = perf_counter()
+
+            async def call() -> None:
+                while (before := perf_counter()) - start < seconds:
+                    await stub.Renew(nothing)
+                    waits.append(perf_counter() - before)
+
+            await asyncio.gather(*(call() for _ in range(sessions)))
+            return summarise(len(waits), perf_counter() - start, waits)
+
+        yield run
+
+
 # --- the peers ---------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +276,7 @@ WAYS = (
     Way("starpod, coroutines", "starpod", open_coroutines),
     Way("starpod, without columns", "starpod", open_stream_calls),
     Way("starpod, unary", "starpod", open_unary),
+    Way("empty unary call", "starpod", open_empty_calls),
     Way("openenv-core", "openenv", _peer("open_openenv")),
     Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env_rpc")),
 )
