@@ -16,6 +16,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
+from uuid import uuid4
 
 import grpc
 from rich.console import Console
@@ -26,7 +27,8 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
 
-ENVIRONMENTS = ("frozen_lake-v1", "sokoban-v1", "sudoku-v1")
+ENVIRONMENTS = {"frozen_lake-v1": "Right", "sokoban-v1": "Up", "sudoku-v1": "1,1,1"}
+"""What is opened, and the action that is played in it."""
 BATCH = 500
 SHORT_LEASE_SECONDS = 10.0
 
@@ -96,8 +98,9 @@ async def measure(environment: str, sessions: int, idle_seconds: float) -> Resul
 async def open_and_step(
     stub: EnvironmentServiceStub, environment: str, sessions: int, lease_seconds: float
 ) -> list[str]:
-    """Opens sessions with different seeds and plays one empty turn in each. Returns their ids."""
+    """Opens sessions with different seeds and keys, as a fleet does, and plays one turn in each. Returns their ids."""
     ids: list[str] = []
+    actions = [pb.Action(text=ENVIRONMENTS.get(environment, ""))]
     stream = stub.Stream()
     for start in range(0, sessions, BATCH):
         seeds = range(start, min(start + BATCH, sessions))
@@ -106,7 +109,9 @@ async def open_and_step(
             [
                 pb.Call(
                     call_id=seed,
-                    open=pb.OpenRequest(environment_id=environment, seed=seed, lease_seconds=lease_seconds),
+                    open=pb.OpenRequest(
+                        environment_id=environment, seed=seed, lease_seconds=lease_seconds, key=uuid4().hex
+                    ),
                 )
                 for seed in seeds
             ],
@@ -115,7 +120,10 @@ async def open_and_step(
         await _exchange(
             stream,
             [
-                pb.Call(call_id=row, step=pb.StepRequest(session_id=session.session_id, epoch=session.epoch))
+                pb.Call(
+                    call_id=row,
+                    step=pb.StepRequest(session_id=session.session_id, epoch=session.epoch, actions=actions),
+                )
                 for row, session in enumerate(batch)
             ],
         )

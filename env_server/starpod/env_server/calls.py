@@ -56,7 +56,7 @@ class Calls:
     # --- creating sessions ---------------------------------------------------------------------------------------
 
     async def open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
-        return await table.once(request.key, request, functools.partial(self._open, table, request))
+        return await table.once(request.key, request, pb.OpenResponse, functools.partial(self._open, table, request))
 
     async def _open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
         environment = self.registry.find(request.environment_id, request.version)
@@ -95,7 +95,7 @@ class Calls:
         )
 
     async def fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
-        return await table.once(request.key, request, functools.partial(self._fork, table, request))
+        return await table.once(request.key, request, pb.ForkResponse, functools.partial(self._fork, table, request))
 
     async def _fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
         original = table.find(request.session_id)
@@ -142,7 +142,9 @@ class Calls:
         return pb.ForkResponse(sessions=created.messages)
 
     async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
-        return await table.once(request.key, request, functools.partial(self._restore, table, request))
+        return await table.once(
+            request.key, request, pb.RestoreResponse, functools.partial(self._restore, table, request)
+        )
 
     async def _restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
         snapshot = request.snapshot

@@ -22,6 +22,7 @@ from starpod.v1 import environment_pb2 as pb
 Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
 
 _MAX_KEY_BYTES = 128
+_SWEEP_SECONDS = 10.0
 
 
 class Session:
@@ -123,11 +124,12 @@ class Session:
 
 @dataclass(slots=True)
 class Reservation:
-    """What a key stands for: the request it came with and the reply, once there is one."""
+    """What a key stands for: the request it came with, and the reply: awaited at first, then serialised."""
 
     request: bytes
-    reply: asyncio.Future[Any]
-    session_ids: list[str] = field(default_factory=list)
+    pending: asyncio.Future[Any] | None
+    reply: bytes = b""
+    session_ids: tuple[str, ...] = ()
     lease: float = 0.0
     last_alive: float = field(default_factory=time.monotonic)
 
@@ -138,6 +140,7 @@ class SessionTable(dict[str, Session]):
     def __init__(self) -> None:
         super().__init__()
         self.reservations: dict[str, Reservation] = {}
+        self._swept = time.monotonic()
 
     def find(self, session_id: str) -> Session:
         """Raises UNKNOWN_SESSION or SESSION_LOST."""
@@ -155,14 +158,19 @@ class SessionTable(dict[str, Session]):
         return (session for session in self.values() if now - session.touched > session.lease and not session.pending)
 
     def forget_reservations(self, now: float) -> None:
-        """Drops keys whose sessions have been gone for a lease."""
+        """Drops keys whose sessions have been gone for a lease. Looks only now and then: there can be many."""
+        if now - self._swept < _SWEEP_SECONDS:
+            return
+        self._swept = now
         for key, reservation in list(self.reservations.items()):
-            if not reservation.reply.done() or any(id in self for id in reservation.session_ids):
+            if reservation.pending or any(id in self for id in reservation.session_ids):
                 reservation.last_alive = now
-            elif now - reservation.last_alive > reservation.lease:
+            elif now - reservation.last_alive > reservation.lease + _SWEEP_SECONDS:
                 del self.reservations[key]
 
-    async def once(self, key: str, request: Message, create: Callable[[], Awaitable[Created]]) -> Created:
+    async def once(
+        self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
+    ) -> Created:
         """Runs `create` once per key; the same request under the same key gets the same reply."""
         if not key:
             return await create()
@@ -175,9 +183,11 @@ class SessionTable(dict[str, Session]):
         if known is not None:
             if known.request != fingerprint:
                 raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
-            reply: Created = await asyncio.shield(known.reply)
-            return reply
-        reservation = Reservation(fingerprint, asyncio.get_running_loop().create_future())
+            if known.pending is not None:
+                await asyncio.shield(known.pending)
+            return response_type.FromString(known.reply)
+        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reservation = Reservation(fingerprint, pending)
         self.reservations[key] = reservation
         try:
             response = await create()
@@ -187,10 +197,11 @@ class SessionTable(dict[str, Session]):
             failure = (
                 error if isinstance(error, CallError) else CallError("SERVER_BUG", f"the call broke off: {error!r}")
             )
-            reservation.reply.set_exception(failure)
-            reservation.reply.exception()  # it may well be that nobody waits
+            pending.set_exception(failure)
+            pending.exception()  # it may well be that nobody waits
             raise
-        reservation.session_ids = [session.session_id for session in response.sessions]
+        reservation.session_ids = tuple(session.session_id for session in response.sessions)
         reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)
-        reservation.reply.set_result(response)
+        reservation.reply, reservation.pending = response.SerializeToString(), None
+        pending.set_result(None)
         return response
