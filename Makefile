@@ -30,6 +30,7 @@ test: $(READY) ## Run the tests
 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
 	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
+	@$(BENCH_VENV)/bin/python -m benchmarks.stages
 	@$(BENCH_VENV)/bin/python -m benchmarks.sessions
 
 lint: $(READY) ## Check style, types and import contracts
