@@ -25,6 +25,13 @@ def golden(name: str, folder: str = "ragen_golden") -> list[Any]:
         return [json.loads(line) for line in lines]
 
 
+def episodes_of(variant: str) -> list[Any]:
+    """The recorded episodes of a variant; those whose names start with `x_` lie together in one file."""
+    if variant.startswith("x_"):
+        return [record for record in golden("episodes_extra") if record["variant"] == variant]
+    return golden(f"episodes_{variant}")
+
+
 @dataclass
 class Parity:
     """Counts what was compared, and lets pass only differences that are chosen.

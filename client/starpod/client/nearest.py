@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starpod.client.errors import BadArgument, UnknownEnvironment, UnknownVersion
+from starpod.client.spelling import near
 from starpod.v1 import environment_pb2 as pb
 
 
 def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEnvironment:
     """No server of the fleet hosts it."""
     names = sorted(set(hosted))
-    nearest = difflib.get_close_matches(environment_id, names, n=3, cutoff=0.5)
     # A name without its version is the commonest slip.
-    nearest = [name for name in names if name.rpartition("-v")[0] == environment_id] or nearest
+    nearest = [name for name in names if name.rpartition("-v")[0] == environment_id] or near(environment_id, names)
     hint = f"did you mean {', '.join(nearest)}?" if nearest else f"there are {', '.join(names) or 'none'}."
     return UnknownEnvironment(
         f"No environment {environment_id!r} is hosted: {hint}",
@@ -41,8 +40,9 @@ def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mappi
     for name in options or {}:
         if name in known:
             continue
-        near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-        lines.append(f"{spec.id} has no option {name!r}{f': did you mean {chr(44).join(near)}?' if near else '.'}")
+        close = near(name, known)
+        hint = f": did you mean {', '.join(close)}?" if close else "."
+        lines.append(f"{spec.id} has no option {name!r}{hint}")
     if options:
         lines.append(f"Options of {spec.id}: {'; '.join(map(_describe, known.items())) or 'none'}.")
     explained = BadArgument(

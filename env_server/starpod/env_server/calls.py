@@ -76,7 +76,7 @@ class Calls:
                 created.add(session)
                 if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
                     # The start depends on the seed alone, so members of a group copy the first one's search.
-                    session.host = host = await first.fork(dynamics_seed)
+                    session.host = host = await self._guard(session, first.fork(dynamics_seed), "Open")
                     observation: Any = await self._guard(session, host.observe(want), "Open")
                 else:
                     plan = ResetPlan(options, limits, seed, dynamics_seed, want)

@@ -18,6 +18,8 @@ Sessions, turns, limits, retries, forks, snapshots and the wire are the server's
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -261,9 +263,6 @@ class Environment(ABC):
 
 def digest_observation(observation: str | Sequence[Part]) -> bytes:
     """A 16-byte digest of an observation: equal parts, equal digests, on every machine."""
-    import hashlib
-    import json
-
     if isinstance(observation, str):
         return hashlib.blake2b(observation.encode(), digest_size=16).digest()
     digest = hashlib.blake2b(digest_size=16)

@@ -11,7 +11,7 @@ from PIL import Image
 from starpod.env_server.environment import Limits
 from starpod.env_server.environments.sokoban import Sokoban
 from starpod.env_server.episode import Episode, Want
-from tests.golden import Parity, golden
+from tests.golden import Parity, episodes_of, golden
 
 CHOSEN = {
     "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
@@ -36,16 +36,10 @@ VARIANTS = (
 )
 
 
-def records(variant: str) -> list[Any]:
-    if variant.startswith("x_"):
-        return [record for record in golden("episodes_extra") if record["variant"] == variant]
-    return golden(f"episodes_{variant}")
-
-
 def test_recorded_episodes(capsys: pytest.CaptureFixture[str]) -> None:
     parity = Parity(CHOSEN)
     for variant in VARIANTS:
-        episodes = records(variant)
+        episodes = episodes_of(variant)
         assert episodes, variant
         for record in episodes:
             replay(record, parity)
@@ -116,7 +110,7 @@ def compare_observation(where: str, ours: Any, original: Any, parity: Parity) ->
 def test_recorded_shortest_solutions() -> None:
     checked = 0
     for variant in VARIANTS:
-        for record in records(variant):
+        for record in episodes_of(variant):
             sokoban = Sokoban()
             symbols = "letters" if "DifferentGridVocab" in variant else "default"
             sokoban.options = Sokoban.Options(layout=record["reset"]["grid"], symbols=symbols)

@@ -9,7 +9,7 @@ import pytest
 from starpod.env_server.environment import Limits
 from starpod.env_server.environments.sudoku import Sudoku
 from starpod.env_server.episode import Episode, Want
-from tests.golden import Parity, golden
+from tests.golden import Parity, episodes_of
 
 CHOSEN = {
     "cell-pays-once": "overwriting a cell pays what it gains over the best digit the cell held, not the whole again",
@@ -22,16 +22,10 @@ CHOSEN = {
 VARIANTS = ("SimpleSudoku", "MediumSudoku", "x_Sudoku4Detailed", "x_Sudoku9Simple")
 
 
-def records(variant: str) -> list[Any]:
-    if variant.startswith("x_"):
-        return [record for record in golden("episodes_extra") if record["variant"] == variant]
-    return golden(f"episodes_{variant}")
-
-
 def test_recorded_episodes(capsys: pytest.CaptureFixture[str]) -> None:
     parity = Parity(CHOSEN)
     for variant in VARIANTS:
-        episodes = records(variant)
+        episodes = episodes_of(variant)
         assert episodes, variant
         for record in episodes:
             replay(record, parity)
