@@ -1,0 +1,1 @@
+"""Training multi-turn agents with StarPO on environments that are served elsewhere."""

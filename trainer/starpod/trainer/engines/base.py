@@ -1,0 +1,90 @@
+"""What samples tokens for the collector, behind five verbs: generate, pause, load, resume, stats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from starpod.trainer.episode import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One reply to be sampled.
+
+    prompt: ids of the whole context. max_tokens: of the reply, the end token included; at least 1.
+    stop: ids that end the reply; the sampled one is part of it.
+    temperature: 0 samples greedily. top_p: 1 samples from the whole distribution.
+    seed: of this reply's own random stream. The same prompt, weights and seed give the same reply, whatever else is being
+        sampled at the time.
+    conversation: requests of one conversation extend each other's prompts; an engine may keep its cache between them
+        until `Engine.forget`. Empty: nothing is kept.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    stop: frozenset[int]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    conversation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What was sampled: ids (a stop id included), the log-probability of each in nats at the request's temperature, and
+    the policy version that sampled each."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: Finish
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counted since the engine was made. Differences between two readings are rates.
+
+    sampled, prefilled: tokens. reused: prompt tokens that were still in the cache. seconds: spent computing, by the wall
+    clock. requests: finished. running, waiting: now. slots: replies that can be sampled at once.
+    """
+
+    sampled: int = 0
+    prefilled: int = 0
+    reused: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    slots: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Samples replies from one policy version at a time.
+
+    The order of a weight hand-over is `pause`, `load`, `resume`. Caches of older weights are dropped by `load`.
+    """
+
+    async def generate(self, request: Request) -> Reply:
+        """Samples one reply; many calls run together. Raises ValueError for a prompt that leaves no token to sample."""
+
+    def forget(self, conversation: str) -> None:
+        """Drops what is kept for a conversation. Harmless to repeat."""
+
+    async def pause(self) -> None:
+        """Returns when no token is being sampled. Calls of `generate` wait until `resume`."""
+
+    async def load(self, version: int, model: torch.nn.Module) -> None:
+        """Takes the weights of `model` over as policy `version`. Only while paused."""
+
+    async def resume(self) -> None:
+        """Goes on, with the weights loaded last."""
+
+    def stats(self) -> EngineStats:
+        """Counters and what is going on now."""
+
+    async def close(self) -> None:
+        """Frees what it holds. Calls in flight fail."""

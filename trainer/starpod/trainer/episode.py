@@ -1,0 +1,151 @@
+"""The one record of what happened, from the environment's reply to the loss: turns, episodes, groups."""
+
+from __future__ import annotations
+
+import base64
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+Finish = Literal["stop", "length"]
+"""Why a reply ended: the policy sampled an end token, or a limit on tokens cut it."""
+
+End = Literal["", "terminal", "max_turns", "max_actions", "environment_limit", "context", "failed"]
+"""Why an episode ended: the environment's own end reasons in lower case; `context`: no token was left for another
+reply; `failed`: the infrastructure did, and nothing may be learnt from it. Empty while it goes on."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One reply of the policy and what came of it.
+
+    observation: what the policy saw, as text. state_key: the state's digest before the turn; b"" unless asked for.
+    prompt: ids fed before the reply. Where `fresh`, the whole context, and a new training sample begins; else what was
+        appended since the last id of the previous turn's reply.
+    reply: the sampled ids, the sampled end token included. Nothing else is ever trained on.
+    logprobs: the sampler's log-probability of each id of `reply`, in nats, at the sampling temperature.
+    versions: the policy version that sampled each id of `reply`.
+    finish: why the reply ended.
+    text: the reply as text, with what the prompt prefilled. thought: its reasoning; None if there is none.
+    actions: what was parsed from it and sent, in order. well_formed: whether it followed the response grammar.
+    reward: the sum of `parts`. parts: named rewards: "environment", "format", shaping functions.
+    valid, effective: how many of the actions the environment called so. executed: how many it ran.
+    info: the environment's side data.
+    generating, stepping: seconds spent waiting for the engine and for the environment.
+    """
+
+    observation: str
+    prompt: list[int]
+    fresh: bool
+    reply: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: Finish
+    text: str
+    thought: str | None = None
+    actions: list[str] = field(default_factory=list)
+    well_formed: bool = True
+    state_key: bytes = b""
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    executed: int = 0
+    valid: int = 0
+    effective: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+    agent_id: str = ""
+    generating: float = 0.0
+    stepping: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` is the inverse."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["state_key"] = base64.b64encode(self.state_key).decode()
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Turn:
+        return cls(**{**values, "state_key": base64.b64decode(values.get("state_key", ""))})
+
+
+@dataclass(slots=True)
+class Episode:
+    """One trajectory.
+
+    group: the id of the start state's group, unique in a run; member: place in it. Neither is ever inferred.
+    seed, dynamics_seed: opening `environment` `version` with them and replaying the actions gives the same.
+    instructions: what the policy was told once, before the first turn.
+    end: why it ended. success: None where the environment cannot say.
+    error: what failed, where `end` is "failed".
+    final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another
+        reply, where the episode was cut short by a limit: what a critic bootstraps from.
+    """
+
+    group: int
+    member: int
+    environment: str
+    version: str = ""
+    seed: int = 0
+    dynamics_seed: int = 0
+    instructions: str = ""
+    turns: list[Turn] = field(default_factory=list)
+    end: End = ""
+    success: bool | None = None
+    error: str = ""
+    final_observation: str = ""
+    tail: list[int] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the infrastructure failed it: excluded from the loss and from its group's statistics, and counted."""
+        return self.end == "failed"
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the task itself ended: nothing is left to bootstrap from."""
+        return self.end == "terminal"
+
+    @property
+    def total_reward(self) -> float:
+        """The return: the undiscounted sum of the turns' rewards, all parts."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(turn.reply) for turn in self.turns)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` is the inverse."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["turns"] = [turn.to_json() for turn in self.turns]
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Episode:
+        return cls(**{**values, "turns": [Turn.from_json(turn) for turn in values["turns"]]})
+
+
+@dataclass(slots=True)
+class Group:
+    """The episodes of one start state.
+
+    id: as in its episodes. episodes: those that may be trained on, by member. failed: those that may not.
+    """
+
+    id: int
+    episodes: list[Episode]
+    failed: list[Episode] = field(default_factory=list)
+
+    @property
+    def returns(self) -> list[float]:
+        return [episode.total_reward for episode in self.episodes]
+
+    @property
+    def reward_std(self) -> float:
+        """Standard deviation of the raw returns with ddof=1; 0 for fewer than two episodes."""
+        return statistics.stdev(self.returns) if len(self.episodes) > 1 else 0.0
+
+
+def episodes_of(groups: Sequence[Group]) -> list[Episode]:
+    """All episodes that may be trained on, in the order of the groups."""
+    return [episode for group in groups for episode in group.episodes]
