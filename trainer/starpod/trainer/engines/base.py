@@ -17,8 +17,8 @@ class Request:
     prompt: ids of the whole context. max_tokens: of the reply, the end token included; at least 1.
     stop: ids that end the reply; the sampled one is part of it.
     temperature: 0 samples greedily. top_p: 1 samples from the whole distribution.
-    seed: of this reply's own random stream. The same prompt, weights and seed give the same reply, whatever else is being
-        sampled at the time.
+    seed: of this reply's own random stream. The same prompt, weights and seed give the same reply, whatever else is
+        being sampled at the time.
     conversation: requests of one conversation extend each other's prompts; an engine may keep its cache between them
         until `Engine.forget`. Empty: nothing is kept.
     """
@@ -47,8 +47,8 @@ class Reply:
 class EngineStats:
     """Counted since the engine was made. Differences between two readings are rates.
 
-    sampled, prefilled: tokens. reused: prompt tokens that were still in the cache. seconds: spent computing, by the wall
-    clock. requests: finished. running, waiting: now. slots: replies that can be sampled at once.
+    sampled, prefilled: tokens. reused: prompt tokens that were still in the cache. seconds: spent computing.
+    requests: finished. running, waiting: now. slots: replies that can be sampled at once.
     """
 
     sampled: int = 0
