@@ -1,0 +1,89 @@
+"""Policies that need no model: the ladder beside which a learning curve is read, and demonstrators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from starpod.client import Fleet, Limits, Observation, Session, Want
+
+Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
+"""An action for an observation, given the environment's action names; None where the policy has none."""
+
+
+def choose_randomly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """Any of the actions that are valid now, where the environment lists them, else any of its names."""
+    choices = [action for action in observation.valid_actions or actions if isinstance(action, str)]
+    return rng.choice(choices) if choices else None
+
+
+def choose_expertly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """What the environment's own expert says."""
+    return observation.expert_action if isinstance(observation.expert_action, str) else None
+
+
+def _directions(observation: Observation) -> tuple[list[str], dict[str, str]]:
+    """Of a frozen lake's `local` observation: the ways to the goal, and what lies in each direction."""
+    words = observation.text.split()
+    if len(words) != 12:
+        raise ValueError(
+            f"the reference policies `walk` and `careful` read the local observation of frozen_lake, not {observation.text!r}"
+        )
+    return [word for word in words[6:8] if word != "-"], dict(
+        zip(("Left", "Down", "Right", "Up"), words[8:], strict=True)
+    )
+
+
+def choose_walk(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """Straight to the goal, blind to holes. Frozen lake, observation `local`."""
+    towards, _ = _directions(observation)
+    return rng.choice(towards)
+
+
+def choose_carefully(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """To the goal, but never into a hole beside it; sideways where both ways are holes. Likewise."""
+    towards, around = _directions(observation)
+    safe = [action for action, tile in around.items() if tile not in ("O", "#")]
+    return rng.choice([action for action in towards if action in safe] or safe or towards)
+
+
+REFERENCES: dict[str, tuple[Choose, Want]] = {
+    "random": (choose_randomly, Want(valid_actions=True)),
+    "walk": (choose_walk, Want()),
+    "careful": (choose_carefully, Want()),
+    "expert": (choose_expertly, Want(expert_action=True)),
+}
+"""By name: how it chooses, and what it asks of the environment."""
+
+
+async def play_reference(
+    fleet: Fleet,
+    name: str,
+    environment: str,
+    seed: int,
+    *,
+    version: str = "",
+    options: dict[str, object] | None = None,
+    limits: Limits | None = None,
+    actions: Sequence[str] = (),
+) -> tuple[bool, float, int]:
+    """One episode, an action a turn: whether it succeeded, its return and its turns."""
+    choose, want = REFERENCES[name]
+    (session,) = await fleet.open(
+        environment, seed=seed, version=version, options=options or None, want=want, limits=limits
+    )
+    try:
+        return await _play(session, choose, random.Random(f"{name}/{seed}"), actions)
+    finally:
+        await session.close()
+
+
+async def _play(
+    session: Session, choose: Choose, rng: random.Random, actions: Sequence[str]
+) -> tuple[bool, float, int]:
+    total, success = 0.0, False
+    while not session.done and (action := choose(session.observation, actions, rng)) is not None:
+        transition = await session.step(action)
+        total += transition.reward
+        success = bool(transition.success)
+    return success, total, session.step_index

@@ -1,0 +1,284 @@
+"""One policy update from collected groups: score, advantages, losses, optimiser steps.
+
+Every mean is taken over the whole batch of an optimiser step, before it is cut into micro-batches and given to ranks: each
+token carries its weight along, and a loss is a weighted sum. So no packing can change the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from starpod.trainer.algorithms.advantages import compute_advantages
+from starpod.trainer.algorithms.averages import token_weights
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.batch import Batch
+from starpod.trainer.episode import Episode, Group, episodes_of
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.rollout import Rollout
+from starpod.trainer.section import Section
+
+
+class OptimizerConfig(Section):
+    """AdamW, and how much of a batch is worked on at once."""
+
+    lr: float = Field(default=1e-6, gt=0, description="Learning rate of the policy.")
+    critic_lr: float | None = Field(default=1e-5, gt=0, description="Of the critic; null: the policy's.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's decay rates.")
+    eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    warmup_steps: int = Field(default=0, ge=0, description="Optimiser steps over which the rates rise from 0.")
+    micro_batch_tokens: int = Field(
+        default=8192, ge=1, description="Padded tokens of one forward and backward pass. Changes memory, not gradients."
+    )
+    max_logprob_gap: float = Field(
+        default=0.1,
+        gt=0,
+        description="The run fails if the sampler's log-probability of a token differs from the trainer's by more than "
+        "this, in nats, before the update. Raise it for engines of lower precision.",
+    )
+
+
+class LogprobGap(Exception):
+    """The sampler and the trainer disagree about the policy: nothing learnt from its samples could be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the models say about a batch before the update; as in Rollout."""
+
+    logprobs_BT: Tensor
+    values_BT: Tensor | None
+    ref_logprobs_BT: Tensor | None
+    bootstrap_B: Tensor
+
+
+class Learner:
+    """Owns the optimiser.
+
+    temperature: that of sampling; the trained distribution is the sampled one. reference: frozen policy of the KL term.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: AlgorithmConfig,
+        optimizer: OptimizerConfig,
+        parallel: Parallel,
+        *,
+        temperature: float = 1.0,
+        reference: Policy | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.algorithm = algorithm
+        self.config = optimizer
+        self.parallel = parallel
+        self.temperature = temperature
+        self.reference = reference
+        self.steps = 0
+        self.generator = torch.Generator().manual_seed(seed)
+        critic = list(policy.critic_parameters())
+        known = {id(parameter) for parameter in critic}
+        trunk = [p for p in policy.parameters() if p.requires_grad and id(p) not in known]
+        rates = [(trunk, optimizer.lr)]
+        if critic:
+            rates.append((critic, optimizer.critic_lr or optimizer.lr))
+        self.optimizer = torch.optim.AdamW(
+            [{"params": parameters, "lr": rate, "rate": rate} for parameters, rate in rates],
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+        )
+
+    # --- the whole update ---------------------------------------------------------------------------------------------
+
+    def learn(self, groups: Sequence[Group], *, version: int, scale: float = 1.0) -> dict[str, float]:
+        """Updates the policy from these groups and returns metrics.
+
+        version: that of the policy now; the sampler's log-probabilities of tokens that it sampled are checked.
+        scale: multiplies the loss. Raises LogprobGap.
+        """
+        batch = Batch(episodes_of(groups), self.parallel.device)
+        rollout, metrics = self.prepare(batch, version)
+        advantages = compute_advantages(self.algorithm, rollout)
+        advantages_BT, returns_BT = advantages.advantages_BT, advantages.returns_BT
+        if returns_BT is not None and rollout.values_BT is not None:
+            metrics["critic/explained_variance"] = explained_variance(rollout.values_BT, returns_BT, rollout.mask_BT)
+        tally = Tally()
+        for _ in range(self.algorithm.epochs):
+            order = torch.randperm(len(batch), generator=self.generator).tolist()
+            for rows in split(order, self.algorithm.minibatches):
+                self._step(batch, rollout, advantages_BT, returns_BT, rows, scale, tally)
+        metrics |= tally.means()
+        metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        return metrics
+
+    def prepare(self, batch: Batch, version: int) -> tuple[Rollout, dict[str, float]]:
+        """Scores a batch with the policy as it is. Raises LogprobGap."""
+        scored = self.score(batch)
+        sampler_BT = batch.sampler_logprobs_BT()
+        versions = [[v for turn in episode.turns for v in turn.versions] for episode in batch.episodes]
+        fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
+        gaps = (scored.logprobs_BT - sampler_BT).abs()[fresh_BT]
+        metrics: dict[str, float] = {}
+        if gaps.numel():
+            metrics["policy/logprob_gap_max"] = gaps.max().item()
+            metrics["policy/logprob_gap_mean"] = gaps.mean().item()
+            if not metrics["policy/logprob_gap_max"] <= self.config.max_logprob_gap:
+                raise LogprobGap(
+                    f"the sampler's and the trainer's log-probabilities differ by {metrics['policy/logprob_gap_max']:.3g} "
+                    f"nats, more than optimizer.max_logprob_gap ({self.config.max_logprob_gap:g}): the engine does not run "
+                    "the weights or the sampling settings that are trained. Raise the bound only if its precision is lower"
+                )
+        rollout = Rollout(
+            mask_BT=batch.mask_BT,
+            turns_BT=batch.turns_BT(),
+            rewards_BT=batch.rewards_BT(),
+            groups_B=torch.tensor([episode.group for episode in batch.episodes], device=batch.device),
+            old_logprobs_BT=scored.logprobs_BT,
+            sampler_logprobs_BT=sampler_BT,
+            bootstrap_B=scored.bootstrap_B,
+            values_BT=scored.values_BT,
+            ref_logprobs_BT=scored.ref_logprobs_BT,
+            state_keys=[[turn.state_key for turn in episode.turns] for episode in batch.episodes],
+            agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
+        )
+        return rollout, metrics
+
+    # --- scoring ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> Scored:
+        """Log-probabilities and values of all sampled tokens under the policy as it is. Ranks share the work."""
+        critic = self.algorithm.needs_critic
+        logprobs = torch.zeros(batch.mask_BT.shape, device=batch.device)
+        values = torch.zeros_like(logprobs) if critic else None
+        reference = torch.zeros_like(logprobs) if self.reference is not None else None
+        for rows, mine in self._share(batch, range(len(batch))):
+            packed = batch.pack(rows)
+            arguments = packed.tokens_SL, packed.lengths_S, packed.sampled_SL
+            scores = self.policy.score(*arguments, temperature=self.temperature, entropy=False, values=critic)
+            if mine:
+                logprobs[rows] = batch.unpack(rows, scores.logprobs_N.float())
+                if values is not None and scores.values_N is not None:
+                    values[rows] = batch.unpack(rows, scores.values_N.float())
+            if reference is not None and self.reference is not None:
+                scores = self.reference.score(*arguments, temperature=self.temperature, entropy=False, values=False)
+                if mine:
+                    reference[rows] = batch.unpack(rows, scores.logprobs_N.float())
+        for tensor in (logprobs, values, reference):
+            if tensor is not None:
+                self.parallel.sum(tensor)
+        return Scored(logprobs, values, reference, self._bootstrap(batch))
+
+    def _bootstrap(self, batch: Batch) -> Tensor:
+        """The critic's value of what a truncated episode would have seen next; 0 for the others."""
+        values = torch.zeros(len(batch), device=batch.device)
+        if not (self.algorithm.needs_critic and self.algorithm.bootstrap_truncated):
+            return values
+        for row, episode in enumerate(batch.episodes):
+            if episode.terminated or not episode.tail:
+                continue
+            sample = batch.samples[row][-1]
+            # A value is that of the context before a token: one more token, whose own id does not matter.
+            tokens = [*sample.tokens, *episode.tail, episode.tail[-1]]
+            sampled = torch.zeros(1, len(tokens), dtype=torch.bool, device=batch.device)
+            sampled[0, -1] = True
+            scores = self.policy.score(
+                torch.tensor([tokens], device=batch.device),
+                torch.tensor([len(tokens)], device=batch.device),
+                sampled,
+                temperature=self.temperature,
+                entropy=False,
+                values=True,
+            )
+            assert scores.values_N is not None
+            values[row] = scores.values_N[0].float()
+        return values
+
+    def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
+        """This rank's micro-batches of these rows, and whether each is its own.
+
+        All ranks make as many passes, because a sharded model's passes are collective: who has none left repeats one.
+        """
+        blocks = batch.micro_batches(rows, self.config.micro_batch_tokens)
+        for first in range(0, len(blocks), self.parallel.world):
+            index = first + self.parallel.rank
+            yield (blocks[index], True) if index < len(blocks) else (blocks[0], False)
+
+    # --- one optimiser step -------------------------------------------------------------------------------------------
+
+    def _step(
+        self,
+        batch: Batch,
+        rollout: Rollout,
+        advantages_BT: Tensor,
+        returns_BT: Tensor | None,
+        rows: list[int],
+        scale: float,
+        tally: Tally,
+    ) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accumulate(batch, rollout, advantages_BT, returns_BT, rows, scale, tally)
+        norm = float(self.parallel.clip_grad_norm(self.policy, self.config.max_grad_norm))
+        if math.isfinite(norm):
+            self.steps += 1
+            warm = min(1.0, self.steps / (self.config.warmup_steps + 1))
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["rate"] * warm
+            self.optimizer.step()
+        tally.add("update/skipped", float(not math.isfinite(norm)))
+        tally.add("update/grad_norm", norm)
+
+    def accumulate(
+        self,
+        batch: Batch,
+        rollout: Rollout,
+        advantages_BT: Tensor,
+        returns_BT: Tensor | None,
+        rows: Sequence[int],
+        scale: float,
+        tally: Tally,
+    ) -> None:
+        """Adds the gradient of one optimiser step's loss over these rows."""
+        raise NotImplementedError
+
+
+class Tally:
+    """Metrics of several optimiser steps: their means, and maxima for names that end in `_max`."""
+
+    def __init__(self) -> None:
+        self.values: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, name: str, value: float) -> None:
+        self.values[name].append(value)
+
+    def means(self) -> dict[str, float]:
+        return {
+            name: max(values) if name.endswith("_max") else sum(values) / len(values)
+            for name, values in self.values.items()
+        }
+
+
+def split(items: list[int], parts: int) -> list[list[int]]:
+    """Up to `parts` runs of nearly equal length, none empty."""
+    parts = min(parts, len(items))
+    edges = [round(index * len(items) / parts) for index in range(parts + 1)]
+    return [items[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+
+
+def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean."""
+    returns = returns_BT[mask_BT]
+    spread = returns.var(correction=0)
+    return float(1 - (returns - values_BT[mask_BT]).var(correction=0) / spread) if spread > 0 else 0.0

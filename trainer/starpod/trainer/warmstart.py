@@ -1,0 +1,228 @@
+"""Demonstrations over the wire, and imitation of them: enough for a fresh policy to speak the response grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from starpod.client import Fleet, Session
+from starpod.trainer.batch import Batch
+from starpod.trainer.collect import EnvironmentConfig
+from starpod.trainer.conversation import Conversation, Template
+from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.grammar import Grammar
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.prompt import PromptConfig, Prompter
+from starpod.trainer.reference import REFERENCES, choose_randomly
+from starpod.trainer.section import Section
+
+
+class WarmStartConfig(Section):
+    """Imitation before reinforcement. Off with 0 steps."""
+
+    steps: int = Field(default=0, ge=0, description="Optimiser steps.")
+    episodes: int = Field(default=1000, ge=1, description="Demonstrations to gather. A fresh tokenizer reads them too.")
+    batch_size: int = Field(default=64, ge=1, description="Episodes of one step.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate; falls to a tenth along a cosine.")
+    actions: Literal["expert", "random"] = Field(
+        default="expert",
+        description="Whose actions are imitated: the environment's expert's, or any valid one, which teaches the format only.",
+    )
+    noise: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="Share of moves that are played at random so that mistakes are seen too. They are not imitated.",
+    )
+    thought: str = Field(
+        default="{action}",
+        description="What a demonstration thinks: Python's str.format with `action`, the action about to be taken, and "
+        "`words`, the words of the observation.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One turn of a demonstration: what was seen, what the demonstrator says to it, and whether to imitate it."""
+
+    observation: str
+    action: str
+    imitate: bool
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One episode of a demonstrator."""
+
+    instructions: str
+    moves: list[Move]
+    session: Session
+
+
+async def gather_demonstrations(
+    fleet: Fleet,
+    config: WarmStartConfig,
+    environment: EnvironmentConfig,
+    seeds: Sequence[int],
+    actions: Sequence[str],
+    progress: Callable[[], None] = lambda: None,
+) -> list[Demonstration]:
+    """Plays one episode per seed. Raises ValueError if the environment has no expert and one is asked for."""
+
+    async def play(seed: int) -> Demonstration:
+        choose, want = REFERENCES[config.actions]
+        (session,) = await fleet.open(
+            environment.id,
+            seed=seed,
+            version=environment.version,
+            options=environment.options or None,
+            want=want,
+            limits=environment.limits,
+        )
+        rng = random.Random(f"demonstration/{seed}")
+        moves: list[Move] = []
+        try:
+            while not session.done:
+                seen = session.observation
+                action = choose(seen, actions, rng)
+                if action is None:
+                    if not moves:
+                        raise ValueError(
+                            f"{environment.id} shows no {config.actions} action to imitate; "
+                            "set warm_start.actions to random, or warm_start.steps to 0"
+                        )
+                    break
+                noisy = rng.random() < config.noise
+                played = choose_randomly(seen, actions, rng) if noisy else action
+                transition = await session.step(played or action)
+                # What the expert says is right whatever is played: a noisy turn shows the played action, unlabelled.
+                moves.append(Move(seen.text, played or action, not noisy, transition.reward))
+        finally:
+            await session.close()
+        progress()
+        return Demonstration(session.instructions, moves, session)
+
+    return list(await asyncio.gather(*(play(seed) for seed in seeds)))
+
+
+class Scribe:
+    """Writes demonstrations down as the policy would have said them."""
+
+    def __init__(self, config: WarmStartConfig, prompt: PromptConfig, actions: Sequence[str]) -> None:
+        self.config = config
+        self.prompt = prompt
+        self.actions = tuple(actions)
+        self.grammar = Grammar(thinking=prompt.thinking, actions=self.actions)
+
+    def reply(self, move: Move) -> str:
+        """The whole reply, with what a prompt may prefill."""
+        thought = self.config.thought.format(action=move.action, words=move.observation.split())
+        return self.grammar.compose(thought if self.prompt.thinking else None, [move.action])
+
+    def texts(self, demonstrations: Iterable[Demonstration]) -> Iterable[str]:
+        """All that a policy will read or write, for a tokenizer to be trained on."""
+        for demonstration in demonstrations:
+            prompter = self._prompter(demonstration)
+            yield prompter.system()
+            for user, move in self._turns(prompter, demonstration):
+                yield user
+                yield self.reply(move)
+
+    def episode(self, demonstration: Demonstration, template: Template, group: int) -> Episode:
+        """The token record. A turn's reward is its weight in the loss: 1 to imitate, else 0."""
+        prompter = self._prompter(demonstration)
+        conversation = Conversation(template, context=self.prompt.context, window=self.prompt.window)
+        conversation.system(prompter.system())
+        episode = Episode(group, 0, demonstration.session.environment_id, instructions=demonstration.instructions)
+        for user, move in self._turns(prompter, demonstration):
+            prompt = conversation.ask(user)
+            text = self.reply(move)
+            ids = template.encode_reply(text)
+            conversation.answer(ids, "stop", text)
+            turn = Turn(
+                move.observation,
+                prompt.appended,
+                prompt.fresh,
+                ids,
+                [0.0] * len(ids),
+                [0] * len(ids),
+                "stop",
+                text,
+                actions=[move.action],
+                reward=float(move.imitate),
+            )
+            episode.turns.append(turn)
+        return episode
+
+    def _prompter(self, demonstration: Demonstration) -> Prompter:
+        session = demonstration.session
+        return Prompter(self.prompt, demonstration.instructions, self.actions, self.grammar, session.limits)
+
+    def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, Move]]:
+        limit = demonstration.session.limits.max_actions
+        reward: float | None = None
+        for index, move in enumerate(demonstration.moves):
+            left = max(limit - index, 0) if limit else None
+            yield prompter.user(index + 1, move.observation, reward=reward, actions_left=left, warning=False), move
+            reward = move.reward
+
+
+def imitate(
+    policy: Policy,
+    episodes: Sequence[Episode],
+    config: WarmStartConfig,
+    parallel: Parallel,
+    *,
+    micro_batch_tokens: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
+) -> float:
+    """Trains the policy on the turns whose reward is 1. Returns the last loss, in nats per token.
+
+    The critic is left as it is: returns of a demonstrator are not the policy's.
+    """
+    usable = [episode for episode in episodes if episode.sampled_tokens and any(turn.reward for turn in episode.turns)]
+    if not usable:
+        raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
+    critic = {id(parameter) for parameter in policy.critic_parameters()}
+    trained = [p for p in policy.parameters() if p.requires_grad and id(p) not in critic]
+    optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps, eta_min=config.lr / 10)
+    rng = random.Random(seed)
+    mean = float("nan")
+    for step in range(config.steps):
+        batch = Batch(rng.sample(usable, min(config.batch_size, len(usable))), parallel.device)
+        weights_BT = batch.per_turn([[turn.reward for turn in episode.turns] for episode in batch.episodes], 0.0)
+        weights_BT /= weights_BT.sum()
+        optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=parallel.device)
+        blocks = batch.micro_batches(range(len(batch)), micro_batch_tokens)
+        for rows, mine in parallel.share(blocks):
+            packed = batch.pack(rows)
+            scores = policy.score(
+                packed.tokens_SL,
+                packed.lengths_S,
+                packed.sampled_SL,
+                temperature=temperature,
+                entropy=False,
+                values=False,
+            )
+            loss = -(batch.unpack(rows, scores.logprobs_N) * weights_BT[rows]).sum() * float(mine)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        parallel.clip_grad_norm(policy, 1.0)
+        optimizer.step()
+        schedule.step()
+        parallel.sum(total)
+        mean = total.item()
+        progress(step + 1, mean)
+    return mean
