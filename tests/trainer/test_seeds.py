@@ -1,0 +1,99 @@
+"""Seeds: disjoint by construction, stable across processes, and continued where they stood."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.trainer.seeds import RUN_STRIDE, SeedCursor, SeedRange, SeedsConfig, derive
+
+RANGES = st.tuples(st.integers(0, 300), st.integers(1, 100)).map(lambda pair: SeedRange(start=pair[0], stop=sum(pair)))
+NAMES = st.lists(st.text(max_size=3) | st.integers(-9, 9), max_size=4).map(tuple)
+
+
+def test_derived_seeds_are_the_same_everywhere():
+    code = "from starpod.trainer.seeds import derive; print(derive(3, 'reply', 'train', 7))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(other) == derive(3, "reply", "train", 7) == 3011071578697553349
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**63), NAMES, NAMES)
+def test_other_names_are_other_streams(seed, other, names, more):
+    assert 0 <= derive(seed, *names) < 2**63
+    same = seed == other and [(type(name), name) for name in names] == [(type(name), name) for name in more]
+    assert (derive(seed, *names) == derive(other, *more)) == same
+
+
+def test_where_a_name_ends_matters():
+    assert len({derive(0, "ab"), derive(0, "a", "b"), derive(0, "b", "a"), derive(0, "1"), derive(0, 1)}) == 5
+
+
+@given(RANGES, RANGES, RANGES)
+def test_ranges_are_refused_exactly_if_a_seed_is_in_two_of_them(evaluation, train, warmstart):
+    sets = [set(range(one.start, one.stop)) for one in (evaluation, train, warmstart)]
+    disjoint = len(set.union(*sets)) == sum(map(len, sets))
+    try:
+        SeedsConfig(evaluation=evaluation, train=train, warmstart=warmstart)
+    except ValidationError as error:
+        assert not disjoint
+        assert "overlap" in str(error)
+    else:
+        assert disjoint
+
+
+@given(st.integers(0, 2**64), st.integers(0, 2**50), st.integers(1, 300), st.integers(1, 10_000))
+def test_what_is_trained_on_is_never_evaluated(run_seed, taken, groups, episodes):
+    config = SeedsConfig()
+    purposes = [set(config.evaluation_seeds(episodes))]
+    for seeds in (config.train, config.warmstart):
+        cursor = SeedCursor(seeds, run_seed)
+        cursor.taken = taken
+        drawn = cursor.take(groups)
+        assert len(set(drawn)) == groups
+        assert all(seed in seeds for seed in drawn)
+        purposes.append(set(drawn))
+    assert len(set.union(*purposes)) == sum(map(len, purposes))
+
+
+def test_training_counts_upward_from_ten_thousand():
+    assert SeedCursor(SeedsConfig().train).take(3) == [10_000, 10_001, 10_002]
+    assert SeedCursor(SeedsConfig().train, 2).take(1) == [10_000 + 2 * RUN_STRIDE]
+    assert list(SeedsConfig().evaluation_seeds(3)) == [0, 1, 2]
+
+
+def test_a_used_up_range_begins_again():
+    assert SeedCursor(SeedRange(start=5, stop=8)).take(5) == [5, 6, 7, 5, 6]
+
+
+@given(st.lists(st.integers(0, 20), max_size=5), st.lists(st.integers(0, 20), max_size=5), st.integers(0, 99))
+def test_a_cursor_goes_on_where_it_stood(before, after, run_seed):
+    seeds = SeedsConfig().train
+    whole, first, second = (SeedCursor(seeds, run_seed) for _ in range(3))
+    for count in before:
+        first.take(count)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [seed for count in before + after for seed in whole.take(count)][sum(before) :] == [
+        seed for count in after for seed in second.take(count)
+    ]
+
+
+@pytest.mark.parametrize("other", [SeedCursor(SeedsConfig().warmstart, 1), SeedCursor(SeedsConfig().train, 2)])
+def test_a_cursor_of_other_seeds_is_refused(other):
+    with pytest.raises(ValueError, match="resume with the same seeds"):
+        SeedCursor(SeedsConfig().train, 1).load_state_dict(other.state_dict())
+
+
+def test_more_evaluation_episodes_than_seeds_are_refused():
+    with pytest.raises(ValueError, match="fewer than the 10001 episodes"):
+        SeedsConfig().evaluation_seeds(10_001)
+
+
+def test_an_empty_range_is_refused():
+    with pytest.raises(ValidationError, match="holds none"):
+        SeedRange(start=4, stop=4)
