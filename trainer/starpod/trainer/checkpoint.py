@@ -1,0 +1,379 @@
+"""Checkpoints: the complete state of a run, in folders that are either whole or not there.
+
+    checkpoints/step-00000025/   manifest.json   size and SHA-256 of every other file, the step, the score
+                                 state.json      everything that is not a tensor
+                                 model.safetensors, optimizer.safetensors, ...
+    checkpoints/latest, best     the name of a folder, for people and scripts; `Checkpoints` does without them
+
+A folder is written under a temporary name, brought to the disk, and renamed. Whatever kills the process in between
+leaves the earlier checkpoints as they were. Nothing that is read can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from pydantic import Field
+from safetensors import SafetensorError
+from torch import Tensor
+
+from starpod.trainer.section import Section
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+TEMPORARY = ".temporary-"
+_FOLDER = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class CheckpointConfig(Section):
+    """How often the run is saved and what is kept."""
+
+    every: int = Field(default=25, ge=1, description="Iterations between checkpoints. The last one is always saved.")
+    keep: int = Field(default=2, ge=1, description="How many of the newest are kept.")
+    keep_best: bool = Field(default=True, description="Keep the one with the best evaluation as well.")
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is saved after iteration `step`."""
+        return step % self.every == 0
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written or read. The message says which one, why, and what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was saved: tensors on the CPU, values as JSON gives them back (tuples are lists)."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    path: Path
+    score: float | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run. One process writes them; any number may read.
+
+    report: is told, in one sentence, of each checkpoint that could not be used.
+    """
+
+    def __init__(
+        self, folder: Path, config: CheckpointConfig | None = None, report: Callable[[str], None] | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        self.config = config or CheckpointConfig()
+        self._report = report or logging.getLogger(__name__).warning
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        *,
+        score: float | None = None,
+    ) -> Path:
+        """Saves the state after iteration `step` and removes what need not be kept. Returns the folder.
+
+        tensors: by file name without ending, then by the tensor's name. Tied tensors are stored once. state: JSON
+        values whose keys are text. score: of the evaluation; the highest is the best.
+        Checkpoints of later steps are removed: the run went back, and they belong to a future that did not happen.
+        Raises CheckpointError if the disk is full or refuses; earlier checkpoints are then untouched.
+        """
+        _check_keys("state", state)
+        wrong = [name for name in tensors if not _NAME.fullmatch(name)]
+        if wrong:
+            raise ValueError(f"tensors are named in lower-case letters, digits and _: {wrong[0]!r} is not")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.clean()
+            final = self._unused(step)
+            temporary = self.folder / (TEMPORARY + final.name)
+            try:
+                _write_folder(temporary, step, tensors, state, score)
+                os.rename(temporary, final)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            _sync(self.folder)
+            doomed = self._surplus(final)
+            self._point("latest", final)
+            best = self._best(self._newest_first(without=doomed))
+            if best is not None:
+                self._point("best", best)
+            for path in doomed:
+                self._remove(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be saved in {self.folder}: {_reason(error)}; "
+                f"{_free(self.folder)}the checkpoints before it are untouched"
+            ) from error
+        return final
+
+    def clean(self) -> None:
+        """Removes what a killed process left half written or half removed."""
+        for path in self.folder.glob(TEMPORARY + "*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _unused(self, step: int) -> Path:
+        """A name of its own for a step that is saved again, so that the old folder stays until the new one is whole."""
+        path, number = self.folder / f"step-{step:08d}", 1
+        while path.exists():
+            number += 1
+            path = self.folder / f"step-{step:08d}-{number}"
+        return path
+
+    def _surplus(self, saved: Path) -> list[Path]:
+        """What is kept no longer, now that `saved` is there."""
+        newest_first = self._newest_first()
+        until_now = newest_first[newest_first.index(saved) :]
+        steps: dict[int, Path] = {}
+        for path in until_now:
+            steps.setdefault(_order(path)[0], path)  # the last one saved at each step
+        once = list(steps.values())
+        kept = set(once[: self.config.keep])
+        best = self._best(once) if self.config.keep_best else None
+        return [path for path in newest_first if path not in kept and path != best]
+
+    def _best(self, newest_first: list[Path]) -> Path | None:
+        scores = [(score, path) for path in newest_first if (score := _score(path)) is not None]
+        return max(scores, key=lambda item: item[0])[1] if scores else None  # of equal ones the newest
+
+    def _remove(self, path: Path) -> None:
+        """Under a temporary name first: what is half removed is no checkpoint any more."""
+        doomed = self.folder / (TEMPORARY + "removed-" + path.name)
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+
+    def _point(self, name: str, to: Path) -> None:
+        temporary = self.folder / (TEMPORARY + name)
+        _write(temporary, f"{to.name}\n".encode())
+        os.replace(temporary, self.folder / name)
+        _sync(self.folder)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def latest(self) -> Loaded | None:
+        """The newest usable one; None if there is none at all.
+
+        One that is damaged is reported and passed over. Raises CheckpointError if all of them are.
+        """
+        return self._first_usable(self._newest_first())
+
+    def best(self) -> Loaded | None:
+        """The one with the highest score, of equal ones the newest; None if none has a score. Else like `latest`."""
+        scores = {path: score for path in self._newest_first() if (score := _score(path)) is not None}
+        return self._first_usable(sorted(scores, key=lambda path: -scores[path]))
+
+    def load(self, path: Path, only: Collection[str] | None = None) -> Loaded:
+        """Reads one folder and checks every byte of it against its manifest.
+
+        only: the tensors to read; None: all.
+        Raises CheckpointError if it is damaged or is no checkpoint.
+        """
+        return load_checkpoint(path, only)
+
+    def _newest_first(self, without: Collection[Path] = ()) -> list[Path]:
+        paths = self.folder.iterdir() if self.folder.is_dir() else ()
+        found = [path for path in paths if _FOLDER.fullmatch(path.name) and path not in without]
+        return sorted(found, key=_order, reverse=True)
+
+    def _first_usable(self, paths: list[Path]) -> Loaded | None:
+        errors: list[str] = []
+        for path in paths:
+            try:
+                return load_checkpoint(path)
+            except CheckpointError as error:
+                errors.append(str(error))
+                if path != paths[-1]:
+                    self._report(f"{error}; the next one is tried")
+        if errors:
+            raise CheckpointError(f"no checkpoint in {self.folder} can be used: {'; '.join(errors)}")
+        return None
+
+
+def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
+    """As `Checkpoints.load`, for a folder anywhere."""
+    path = Path(path)
+    try:
+        manifest = _read_manifest(path)
+        files: Mapping[str, Mapping[str, Any]] = manifest["files"]
+        state = json.loads(_read(path / STATE, files[STATE]))
+        tensors = {
+            name: _untie(
+                safetensors.torch.load(_read(path / f"{name}.safetensors", files[f"{name}.safetensors"])), ties
+            )
+            for name, ties in manifest["tensors"].items()
+            if only is None or name in only
+        }
+    except _Damaged as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {_reason(error)}") from error
+    return Loaded(manifest["step"], tensors, state, path, manifest["score"])
+
+
+# --- one folder ------------------------------------------------------------------------------------------------------
+
+
+class _Damaged(Exception):
+    """What is wrong with a file."""
+
+
+def _write_folder(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    score: float | None,
+) -> None:
+    folder.mkdir()
+    ties: dict[str, dict[str, str]] = {}
+    for name, named in tensors.items():
+        stored, ties[name] = _tie(named)
+        safetensors.torch.save_file(stored, folder / f"{name}.safetensors")
+        _sync(folder / f"{name}.safetensors")
+    _write(folder / STATE, json.dumps(state).encode())
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
+    manifest = {"format": FORMAT, "step": step, "score": score, "tensors": ties, "files": files}
+    _write(folder / MANIFEST, _sealed(manifest))
+    _sync(folder)
+
+
+def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What is stored, and the names of tensors that are the very same as one of those.
+
+    The format holds whole tensors on the CPU; views of a larger one are copied.
+    """
+    stored: dict[str, Tensor] = {}
+    ties: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in named.items():
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        first = seen.setdefault(place, name) if tensor.numel() else name
+        if first != name:
+            ties[name] = first
+            continue
+        tensor = tensor.detach().cpu().contiguous()
+        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        stored[name] = tensor if whole else tensor.clone()
+    return stored, ties
+
+
+def _untie(stored: dict[str, Tensor], ties: Mapping[str, str]) -> dict[str, Tensor]:
+    return stored | {name: stored[first] for name, first in ties.items()}
+
+
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest with its own digest, as the one text that it can have."""
+    text = json.dumps(manifest, sort_keys=True, allow_nan=False)
+    return json.dumps(
+        {**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}, sort_keys=True, indent=1
+    ).encode()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise _Damaged(f"it has no {MANIFEST}")
+    data = path.read_bytes()
+    try:
+        manifest = json.loads(data)
+        sealed = _sealed({key: value for key, value in manifest.items() if key != "sha256"})
+    except (ValueError, AttributeError) as error:
+        raise _Damaged(f"its {MANIFEST} is damaged") from error
+    if sealed != data:
+        raise _Damaged(f"its {MANIFEST} is damaged")
+    if manifest["format"] != FORMAT:
+        raise _Damaged(f"it has format {manifest['format']}, this version of Starpod reads {FORMAT}")
+    return dict(manifest)
+
+
+def _read(path: Path, expected: Mapping[str, Any]) -> bytes:
+    """The file's bytes. What was checked is what is used: the file is read once."""
+    if not path.is_file():
+        raise _Damaged(f"{path.name} is missing")
+    data = path.read_bytes()
+    if len(data) != expected["bytes"]:
+        raise _Damaged(f"{path.name} has {len(data)} bytes, its manifest says {expected['bytes']}")
+    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        raise _Damaged(f"{path.name} is damaged: its digest is not the manifest's")
+    return data
+
+
+def _score(folder: Path) -> float | None:
+    try:
+        score: float | None = _read_manifest(folder)["score"]
+    except (OSError, _Damaged):
+        return None
+    return score
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _FOLDER.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 1)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Returns when the file, or the folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free / 2**20:.1f} MiB are free there; "
+    except OSError:
+        return ""
+
+
+def _check_keys(where: str, value: Any) -> None:
+    """JSON would turn other keys into text without a word, and the state would come back changed."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} has the key {key!r}; keys of a checkpoint's state are text")
+            _check_keys(f"{where}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_keys(where, item)
