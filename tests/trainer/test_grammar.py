@@ -96,7 +96,7 @@ words = st.text(st.characters(exclude_characters="<>|"), min_size=1).map(str.str
 @given(words, st.lists(words, min_size=1, max_size=5), st.booleans())
 def test_what_is_written_is_read(thought: str, actions: list[str], thinking: bool) -> None:
     grammar = Grammar(thinking=thinking)
-    parsed = grammar.parse(grammar.write(thought, actions))
+    parsed = grammar.parse(grammar.compose(thought, actions))
     assert parsed == Parsed(thought if thinking else None, tuple(actions), (), True)
 
 

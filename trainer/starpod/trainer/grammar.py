@@ -82,10 +82,10 @@ class Grammar:
             well_formed=bool(written) and not unknown,
         )
 
-    def write(self, thought: str, actions: Iterable[str]) -> str:
+    def compose(self, thought: str | None, actions: Iterable[str]) -> str:
         """A well-formed reply, as a demonstration would give it. `thought` is left out where thinking is off."""
         answer = f"{ANSWER}{f' {self.separator} '.join(actions)}{ANSWER_END}"
-        return f"{THINK}{thought}{THINK_END}{answer}" if self.thinking else answer
+        return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
         """The sentence that tells a policy how to write. max_actions: the limit of one turn; None: no limit."""

@@ -1,0 +1,75 @@
+"""Small tokenizers with the chat templates that matter, made here so that nothing is downloaded."""
+
+from __future__ import annotations
+
+import functools
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# A header per message, content trimmed, a begin-of-text token, and another end of text than end of turn.
+LLAMA3 = (
+    "{{ '<|begin_of_text|>' }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+# Drops the reasoning of every reply before the last question.
+QWEN3 = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}{% set content = m.content %}"
+    "{% if m.role == 'assistant' and loop.index0 < ns.last and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# No system role, strict alternation, the assistant is called otherwise.
+GEMMA = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' + m.content | trim + "
+    "'<end_of_turn>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+# Opens the reasoning itself.
+REASONER = CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+# Puts the system text into the last question, so that it wanders.
+WANDERING = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\\n\\n' %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}{{ bos_token }}{% for m in turns %}"
+    "{% if m.role == 'user' %}{{ '[INST]' + (system if loop.last else '') + m.content + '[/INST]' }}"
+    "{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
+)
+
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "qwen3": QWEN3,
+    "gemma": GEMMA,
+    "reasoner": REASONER,
+    "wandering": WANDERING,
+}
+
+SPECIAL = [
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "[INST]", "[/INST]"),
+]
+
+
+@functools.cache
+def tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """Bytes as tokens, some pairs merged, so that the same text can be written in several ways."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "i"), ("a", "n"), ("an", "s"), ("U", "p"), ("Ċ", "Ċ"), ("|", "|"), ("Ġ", "|")]
+    vocabulary = {piece: index for index, piece in enumerate([*alphabet, *map("".join, merges)])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<|endoftext|>")
+    made.chat_template = TEMPLATES[template]
+    return made
