@@ -4,6 +4,7 @@
 
 PYTHON ?= python3.11
 ARGS ?=
+CONFIG ?= frozen_lake
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -15,6 +16,8 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
 PROTO_VENV := .venv-proto
 PROTO_READY := $(PROTO_VENV)/.ready
+# First and by itself: where a CPU build of exactly this version is at hand, pip takes it.
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help train test bench lint format proto proto-check clean
@@ -22,8 +25,8 @@ PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-train: $(READY) ## Run a scripted policy through a fleet over local services (there is no trainer yet)
-	@$(BIN)/python examples/scripted_policy.py $(ARGS)
+train: $(READY) ## Train a tiny policy on FrozenLake: local services, CPU, no download; CONFIG=sokoban for another
+	@$(BIN)/starpod train $(CONFIG) $(ARGS)
 
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)
@@ -69,7 +72,8 @@ endef
 $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,tracing,gymnasium,dev]'
+	@$(VENV)/$(PIP_INSTALL) torch==$(TORCH)
+	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,tracing,gymnasium,trainer,dev]'
 	@touch $@
 
 $(BENCH_READY): pyproject.toml constraints.txt
