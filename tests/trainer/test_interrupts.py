@@ -1,0 +1,110 @@
+"""Signals: the first one is remembered, the second one ends it, and the exit status says which."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from starpod.trainer.interrupts import Interrupts
+
+PROGRAM = """
+    import asyncio, sys
+    from starpod.trainer.interrupts import Interrupts
+
+    async def main(interrupts):
+        step = 0
+        while not interrupts.requested:
+            step += 1
+            if step == 1:
+                print("ready", flush=True)
+            for _ in range(20):  # one step
+                await asyncio.sleep(0.01)
+        print("saved", flush=True)
+
+    with Interrupts(lambda text: print(text, flush=True)) as interrupts:
+        try:
+            {body}
+        finally:
+            print("services stopped", flush=True)
+    sys.exit(interrupts.status)
+"""
+
+
+def start(body: str) -> subprocess.Popen[str]:
+    program = textwrap.dedent(PROGRAM).format(body=body)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_first_signal_ends_after_the_step(number, status):
+    process = start("asyncio.run(main(interrupts))")
+    process.send_signal(number)
+    output, errors = process.communicate()
+    assert (process.returncode, errors) == (status, "")
+    assert output.splitlines() == [
+        f"{number.name}: saving and stopping after this step; once more stops at once",
+        "saved",
+        "services stopped",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("body", ["asyncio.run(asyncio.sleep(600))", "import time; time.sleep(600)"])
+def test_the_second_signal_ends_at_once_and_stops_what_was_started(number, body):
+    process = start(f"print('ready', flush=True); {body}")
+    assert process.stdout is not None
+    process.send_signal(number)
+    assert "once more stops at once" in process.stdout.readline()
+    process.send_signal(number)
+    output, errors = process.communicate()
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert output.splitlines() == [f"{number.name} again: stopping without saving", "services stopped"]
+
+
+def test_the_third_signal_kills():
+    sleep = "import time; time.sleep(600)"
+    process = start(f"print('ready', flush=True)\n        try: {sleep}\n        except KeyboardInterrupt: {sleep}")
+    assert process.stdout is not None
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        process.stdout.readline()
+    process.wait()
+    assert process.returncode == -signal.SIGTERM
+
+
+async def test_a_running_loop_sees_it_and_the_handlers_come_back():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with Interrupts() as interrupts:
+        assert (interrupts.requested, interrupts.status) == (False, 0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0)
+        assert (interrupts.requested, interrupts.status) == (True, 143)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_other_threads_go_without():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work() -> None:
+        with Interrupts() as interrupts:
+            seen.append(interrupts.status)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+    assert signal.getsignal(signal.SIGTERM) is before
