@@ -39,7 +39,8 @@ REASONER = CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
 # Puts the system text into the last question, so that it wanders.
 WANDERING = (
     "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\\n\\n' %}"
-    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}{{ bos_token }}{% for m in turns %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
+    "{{ bos_token }}{% for m in turns %}"
     "{% if m.role == 'user' %}{{ '[INST]' + (system if loop.last else '') + m.content + '[/INST]' }}"
     "{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
 )
@@ -70,6 +71,8 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<|endoftext|>")
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=inner, bos_token="<s>", eos_token="<|endoftext|>"
+    )
     made.chat_template = TEMPLATES[template]
     return made
