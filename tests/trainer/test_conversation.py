@@ -89,6 +89,12 @@ def test_says_what_is_wrong_with_a_tokenizer() -> None:
         Template(bare)
 
 
+def test_finds_the_markers_of_a_template() -> None:
+    assert template("chatml").markers == ("<|im_end|>", "<|im_start|>")
+    assert template("gemma").markers == ("<end_of_turn>", "<s>", "<start_of_turn>")
+    assert "<think>" not in template("reasoner").markers
+
+
 # --- how conversations go ---------------------------------------------------------------------------------------------
 
 
@@ -231,6 +237,31 @@ def test_a_grown_conversation_reads_like_one_rendered_whole(name: str, talk: lis
         past.append((user, text))
     grown = conversation.ask("last").context
     assert text_of(name, grown) == text_of(name, made.rendered("", past, "last"))
+
+
+markers = st.sampled_from(
+    ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "</s>", "[INST]"]
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(list(TEMPLATES)),
+    contexts,
+    st.lists(st.tuples(*[st.lists(st.one_of(markers, texts), max_size=3).map("".join)] * 2), min_size=1, max_size=3),
+)
+def test_no_text_begins_or_ends_a_turn(name: str, context: Context, talk: list[tuple[str, str]]) -> None:
+    """Texts that spell the template's own tokens lay out the same conversation as harmless ones."""
+    made = template(name)
+    hostile, harmless = Conversation(made, context=context), Conversation(made, context=context)
+    for user, reply in talk:
+        hostile.ask(user)
+        harmless.ask("hi")
+        for conversation in (hostile, harmless):
+            conversation.answer([made.end], "stop", made.opening + reply)
+    ids = {tokenizer(name).convert_tokens_to_ids(marker) for marker in made.markers}
+    layout = [[token for token in each.ask("last").context if token in ids] for each in (hostile, harmless)]
+    assert layout[0] == layout[1]
 
 
 @settings(max_examples=60)

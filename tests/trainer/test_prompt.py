@@ -175,7 +175,7 @@ def replay(record: Any, variant: Any, parity: Parity) -> None:
         assert warning == bool(told["warning"]), where
         user = ours.user(number, told["state"], reward=reward, actions_left=int(told["left"]), warning=warning)
         compare_user(where, user, told, reward, warning, config, parity)
-        context = tokenizer("chatml").decode(conversation.ask(user).context)
+        context = str(tokenizer("chatml").decode(conversation.ask(user).context))
         assert context.endswith(f"<|im_start|>assistant\n{config.opening}")
         assert re.findall(r"<\|im_start\|>(\w+)", context)[:-1] == roles, where
         if mode == "single_turn":

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.episode import Finish
-from starpod.trainer.grammar import ANSWER, ANSWER_END, THINK, THINK_END
+from starpod.trainer.grammar import ANSWER, ANSWER_END, TAGS, THINK, THINK_END
 from starpod.trainer.prompt import Context, fold
 
 # Made up, so that it occurs in no template.
@@ -37,6 +37,8 @@ class Template:
     extends: whether a conversation that grows keeps its beginning, replies with think tags included. Where a template
         rewrites the past (some drop old reasoning), each turn must begin a fresh sample.
     takes_system: whether it has a system role. Where not, system text goes in front of the first user message.
+    markers: the tokens that a conversation is laid out with. In a text they are written with a blank inside: what an
+        environment shows or a policy once said can never begin or end a turn.
 
     Raises ValueError for a tokenizer without a chat template, and for one that no reply can be found in.
     """
@@ -49,6 +51,7 @@ class Template:
                 "choose an instruction-tuned model, or save a chat_template with the tokenizer"
             )
         self.tokenizer = tokenizer
+        self.markers: tuple[str, ...] = ()
         self.takes_system = self._has_system_role()
         prompt = self._render([_user(_QUESTION)], generation=True)
         self._begun = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
@@ -59,6 +62,7 @@ class Template:
         if isinstance(tokenizer.eos_token_id, int):
             stop.add(tokenizer.eos_token_id)
         self.stop = frozenset(stop)
+        self.markers = self._find_markers()
         self._next = lru_cache(_CACHED)(self._encode_next)
         self._first = lru_cache(_CACHED)(self._encode_first)
         self._length = lru_cache(8)(lambda text: len(self._encode(text)))
@@ -118,8 +122,14 @@ class Template:
     # --- text --------------------------------------------------------------------------------------------------------
 
     def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
+        messages = [{"role": message["role"], "content": self._defuse(message["content"])} for message in messages]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
         return cast(str, text)
+
+    def _defuse(self, text: str) -> str:
+        for marker in self.markers:
+            text = text.replace(marker, f"{marker[0]} {marker[1:]}")
+        return text
 
     def _with_system(self, system: str, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         if not system:
@@ -163,6 +173,13 @@ class Template:
                 "so a sampled reply would have no end"
             )
         return token, tokens[token]
+
+    def _find_markers(self) -> tuple[str, ...]:
+        text = self._after_reply(_QUESTION)
+        if self.takes_system:
+            text += self._render([{"role": "system", "content": _SYSTEM}, _user(_QUESTION)], generation=True)
+        tokens = {str(token) for token in self.tokenizer.added_tokens_decoder.values()} - set(TAGS)
+        return tuple(sorted(token for token in tokens if token in text and len(token) > 1))
 
     def _keeps_the_past(self) -> bool:
         """Compares a conversation that grew turn by turn with the same one rendered whole."""

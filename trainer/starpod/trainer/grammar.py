@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 THINK, THINK_END = "<think>", "</think>"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
+TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
 
 MOST_ACTIONS = 256
 """Of one reply, where no limit is given: servers bound the list of a step."""
 
-_MARKERS = (THINK, THINK_END, ANSWER, ANSWER_END, "<|im_start|>", "<|im_end|>")
+_MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
 """Deleted from what stands between the tags."""
 
 _TURNING_POINT = re.compile(r"</think>\s*<answer>")
