@@ -1,0 +1,70 @@
+"""Files that are never half written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class CannotWrite(OSError):
+    """A file of the run could not be written; the message says which, why, and what to do."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            error.errno,
+            f"cannot write {path}: {error.strerror or error}. Make room or mend the permissions, then --resume the run",
+        )
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes a temporary file beside it and renames: readers see the old text or the new one. Raises CannotWrite."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CannotWrite(path, error) from error
+
+
+def to_json_line(value: Mapping[str, Any]) -> str:
+    """One line of standard JSON: numbers that are not finite become null, which every reader can take."""
+    return json.dumps(_finite(value), allow_nan=False, separators=(", ", ": ")) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line that was cut off by a crash is left out. Empty without a file."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    whole = lines[:-1]  # what follows the last line break is empty or torn
+    return [json.loads(line) for line in whole if line]
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Drops the lines of later steps, and a torn last line: the run goes on as if it had never been past `step`."""
+    if path.exists():
+        kept = [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
+        write_atomic(path, "".join(f"{line}\n" for line in kept if json.loads(line)["step"] <= step))

@@ -1,0 +1,143 @@
+"""Numbers and metrics as people read them; shared by the screen and the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+Kind = Literal["share", "number", "count", "seconds", "rate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """name: in metrics.jsonl. label, kind: how it is shown. better: the good direction, 0 where there is none."""
+
+    name: str
+    label: str
+    kind: Kind = "number"
+    better: int = 0
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("collect/success", "Success", "share", 1),
+        Metric("collect/return_mean", "Return", "number", 1),
+        Metric("collect/return_std", "Return deviation"),
+        Metric("collect/reward_std_in_group", "Reward deviation in groups"),
+        Metric("collect/response_diversity", "Response diversity", "share"),
+        Metric("collect/turns_mean", "Turns per episode"),
+        Metric("collect/actions_per_turn", "Actions per turn"),
+        Metric("collect/tokens_per_turn", "Tokens per turn", "count"),
+        Metric("collect/format_rate", "Well-formed replies", "share", 1),
+        Metric("collect/valid_rate", "Valid actions", "share", 1),
+        Metric("collect/truncated_rate", "Episodes cut by a limit", "share", -1),
+        Metric("collect/kept_fraction", "Groups kept by the filter", "share"),
+        Metric("collect/groups_dropped", "Groups dropped", "count", -1),
+        Metric("collect/stale_dropped", "Stale episodes dropped", "count", -1),
+        Metric("collect/failed", "Failed episodes", "count", -1),
+        Metric("policy/entropy", "Entropy (nats)"),
+        Metric("policy/kl", "KL to the reference (nats)"),
+        Metric("policy/clip_fraction_low", "Clipped below", "share"),
+        Metric("policy/clip_fraction_high", "Clipped above", "share"),
+        Metric("policy/ratio_max", "Largest ratio"),
+        Metric("policy/logprob_gap_max", "Sampler-trainer gap, largest"),
+        Metric("policy/logprob_gap_mean", "Sampler-trainer gap, mean"),
+        Metric("critic/loss", "Critic loss"),
+        Metric("critic/explained_variance", "Critic explained variance", "number", 1),
+        Metric("update/grad_norm", "Gradient norm"),
+        Metric("update/loss", "Loss"),
+        Metric("update/learning_rate", "Learning rate"),
+        Metric("update/skipped", "Skipped updates", "count", -1),
+        Metric("time/step", "Seconds per step", "seconds"),
+        Metric("time/share_outside", "Outside generation and update", "share", -1),
+        Metric("rate/sampled_tokens_per_s", "Sampled tokens/s", "rate", 1),
+        Metric("rate/trained_tokens_per_s", "Trained tokens/s", "rate", 1),
+        Metric("rate/environment_steps_per_s", "Environment steps/s", "rate", 1),
+        Metric("rate/episodes_per_s", "Episodes/s", "rate", 1),
+        Metric("environment/latency_p50", "Environment latency p50", "seconds", -1),
+        Metric("environment/latency_p99", "Environment latency p99", "seconds", -1),
+    )
+}
+"""What is known of metrics; others are shown under their own name."""
+
+
+def metric(name: str) -> Metric:
+    return METRICS.get(name) or Metric(name, name.partition("/")[2].replace("_", " ").capitalize() or name)
+
+
+def show(value: float | None, kind: Kind = "number") -> str:
+    """A number in at most six or seven signs."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    match kind:
+        case "share":
+            return f"{100 * value:.0f} %" if value in (0, 1) or abs(value) >= 0.1 else f"{100 * value:.1f} %"
+        case "count":
+            return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
+        case "rate":
+            return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
+        case "seconds":
+            if value < 1:
+                return f"{1000 * value:.3g} ms"
+            return f"{value:.1f} s" if value < 90 else duration(value)
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3 or abs(value) >= 1e5:
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def signed(value: float) -> str:
+    """+0.5, -0.1, 0."""
+    return f"{value:+.3g}" if value else "0"
+
+
+def duration(seconds: float) -> str:
+    """0:07, 4:05, 1:02:09."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def with_interval(summary: dict[str, Any] | Any) -> str:
+    """72 % (66 to 77 %), from an evaluation."""
+    text = show(summary["success"], "share")
+    low, high = summary.get("success_low"), summary.get("success_high")
+    return f"{text} ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else text
+
+
+TICKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The latest values as bars between their smallest and largest; neighbours are averaged where they do not fit."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    if len(finite) > width:
+        cuts = [round(index * len(finite) / width) for index in range(width + 1)]
+        finite = [sum(finite[low:high]) / (high - low) for low, high in pairwise(cuts) if high > low]
+    low, high = min(finite), max(finite)
+    if high - low < 1e-12:
+        return TICKS[3] * len(finite)
+    return "".join(TICKS[min(int(8 * (value - low) / (high - low)), 7)] for value in finite)
+
+
+def trend(values: Sequence[float]) -> str:
+    """An arrow: where the last fifth of the values lies beside the rest, in units of their spread."""
+    finite = [value for value in values if math.isfinite(value)]
+    recent = max(len(finite) // 5, 2)
+    if len(finite) < 2 * recent:
+        return " "
+    before, now = finite[:-recent], finite[-recent:]
+    mean = sum(before) / len(before)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in before) / len(before))
+    moved = sum(now) / len(now) - mean
+    if abs(moved) <= max(0.5 * spread, 1e-9):
+        return "→"
+    return "↗" if moved > 0 else "↘"
