@@ -1,0 +1,107 @@
+"""Several ranks train as one process does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starpod.trainer.checkpoint import load_checkpoint
+from starpod.trainer.parallel import Parallel
+from tests.trainer.parallel_worker import Scorer, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@given(st.lists(st.integers(), max_size=30), st.integers(1, 9))
+def test_shares_are_even_and_in_order(items, world):
+    shares = [Parallel(rank, world).split(items) for rank in range(world)]
+    assert list(chain.from_iterable(shares)) == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.integers(0, 30), st.integers(1, 9))
+def test_all_ranks_make_as_many_passes_and_count_each_block_once(blocks, world):
+    passes = [list(Parallel(rank, world).share(range(blocks))) for rank in range(world)]
+    assert len({len(each) for each in passes}) == 1
+    assert sorted(block for each in passes for block, mine in each if mine) == list(range(blocks))
+
+
+def test_alone_there_is_no_process_group(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    parallel = Parallel.start("cpu")
+    assert (parallel.rank, parallel.world, parallel.device, parallel.is_main) == (0, 1, torch.device("cpu"), True)
+    assert not torch.distributed.is_initialized()
+    model = torch.nn.Linear(2, 2)
+    parallel.shard(model)
+    assert type(model) is torch.nn.Linear
+    assert parallel.gather_objects(3) == [3]
+    assert parallel.broadcast_object("x") == "x"
+    assert parallel.sum_floats({"a": 1.5}) == {"a": 1.5}
+    parallel.barrier()
+    parallel.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="torch sees 0 GPUs"):
+        Parallel.start("cuda")
+
+
+def test_saving_an_optimiser_that_has_not_stepped_changes_nothing():
+    model = Scorer()
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = Parallel().optimizer_state(model, optimizer)
+    assert state["state"] == {}
+    assert not optimizer.state
+    before = copy.deepcopy(optimizer.state_dict())
+    Parallel().load_optimizer_state(model, optimizer, state)
+    assert optimizer.state_dict() == before
+
+
+def test_the_state_of_other_parameters_is_refused():
+    model = Scorer()
+    state = Parallel().optimizer_state(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(ValueError, match="does not fit this one's 2 in 1"):
+        Parallel().load_optimizer_state(model, torch.optim.AdamW(model.value_head.parameters()), state)
+
+
+def test_resuming_alone_is_exact(tmp_path):
+    whole = train(Parallel(), tmp_path)
+    rest = train(Parallel(), tmp_path / "unused", tmp_path / "step-00000002")
+    assert rest["weights"] == whole["weights"]
+    assert rest["losses"] == whole["losses"][2:]
+
+
+@pytest.mark.slow
+def test_two_ranks_do_what_one_does(tmp_path):
+    alone = train(Parallel(), tmp_path / "one")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command += ["tests.trainer.parallel_worker", str(tmp_path)]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert outcome.returncode == 0, outcome.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    # The norm is that of the sum over the ranks: their mean would give half of it.
+    for name in ("losses", "norms"):
+        assert results["whole"][name] == pytest.approx(alone[name], rel=1e-4)
+        assert results["resumed"][name] == pytest.approx(alone[name][2:], rel=1e-4)
+    onward = train(Parallel(), tmp_path / "unused", tmp_path / "two" / "step-00000002")
+    for result in (results["whole"], results["resumed"], onward):
+        assert result["weights"].keys() == alone["weights"].keys()
+        for name, weight in alone["weights"].items():
+            torch.testing.assert_close(
+                torch.tensor(result["weights"][name]), torch.tensor(weight), rtol=1e-3, atol=1e-5
+            )
+    one, two = (load_checkpoint(tmp_path / name / "step-00000002") for name in ("one", "two"))
+    assert {(name, key) for name in one.tensors for key in one.tensors[name]} == {
+        (name, key) for name in two.tensors for key in two.tensors[name]
+    }
+    assert one.state == two.state

@@ -1,0 +1,283 @@
+"""Several processes as one trainer: torchrun starts them, FSDP2 shares the model out among them.
+
+A program that was started plainly is one process without any process group, and every method here is then trivial.
+
+The rule for gradients: every rank weights its tokens by the whole batch, so the gradient of a step is the *sum* over the
+ranks, never their mean. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Item = TypeVar("Item")
+
+TIMEOUT = timedelta(hours=2)
+"""For which a rank waits for the others: their environments may be far slower than its own."""
+
+
+class Parallel:
+    """The ranks of a run. `start` makes it; collective methods must be called by all ranks, in the same order.
+
+    rank: of this process. world: how many there are. device: what this rank computes on.
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1, device: str | torch.device = "cpu") -> None:
+        self.rank = rank
+        self.world = world
+        self.device = torch.device(device)
+
+    @classmethod
+    def start(cls, device: str = "auto") -> Parallel:
+        """Joins the ranks that torchrun started, or is the only one.
+
+        device: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU where there is one. Of several ranks each takes the GPU of
+        its local rank. Raises ValueError for a device that is not there.
+        """
+        rank, world, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
+        chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        if chosen.type == "cuda":
+            if world > 1 and chosen.index is not None:
+                raise ValueError(f"device {device}: of several processes each takes its own GPU; give device=cuda")
+            if world > 1:
+                chosen = torch.device("cuda", local)
+            if (chosen.index or 0) >= torch.cuda.device_count():
+                raise ValueError(f"device {chosen} is not there: torch sees {torch.cuda.device_count()} GPUs")
+            torch.cuda.set_device(chosen)
+        if world > 1:
+            # Objects travel over gloo either way; nccl knows tensors on GPUs only.
+            backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        return cls(rank, world, chosen)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes logs, checkpoints and reports."""
+        return self.rank == 0
+
+    def close(self) -> None:
+        """Leaves the group. Harmless to repeat."""
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    # --- work --------------------------------------------------------------------------------------------------------
+
+    def split(self, items: Sequence[Item]) -> Sequence[Item]:
+        """This rank's share, in order: the ranks' shares one after the other are `items`, and differ by one at most."""
+        small, larger = divmod(len(items), self.world)
+        first = self.rank * small + min(self.rank, larger)
+        return items[first : first + small + (self.rank < larger)]
+
+    def share(self, blocks: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
+        """This rank's blocks, and whether each is its own to be counted.
+
+        Passes through a sharded model are collective, so all ranks make as many: one that has none left repeats the first
+        block, whose loss must then be multiplied by 0.
+        """
+        for first in range(0, len(blocks), self.world):
+            index = first + self.rank
+            yield (blocks[index], True) if index < len(blocks) else (blocks[0], False)
+
+    # --- exchange ----------------------------------------------------------------------------------------------------
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Adds the ranks' tensors up, in place, and returns the tensor."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum_floats(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The sums over the ranks, name by name. A name that a rank lacks counts 0 there."""
+        totals: dict[str, float] = {}
+        for part in self.gather_objects(dict(values)):
+            for name, value in part.items():
+                totals[name] = totals.get(name, 0.0) + value
+        return totals
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on some rank: what one rank saw (a signal, the time), all of them act upon."""
+        return any(self.gather_objects(flag))
+
+    def gather_objects(self, item: Item) -> list[Item]:
+        """Every rank's object, in the order of the ranks, on all of them."""
+        if self.world == 1:
+            return [item]
+        items: list[Any] = [None] * self.world
+        dist.all_gather_object(items, item)
+        return items
+
+    def broadcast_object(self, item: Item) -> Item:
+        """What rank 0 has, on all ranks."""
+        if self.world == 1:
+            return item
+        items = [item]
+        dist.broadcast_object_list(items, src=0)
+        return items[0]
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come here."""
+        if self.world > 1:
+            dist.barrier()
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def shard(self, model: nn.Module) -> None:
+        """Shares the parameters, gradients and, later, optimiser states out among the ranks. Nothing for one process.
+
+        All ranks must hold the same weights, on `device`. Optimisers are made afterwards. Each decoder layer is gathered
+        when it is run; `forward` and `score` are the methods through which it is run.
+        """
+        if self.world == 1:
+            return
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        for module in [*_layers(model), model]:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        for module in _sharded(model):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+        if hasattr(model, "score"):
+            register_fsdp_forward_method(model, "score")
+
+    def clip_grad_norm(self, model: nn.Module, limit: float) -> Tensor:
+        """Scales all gradients down so that their common norm is at most `limit`. Returns the norm before, a scalar."""
+        return _whole(nn.utils.clip_grad_norm_(model.parameters(), limit))
+
+    def copy_weights(self, model: nn.Module, replica: nn.Module) -> None:
+        """Makes the whole, unshared module `replica` equal to `model`, tensor by tensor, on every rank.
+
+        A sharded model can only be run by all ranks at once; an engine that samples at its own pace runs a replica.
+        """
+        _reshard(model)
+        targets = replica.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                targets[name].copy_(_whole(tensor))
+
+    # --- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def full_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """The state dict of the unshared model, on the CPU, on rank 0; empty on the others. Ties stay ties."""
+        if self.world == 1:
+            return dict(model.state_dict())
+        _reshard(model)
+        full: dict[str, Tensor] = {}
+        seen: dict[int, Tensor] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                whole = _whole(tensor)
+                seen[id(tensor)] = whole.cpu() if self.is_main else torch.empty(0)
+            full[name] = seen[id(tensor)]
+        return full if self.is_main else {}
+
+    def load_full_state_dict(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+        """Loads a state dict of the unshared model; every rank gives all of it and keeps its part. Strict."""
+        _reshard(model)
+        mine = {name: _like(state[name], tensor) for name, tensor in model.state_dict().items() if name in state}
+        model.load_state_dict({**state, **mine})
+
+    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimiser's state dict with parameters by name and whole tensors on the CPU, the same for any number of
+        ranks. Complete on rank 0; tensors are missing on the others."""
+        _reshard(model)
+        names = _names(model)
+        state: dict[str, Any] = {}
+        for parameter, slots in _in_order(optimizer):
+            whole = {slot: _whole(value) if isinstance(value, Tensor) else value for slot, value in slots.items()}
+            if self.is_main:
+                state[names[id(parameter)]] = {
+                    slot: value.cpu() if isinstance(value, Tensor) else value for slot, value in whole.items()
+                }
+        groups = [
+            {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def load_optimizer_state(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    ) -> None:
+        """Loads what `optimizer_state` gave on rank 0, here on any number of ranks; every rank gives all of it.
+
+        Raises ValueError if the optimiser has other parameters.
+        """
+        _reshard(model)
+        names = _names(model)
+        mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        theirs = [group["params"] for group in state["param_groups"]]
+        if mine != theirs:
+            raise ValueError(
+                f"the optimiser's state is of {sum(map(len, theirs))} parameters in {len(theirs)} groups and does not fit "
+                f"this one's {sum(map(len, mine))} in {len(mine)}: the model or what of it is trained has changed"
+            )
+        parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
+        places = {name: place for place, name in enumerate(parameters)}
+        optimizer.load_state_dict(
+            {
+                "state": {
+                    places[name]: {
+                        slot: _like(value, parameters[name]) if isinstance(value, Tensor) else value
+                        for slot, value in slots.items()
+                    }
+                    for name, slots in state["state"].items()
+                },
+                "param_groups": [
+                    {**group, "params": [places[name] for name in group["params"]]} for group in state["param_groups"]
+                ],
+            }
+        )
+
+
+_TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks that transformers says must stay together: the decoder layers."""
+    kinds = {kind for module in model.modules() for kind in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if type(module).__name__ in kinds]
+
+
+def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _reshard(model: nn.Module) -> None:
+    """After a pass without a backward the root's parameters are still gathered; the optimiser knows the shards only."""
+    for module in _sharded(model):
+        module.reshard()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which each rank holds a part. Collective if it is one."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(whole: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's part of `whole`, shared out as `tensor` is; a tensor of another shape (a counter) is not shared out."""
+    if not isinstance(tensor, DTensor) or whole.shape != tensor.shape:
+        return whole
+    mesh = tensor.device_mesh
+    return distribute_tensor(whole.to(tensor.device), mesh, tensor.placements, src_data_rank=None)
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _in_order(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+    """Parameters that have a state, in the order that is the same on all ranks."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in optimizer.state:
+                yield parameter, optimizer.state[parameter]
