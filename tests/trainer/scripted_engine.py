@@ -1,0 +1,45 @@
+"""An engine that says what a test wants, with made-up log-probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import torch
+
+from starpod.trainer.conversation import Template
+from starpod.trainer.engines.base import EngineStats, Reply, Request
+
+
+class ScriptedEngine:
+    """`say` maps a request to the text of its reply; the text of the context comes with it."""
+
+    def __init__(self, template: Template, say: Callable[[Request, str], str]) -> None:
+        self.template = template
+        self.say = say
+        self.requests: list[Request] = []
+        self.forgotten: list[str] = []
+        self.version = 0
+
+    async def generate(self, request: Request) -> Reply:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        text = self.say(request, self.template.tokenizer.decode(request.prompt))
+        ids = self.template.encode_reply(text)
+        cut = ids[: request.max_tokens]
+        return Reply(cut, [-0.5] * len(cut), [self.version] * len(cut), "stop" if len(cut) == len(ids) else "length")
+
+    def forget(self, conversation: str) -> None:
+        self.forgotten.append(conversation)
+
+    async def pause(self) -> None: ...
+
+    async def load(self, version: int, model: torch.nn.Module) -> None:
+        self.version = version
+
+    async def resume(self) -> None: ...
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+    async def close(self) -> None: ...
