@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from starpod.trainer.conversation import Conversation, Template
 from starpod.trainer.grammar import Grammar
 from starpod.trainer.prompt import PromptConfig, Prompter, fold, format_reward
 from tests.golden import ROOT, Parity, golden
+from tests.trainer import test_grammar
 from tests.trainer.chat_templates import tokenizer
 
 # Where our prompts differ from the original's in more than their words. docs/prompts.md has the same list.
@@ -267,6 +269,11 @@ def test_recorded_training_texts(capsys: pytest.CaptureFixture[str]) -> None:
             conversation.answer(template.encode_reply(turn["llm_raw_response"]), "stop", turn["llm_raw_response"])
             state, reward, warning = str(turn["next_state"]), turn["turn_reward"], turn["next_manager_invalid_action"]
     parity.report("training texts", capsys)
+
+
+def test_the_page_lists_every_deviation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "prompts.md").read_text("utf-8").split("## Deviations")[1]
+    assert set(re.findall(r"^\| ([a-z-]+) \|", page, re.MULTILINE)) == set(CHOSEN) | set(test_grammar.CHOSEN)
 
 
 def test_folding_keeps_what_was_told() -> None:
