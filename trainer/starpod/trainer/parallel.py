@@ -2,8 +2,8 @@
 
 A program that was started plainly is one process without any process group, and every method here is then trivial.
 
-The rule for gradients: every rank weights its tokens by the whole batch, so the gradient of a step is the *sum* over the
-ranks, never their mean. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+The rule for gradients: every rank weights its tokens by the whole batch, so the gradient of a step is the *sum* over
+the ranks, never their mean. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Parallel:
     def start(cls, device: str = "auto") -> Parallel:
         """Joins the ranks that torchrun started, or is the only one.
 
-        device: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU where there is one. Of several ranks each takes the GPU of
-        its local rank. Raises ValueError for a device that is not there.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU where there is one. Of several ranks each takes the GPU
+        of its local rank. Raises ValueError for a device that is not there.
         """
         rank, world, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
         chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -81,8 +81,8 @@ class Parallel:
     def share(self, blocks: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
         """This rank's blocks, and whether each is its own to be counted.
 
-        Passes through a sharded model are collective, so all ranks make as many: one that has none left repeats the first
-        block, whose loss must then be multiplied by 0.
+        Passes through a sharded model are collective, so all ranks make as many: one that has none left repeats the
+        first block, whose loss must then be multiplied by 0.
         """
         for first in range(0, len(blocks), self.world):
             index = first + self.rank
@@ -134,8 +134,8 @@ class Parallel:
     def shard(self, model: nn.Module) -> None:
         """Shares the parameters, gradients and, later, optimiser states out among the ranks. Nothing for one process.
 
-        All ranks must hold the same weights, on `device`. Optimisers are made afterwards. Each decoder layer is gathered
-        when it is run; `forward` and `score` are the methods through which it is run.
+        All ranks must hold the same weights, on `device`. Optimisers are made afterwards. Each decoder layer is
+        gathered when it is run; `forward` and `score` are the methods through which the model is run.
         """
         if self.world == 1:
             return
@@ -217,8 +217,8 @@ class Parallel:
         theirs = [group["params"] for group in state["param_groups"]]
         if mine != theirs:
             raise ValueError(
-                f"the optimiser's state is of {sum(map(len, theirs))} parameters in {len(theirs)} groups and does not fit "
-                f"this one's {sum(map(len, mine))} in {len(mine)}: the model or what of it is trained has changed"
+                f"the optimiser's state is of {sum(map(len, theirs))} parameters in {len(theirs)} groups and does not "
+                f"fit this one's {sum(map(len, mine))} in {len(mine)}: the model or what of it is trained has changed"
             )
         parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
         places = {name: place for place, name in enumerate(parameters)}
@@ -264,7 +264,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _like(whole: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of `whole`, shared out as `tensor` is; a tensor of another shape (a counter) is not shared out."""
+    """This rank's part of `whole`, shared out as `tensor` is; one of another shape (a counter) is not shared out."""
     if not isinstance(tensor, DTensor) or whole.shape != tensor.shape:
         return whole
     mesh = tensor.device_mesh
