@@ -1,0 +1,88 @@
+"""Which model is trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from starpod.trainer.section import Section
+
+TINY = "tiny"
+"""The name of the model that is built from scratch."""
+
+
+class TinyConfig(Section):
+    """The shape of a model built from scratch: Qwen2's architecture with few parameters, and its own tokenizer."""
+
+    hidden: int = Field(default=64, ge=8, description="Width of the residual stream.")
+    layers: int = Field(default=2, ge=1, description="Decoder layers.")
+    heads: int = Field(default=4, ge=1, description="Attention heads.")
+    key_value_heads: int | None = Field(default=None, ge=1, description="Fewer of them share keys; null: as heads.")
+    intermediate: int = Field(default=192, ge=8, description="Width inside the MLP.")
+    vocabulary: int = Field(default=1024, ge=320, description="Most entries of the tokenizer, 256 bytes included.")
+    positions: int = Field(default=4096, ge=16, description="Longest context.")
+    rope_theta: float = Field(default=1000.0, gt=1, description="Base of the rotary wavelengths. Contexts are short.")
+    tied: bool = Field(default=False, description="Whether input and output embeddings are the same.")
+
+    @model_validator(mode="after")
+    def _divides(self) -> TinyConfig:
+        if self.hidden % self.heads or (self.hidden // self.heads) % 2:
+            raise ValueError(f"model.tiny.hidden {self.hidden} over {self.heads} heads must give an even, whole width")
+        if self.heads % (self.key_value_heads or self.heads):
+            raise ValueError(f"model.tiny.key_value_heads {self.key_value_heads} does not divide heads {self.heads}")
+        return self
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (arXiv 2106.09685) instead of all weights. Off with rank 0."""
+
+    rank: int = Field(default=0, ge=0, description="Rank of the update of each matrix.")
+    alpha: float = Field(default=32.0, gt=0, description="The update is scaled by alpha / rank.")
+    targets: str | tuple[str, ...] = Field(
+        default="all-linear", description="Names of the layers that get one, or all-linear: all but the output layer."
+    )
+
+
+class ModelConfig(Section):
+    """The policy, and where its critic sits."""
+
+    name: str = Field(
+        default=TINY, description="tiny: built from scratch. Else a Hugging Face name, or a folder with such a model."
+    )
+    revision: str = Field(default="main", description="Branch, tag or commit of a Hugging Face name.")
+    tiny: TinyConfig = Field(default=TinyConfig(), description="Shape of the model that is built from scratch.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="Of weights and compute.")
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
+        default="sdpa", description="Kernel of attention. flash_attention_2 needs the package flash-attn and a GPU."
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Computes activations twice instead of keeping them: less memory, more time."
+    )
+    lora: LoraConfig = Field(default=LoraConfig(), description="Low-rank adapters.")
+    critic: Literal["shared", "separate"] = Field(
+        default="shared", description="shared: a value head on the policy's trunk; separate: a second model."
+    )
+    detach_critic: bool = Field(
+        default=False, description="Whether a shared critic's loss stops at its head and leaves the trunk alone."
+    )
+    logits_at_once: int = Field(
+        default=2**25,
+        ge=1,
+        description="Logits that scoring holds at a time. Beyond, they are made in chunks, and again for the gradient.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, values: Any) -> Any:
+        return {"name": values} if isinstance(values, str) else values
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ModelConfig:
+        if not self.name:
+            raise ValueError("model.name is empty: give tiny, a Hugging Face name or a folder")
+        if self.name == TINY and self.lora.rank:
+            raise ValueError("model.lora adapts a trained model; tiny starts from nothing: set model.lora.rank to 0")
+        if self.attention == "flash_attention_2" and self.dtype == "float32":
+            raise ValueError("model.attention flash_attention_2 has no float32: set model.dtype to bfloat16")
+        return self

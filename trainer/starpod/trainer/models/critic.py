@@ -1,0 +1,48 @@
+"""What a state is worth, for every context that precedes a sampled token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from starpod.trainer.models.trunk import hidden_states
+
+
+class ValueHead(nn.Module):
+    """A linear map from hidden states to values, in float32. It starts at zero: no opinion."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros((), dtype=torch.float32))
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        return hidden_NH.float() @ self.weight + self.bias
+
+
+class SharedCritic(nn.Module):
+    """A value head on the policy's hidden states. detach: its loss leaves the trunk alone."""
+
+    def __init__(self, hidden: int, detach: bool) -> None:
+        super().__init__()
+        self.head = ValueHead(hidden)
+        self.detach = detach
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        values: Tensor = self.head(hidden_NH.detach() if self.detach else hidden_NH)
+        return values
+
+
+class SeparateCritic(nn.Module):
+    """A model of its own: a decoder's trunk and a value head."""
+
+    def __init__(self, trunk: nn.Module, hidden: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = ValueHead(hidden)
+
+    def forward(self, tokens_BL: Tensor, places_N: Tensor) -> Tensor:
+        """Values at flat positions `places_N` of [B, L]."""
+        states = hidden_states(self.trunk, tokens_BL)
+        values: Tensor = self.head(states.flatten(0, 1).index_select(0, places_N))
+        return values

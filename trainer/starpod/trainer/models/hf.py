@@ -1,0 +1,67 @@
+"""Models and tokenizers from the Hugging Face hub, its cache, or a folder."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from starpod.trainer.models.config import LoraConfig, ModelConfig
+from starpod.trainer.models.errors import ModelError
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer. Raises ModelError."""
+    tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, config)
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{config.name} has no chat template: choose an instruction-tuned model, or put a chat_template.jinja "
+            "into a folder with the model and give that folder"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {config.name} names no end token (eos_token)")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
+    """The pretrained weights, with adapters where they are on. `seed` is that of the adapters. Raises ModelError."""
+    if config.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise ModelError("model.attention flash_attention_2 needs the package flash-attn: install it, or use sdpa")
+    model: PreTrainedModel = _load(
+        AutoModelForCausalLM, config, dtype=getattr(torch, config.dtype), attn_implementation=config.attention
+    )
+    return add_adapters(model, config.lora, seed) if config.lora.rank else model
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch.nn.Module:
+    """The model with LoRA layers, alone in being trained. Raises ModelError."""
+    try:
+        import peft
+    except ModuleNotFoundError:
+        raise ModelError("model.lora needs the package peft: pip install 'starpod[trainer]'") from None
+    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=targets
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            adapted: torch.nn.Module = peft.get_peft_model(model, settings)
+        except ValueError as error:
+            raise ModelError(f"model.lora.targets {config.targets!r}: {error}") from None
+    return adapted
+
+
+def _load(factory: Any, config: ModelConfig, **settings: Any) -> Any:
+    try:
+        return factory.from_pretrained(config.name, revision=config.revision, **settings)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"cannot load model {config.name!r}: give `tiny`, a folder, or a Hugging Face name that is in the local "
+            f"cache or can be downloaded from here (a gated one needs HF_TOKEN). {reason}"
+        ) from None

@@ -1,0 +1,75 @@
+"""Log-probabilities and entropies of sampled tokens, in few passes over the logits and bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log softmax at the tokens, and the entropy, of which autograd would keep and walk several copies.
+
+    With p the probabilities and H the entropy: d log p[token] / d logits = onehot(token) - p, and
+    d H / d logits = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        log_p = torch.log_softmax(logits_NV, -1)
+        chosen = log_p.gather(-1, tokens_N[:, None])[:, 0]
+        entropy_N = (log_p.exp() * log_p).sum(-1).neg_() if entropy else None
+        ctx.save_for_backward(log_p, tokens_N, entropy_N)
+        return chosen, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
+        log_p, tokens_N, entropy_N = ctx.saved_tensors
+        chosen_gradient, entropy_gradient = gradients
+        scale = torch.zeros_like(log_p[:, :1]) if chosen_gradient is None else -chosen_gradient[:, None]
+        if entropy_gradient is None or entropy_N is None:
+            out = log_p.exp().mul_(scale)
+        else:
+            # p (-g - gH (log p + H)), with the terms that do not depend on the entry taken together.
+            scale = scale - (entropy_gradient * entropy_N)[:, None]
+            out = torch.addcmul(scale, log_p, entropy_gradient[:, None], value=-1).mul_(log_p.exp())
+        if chosen_gradient is not None:
+            out.scatter_add_(1, tokens_N[:, None], chosen_gradient[:, None])
+        return out, None, None
+
+
+def token_logprobs(
+    head: Callable[[Tensor], Tensor],
+    hidden_NH: Tensor,
+    tokens_N: Tensor,
+    *,
+    temperature: float,
+    entropy: bool,
+    logits_at_once: int,
+    vocabulary: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each token under softmax(head(hidden) / temperature), and the entropy of that distribution.
+
+    In float32 and nats. Where [N, vocabulary] has more than `logits_at_once` entries, the logits are made in chunks of
+    rows, and made again for the gradient instead of being kept.
+    """
+
+    def part(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits = head(hidden).float()
+        if temperature != 1.0:
+            logits = logits / temperature
+        result: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(logits, tokens, entropy)  # type: ignore[no-untyped-call]
+        return result
+
+    rows = max(1, logits_at_once // vocabulary)
+    if len(tokens_N) <= rows:
+        return part(hidden_NH, tokens_N)
+    parts = [
+        checkpoint(part, hidden, tokens, use_reentrant=False) if torch.is_grad_enabled() else part(hidden, tokens)
+        for hidden, tokens in zip(hidden_NH.split(rows), tokens_N.split(rows), strict=True)
+    ]
+    logprobs_N = torch.cat([logprobs for logprobs, _ in parts])
+    return logprobs_N, torch.cat([each for _, each in parts]) if entropy else None

@@ -1,0 +1,195 @@
+"""The trained model with its tokenizer and critic, and what it says about sampled tokens."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from starpod.trainer.models import hf
+from starpod.trainer.models.config import TINY, ModelConfig
+from starpod.trainer.models.critic import SeparateCritic, SharedCritic
+from starpod.trainer.models.errors import ModelError
+from starpod.trainer.models.logprobs import token_logprobs
+from starpod.trainer.models.tiny import build_tiny
+from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.models.trunk import head_of, hidden_states, plain, splits_cleanly, trunk_of
+
+CriticKind = Literal["none", "shared", "separate"]
+
+_CRITIC = "critic.safetensors"
+_VALUES = "starpod.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of N sampled tokens, in row-major order. float32.
+
+    logprobs_N: log-probability of each, in nats. entropy_N: of the distribution that it was sampled from, in nats.
+    values_N: the critic's value of the context before it.
+    """
+
+    logprobs_N: Tensor
+    entropy_N: Tensor | None
+    values_N: Tensor | None
+
+
+class Policy(nn.Module):
+    """A causal language model, its tokenizer, and a critic or none.
+
+    model: a transformers causal LM, with adapters around it where they are on.
+    """
+
+    def __init__(
+        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, critic: CriticKind
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.critic_kind = critic
+        self.critic = _build_critic(config, model, critic)
+        if config.gradient_checkpointing:
+            for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
+                plain(part).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # Nothing is ever dropped out: the sampled distribution is the trained one.
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the output layer; at least those of the tokenizer."""
+        return int(plain(self.model).config.vocab_size)
+
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """Those that belong to the critic alone."""
+        return iter(()) if self.critic is None else self.critic.parameters()
+
+    def score(
+        self,
+        tokens_BL: Tensor,
+        lengths_B: Tensor,
+        sampled_BL: Tensor,
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        values: bool = False,
+    ) -> Scores:
+        """What the policy says about the tokens where `sampled_BL` is True, each in its context.
+
+        tokens_BL: ids, right-padded; lengths_B: of the sequences. What comes after them is never read.
+        temperature: divides the logits. Raises ValueError for a sampled token without a context before it, and for
+        values where there is no critic.
+        """
+        if sampled_BL[:, 0].any():
+            raise ValueError("the first token of a sequence has no context to be sampled from")
+        longest = int(lengths_B.max())
+        sampled_BL = sampled_BL[:, 1:longest]
+        places_N = sampled_BL.reshape(-1).nonzero()[:, 0]
+        # The last token of the longest sequence predicts nothing that is asked for.
+        inputs_BL = tokens_BL[:, : longest - 1]
+        targets_N = tokens_BL[:, 1:longest].reshape(-1).index_select(0, places_N)
+        with self._checkpointing():
+            states_BLH = hidden_states(trunk_of(self.model), inputs_BL)
+            hidden_NH = states_BLH.flatten(0, 1).index_select(0, places_N)
+            values_N = self._values(hidden_NH, inputs_BL, places_N) if values else None
+        logprobs_N, entropy_N = token_logprobs(
+            head_of(self.model),
+            hidden_NH,
+            targets_N,
+            temperature=temperature,
+            entropy=entropy,
+            logits_at_once=self.config.logits_at_once,
+            vocabulary=self.vocabulary,
+        )
+        return Scores(logprobs_N, entropy_N, values_N)
+
+    def save(self, folder: Path) -> None:
+        """Writes a folder that transformers loads, adapters merged into the weights; the critic lies beside them."""
+        model = plain(self.model)
+        if model is not self.model:
+            model = copy.deepcopy(self.model).merge_and_unload()
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        if self.critic is not None:
+            save_file(self.critic.state_dict(), folder / _CRITIC)
+        values = {"config": self.config.to_dict(), "critic": self.critic_kind}
+        (folder / _VALUES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+    def _values(self, hidden_NH: Tensor, inputs_BL: Tensor, places_N: Tensor) -> Tensor:
+        if self.critic is None:
+            raise ValueError("this policy has no critic to give values")
+        values_N: Tensor = (
+            self.critic(hidden_NH) if isinstance(self.critic, SharedCritic) else self.critic(inputs_BL, places_N)
+        )
+        return values_N
+
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """transformers recomputes activations in training mode only; sampling with a cache needs the other one."""
+        if self.config.gradient_checkpointing and torch.is_grad_enabled():
+            self.train()
+            try:
+                yield
+            finally:
+                self.eval()
+        else:
+            yield
+
+
+def build_policy(config: ModelConfig, *, texts: Iterable[str] | None, critic: CriticKind, seed: int) -> Policy:
+    """A policy to be trained. The same arguments give the same weights.
+
+    texts: what the tokenizer of a tiny model is made of; not read for others. seed: of random weights.
+    Raises ModelError.
+    """
+    model: nn.Module
+    if config.name == TINY:
+        if texts is None:
+            raise ModelError("a tiny model needs texts of its environments, of which its tokenizer is made")
+        tokenizer: PreTrainedTokenizerBase = train_tokenizer(texts, size=config.tiny.vocabulary)
+        model = build_tiny(config, tokenizer, seed)
+    else:
+        tokenizer = hf.load_tokenizer(config)
+        model = hf.load_model(config, seed)
+        if not splits_cleanly(model):
+            raise ModelError(
+                f"{config.name} scales or caps its logits, which scoring does not do: choose another model"
+            )
+    return Policy(config, model, tokenizer, critic)
+
+
+def load_policy(folder: Path) -> Policy:
+    """What `Policy.save` wrote, or any folder with a transformers model (then without a critic). Raises ModelError."""
+    config, critic = ModelConfig(name=str(folder)), "none"
+    if (folder / _VALUES).exists():
+        values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
+        # The weights are there, with the adapters in them.
+        config = ModelConfig.model_validate(values["config"] | {"name": str(folder), "lora": {}, "revision": "main"})
+        critic = values["critic"]
+    policy = build_policy(config, texts=None, critic=cast(CriticKind, critic), seed=0)
+    if policy.critic is not None:
+        policy.critic.load_state_dict(load_file(folder / _CRITIC))
+    return policy
+
+
+def _build_critic(config: ModelConfig, model: nn.Module, kind: CriticKind) -> SharedCritic | SeparateCritic | None:
+    if kind == "none":
+        return None
+    hidden = plain(model).config.get_text_config().hidden_size
+    if kind == "shared":
+        return SharedCritic(hidden, config.detach_critic)
+    # It begins as a copy: whoever can play can also see what a position is worth.
+    return SeparateCritic(copy.deepcopy(trunk_of(model)), hidden)
