@@ -7,6 +7,8 @@ import functools
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from starpod.trainer.models.tokenizer import train_tokenizer
+
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -52,6 +54,7 @@ TEMPLATES = {
     "gemma": GEMMA,
     "reasoner": REASONER,
     "wandering": WANDERING,
+    "tiny": "",  # the one that small policies are trained with, and its own tokenizer
 }
 
 SPECIAL = [
@@ -64,6 +67,8 @@ SPECIAL = [
 @functools.cache
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
     """Bytes as tokens, some pairs merged, so that the same text can be written in several ways."""
+    if template == "tiny":
+        return train_tokenizer(["P 1 3 G 0 0 Up Left", "go Down", "O__P\nG___"], size=400)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "i"), ("a", "n"), ("an", "s"), ("U", "p"), ("Ċ", "Ċ"), ("|", "|"), ("Ġ", "|")]
     vocabulary = {piece: index for index, piece in enumerate([*alphabet, *map("".join, merges)])}

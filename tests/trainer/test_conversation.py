@@ -13,7 +13,7 @@ from starpod.trainer.conversation import Conversation, Template
 from starpod.trainer.prompt import Context
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
 
-EXTENDING = ("chatml", "llama3", "gemma", "reasoner")
+EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "tiny")
 REWRITING = ("qwen3", "wandering")
 
 
