@@ -13,7 +13,7 @@ TINY = "tiny"
 
 
 class TinyConfig(Section):
-    """The shape of a model built from scratch: Qwen2's architecture with few parameters, and its own tokenizer."""
+    """The shape of a model built from scratch: few parameters, and a tokenizer of its own."""
 
     hidden: int = Field(default=64, ge=8, description="Width of the residual stream.")
     layers: int = Field(default=2, ge=1, description="Decoder layers.")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from starpod.trainer.models.config import ModelConfig
 
 
 def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """Qwen2's architecture, with weights that follow from `seed` alone. The global random state is left as it was."""
+    """Qwen2's architecture, with weights that follow from `seed` alone. The global random state is left as it was.
+
+    It goes by the name of Llama, with biases: transformers gives every folder of type qwen2 Qwen's own tokenizer, and
+    would ignore the one that is saved beside this model.
+    """
     tiny = config.tiny
-    shape = Qwen2Config(
+    shape = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=tiny.hidden,
         intermediate_size=tiny.intermediate,
@@ -21,6 +25,8 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
         max_position_embeddings=tiny.positions,
         rope_parameters={"rope_type": "default", "rope_theta": tiny.rope_theta},
         tie_word_embeddings=tiny.tied,
+        # With them a query can ask for a distance alone, whatever stands there.
+        attention_bias=True,
         # As wide as the model is narrow: the 0.02 of large models leaves a small one almost linear for many steps.
         initializer_range=0.5 * tiny.hidden**-0.5,
         attn_implementation=config.attention,
@@ -30,5 +36,5 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(shape)
+        model = LlamaForCausalLM(shape)
     return model.to(getattr(torch, config.dtype))
