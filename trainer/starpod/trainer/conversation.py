@@ -21,7 +21,7 @@ from starpod.trainer.prompt import Context, fold
 # Made up, so that it occurs in no template.
 _QUESTION, _REPLY, _SYSTEM = "starpod-question", "starpod-reply", "starpod-system"
 
-_CACHED = 1 << 14
+_CACHED = 1 << 12
 """User messages whose ids are remembered: small environments show the same states over and over."""
 
 
