@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from torch import Tensor
 
 from starpod.trainer.checkpoint import Checkpoints, load_checkpoint
+from starpod.trainer.models.config import ModelConfig, TinyConfig
+from starpod.trainer.models.policy import Policy, Scores, build_policy
 from starpod.trainer.optimizer_state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.parallel import Parallel
 
@@ -20,57 +20,30 @@ STEPS = 4
 HALF = 2
 
 
-@dataclass
-class Scores:
-    logprobs_N: Tensor
-    values_N: Tensor
+def make_policy() -> Policy:
+    """Tied embeddings, a shared critic, and sizes that are no multiples of the number of ranks."""
+    shape = TinyConfig(hidden=10, heads=1, intermediate=21, vocabulary=335, tied=True)
+    return build_policy(ModelConfig(tiny=shape), texts=["Left || Right", "a hole"], critic="shared", seed=0)
 
 
-class Scorer(nn.Module):
-    """A tiny language model with a value head that is run through `score`, as the trainer's policy is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        config = Qwen2Config(
-            vocab_size=17,  # no multiple of the number of ranks
-            hidden_size=12,
-            intermediate_size=20,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=32,
-            tie_word_embeddings=True,
-            pad_token_id=0,
-        )
-        self.model = Qwen2ForCausalLM(config)
-        self.value_head = nn.Linear(12, 1)
-
-    def score(self, tokens_BL: Tensor, mask_BL: Tensor) -> Scores:
-        hidden_BLD = self.model.model(input_ids=tokens_BL, use_cache=False).last_hidden_state[:, :-1]
-        logits_BLV = self.model.lm_head(hidden_BLD)
-        logprobs_BL = logits_BLV.log_softmax(-1).gather(-1, tokens_BL[:, 1:, None])[..., 0]
-        mask_BL = mask_BL[:, 1:]
-        return Scores(logprobs_BL[mask_BL], self.value_head(hidden_BLD)[..., 0][mask_BL])
-
-
-def blocks_of(step: int) -> list[tuple[Tensor, Tensor]]:
-    """Three micro-batches of rows with very different numbers of tokens."""
+def blocks_of(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Three micro-batches of rows with very different numbers of tokens: ids, lengths, and what counts as sampled."""
     generator = torch.Generator().manual_seed(step)
     blocks = []
     for rows, longest in ((1, 4), (4, 16), (2, 9)):
-        tokens = torch.randint(1, 17, (rows, longest), generator=generator)
-        lengths = torch.randint(2, longest + 1, (rows, 1), generator=generator)
-        blocks.append((tokens, torch.arange(longest)[None] < lengths))
+        tokens_BL = torch.randint(0, 256, (rows, longest), generator=generator)
+        lengths_B = torch.randint(2, longest + 1, (rows,), generator=generator)
+        places = torch.arange(longest)[None]
+        blocks.append((tokens_BL, lengths_B, (places > 0) & (places < lengths_B[:, None])))
     return blocks
 
 
 def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[str, Any]:
     """Four steps, or the last two of them, with a checkpoint after the second. What can be compared, on rank 0."""
-    model = Scorer()
+    model = make_policy()
     parallel.shard(model)
     optimizer = torch.optim.AdamW(
-        [{"params": model.model.parameters(), "lr": 0.02}, {"params": model.value_head.parameters(), "lr": 0.1}],
+        [{"params": model.model.parameters(), "lr": 0.02}, {"params": model.critic_parameters(), "lr": 0.1}],
         weight_decay=0.01,
     )
     checkpoints = Checkpoints(folder)
@@ -84,14 +57,15 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
     losses, norms = [], []
     for step in range(first, STEPS):
         blocks = blocks_of(step)
-        count = sum(int(mask_BL[:, 1:].sum()) for _, mask_BL in blocks)
+        count = sum(int(sampled_BL.sum()) for _, _, sampled_BL in blocks)
         with torch.no_grad():  # as the scoring before an update: nothing of it may linger
-            for (tokens_BL, mask_BL), _ in parallel.share(blocks):
-                model.score(tokens_BL, mask_BL)
+            for block, _ in parallel.share(blocks):
+                model.score(*block)
         optimizer.zero_grad()
         total = torch.zeros(())
-        for (tokens_BL, mask_BL), mine in parallel.share(blocks):
-            scores = model.score(tokens_BL, mask_BL)
+        for block, mine in parallel.share(blocks):
+            scores: Scores = model.score(*block, entropy=True, values=True)
+            assert scores.values_N is not None
             loss = ((scores.values_N - 1).square() - scores.logprobs_N).sum() / count * mine
             loss.backward()
             total += loss.detach()
@@ -103,7 +77,7 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
             tensors, values = flatten_optimizer(parallel.optimizer_state(model, optimizer))
             if parallel.is_main:
                 checkpoints.save(step + 1, {"model": weights, "optimizer": tensors}, {"optimizer": values})
-    replica = Scorer()
+    replica = make_policy()
     parallel.copy_weights(model, replica)
     weights = parallel.full_state_dict(model)
     assert bool(weights) == parallel.is_main

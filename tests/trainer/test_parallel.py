@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from starpod.trainer.checkpoint import load_checkpoint
 from starpod.trainer.parallel import Parallel
-from tests.trainer.parallel_worker import Scorer, train
+from tests.trainer.parallel_worker import make_policy, train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +57,7 @@ def test_a_device_that_is_not_there_is_refused():
 
 
 def test_saving_an_optimiser_that_has_not_stepped_changes_nothing():
-    model = Scorer()
+    model = make_policy()
     optimizer = torch.optim.AdamW(model.parameters())
     state = Parallel().optimizer_state(model, optimizer)
     assert state["state"] == {}
@@ -68,10 +68,10 @@ def test_saving_an_optimiser_that_has_not_stepped_changes_nothing():
 
 
 def test_the_state_of_other_parameters_is_refused():
-    model = Scorer()
+    model = make_policy()
     state = Parallel().optimizer_state(model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(ValueError, match="does not fit this one's 2 in 1"):
-        Parallel().load_optimizer_state(model, torch.optim.AdamW(model.value_head.parameters()), state)
+        Parallel().load_optimizer_state(model, torch.optim.AdamW(model.critic_parameters()), state)
 
 
 def test_resuming_alone_is_exact(tmp_path):

@@ -141,7 +141,7 @@ class Parallel:
             return
         mesh = init_device_mesh(self.device.type, (self.world,))
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-        for module in [*_layers(model), model]:
+        for module in [*_units(model), model]:
             fully_shard(module, mesh=mesh, mp_policy=policy)
         for module in _sharded(model):
             module.set_force_sum_reduction_for_comms(True)
@@ -241,10 +241,19 @@ class Parallel:
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks that transformers says must stay together: the decoder layers."""
+def _units(model: nn.Module) -> list[nn.Module]:
+    """What is gathered by itself: decoder layers, as transformers names them; and, because what a unit
+    trains must be of one dtype, modules outside of them that differ from the rest (a critic's head in float32)."""
     kinds = {kind for module in model.modules() for kind in getattr(module, "_no_split_modules", None) or ()}
-    return [module for module in model.modules() if type(module).__name__ in kinds]
+    layers = [module for module in model.modules() if type(module).__name__ in kinds]
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    usual = next(model.parameters()).dtype
+    others = [
+        module
+        for module in model.modules()
+        if id(module) not in inside and any(own.dtype != usual for own in module.parameters(recurse=False))
+    ]
+    return layers + others
 
 
 def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
