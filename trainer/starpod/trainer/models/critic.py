@@ -14,7 +14,7 @@ class ValueHead(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(hidden, dtype=torch.float32))
-        self.bias = nn.Parameter(torch.zeros((), dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # no scalar: FSDP cannot share one out
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
         return hidden_NH.float() @ self.weight + self.bias
