@@ -1,0 +1,223 @@
+"""What an observation of a frozen lake or a Sokoban room says, in any of their text formats (docs/environments.md)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+Cell = tuple[int, int]
+"""Row and column, from 0 at the top left."""
+
+STEPS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
+
+KINDS = frozenset({"goal", "hole", "wall", "box", "target"})
+"""What a cell can hold beside the player. A game that lacks a kind holds it nowhere."""
+
+_LAKE = {
+    "P": "player",
+    "_": "ice",
+    "O": "hole",
+    "G": "goal",
+    "X": "player hole",
+    "√": "player goal",
+    "#": "wall",
+}
+_ROOM = {
+    "#": "wall",
+    "_": "empty",
+    "O": "target",
+    "√": "box target",
+    "X": "box",
+    "P": "player",
+    "S": "player target",
+}
+_MEANINGS = {
+    "you": "player",
+    "you in a hole": "player hole",
+    "you on the goal": "player goal",
+    "box on target": "box target",
+    "player on target": "player target",
+}
+"""How instructions name what a symbol stands for, where that is not the kind itself."""
+
+_LEGEND = re.compile(r"[Ss]ymbols: ")
+_ENTRY = re.compile(r"(\S) ([a-z]+(?: [a-z]+)*)(?:, |\.)")
+_BORDER = re.compile(r"where (\S) is beyond the border")
+_PLACE = re.compile(r"\((\d+), (\d+)\)")
+_SIZE = re.compile(r"Board size: (\d+) rows x (\d+) cols")
+
+
+class CannotRead(Exception):
+    """Not an observation of a known environment in a known format. The message says what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is known of a state. Beyond the border of a lake there is wall.
+
+    player: where it is. places: kinds all of whose cells are known. cells: what is known to be at a cell, the player
+    aside: an empty set is plain ice or floor. towards: what the player makes for: "goal" or "box".
+    """
+
+    player: Cell
+    places: Mapping[str, frozenset[Cell]]
+    cells: Mapping[Cell, frozenset[str]]
+    towards: str
+
+    def holds(self, cell: Cell, kind: str) -> bool | None:
+        """Whether a cell holds a kind; None where the observation does not tell."""
+        if kind in self.places:
+            return cell in self.places[kind]
+        return kind in self.cells[cell] if cell in self.cells else None
+
+    def beside(self, direction: str, steps: int = 1) -> Cell:
+        """The cell that many steps from the player."""
+        down, right = STEPS[direction]
+        return self.player[0] + steps * down, self.player[1] + steps * right
+
+    def blocked(self, direction: str) -> bool | None:
+        """Whether a move from here changes nothing; None where the observation does not tell."""
+        ahead = self.beside(direction)
+        if self.holds(ahead, "wall"):
+            return True
+        if self.holds(ahead, "box"):
+            behind = self.cells.get(self.beside(direction, 2))
+            return None if behind is None else bool(behind & {"wall", "box"})
+        return False if ahead in self.cells else None
+
+    def loose(self) -> frozenset[Cell]:
+        """Boxes that are on no target."""
+        return self.places.get("box", frozenset()) - self.places.get("target", frozenset())
+
+
+def family_of(environment: str) -> str:
+    """ "frozen_lake" or "sokoban". Raises CannotRead for others."""
+    family = environment.partition("-v")[0]
+    if family not in ("frozen_lake", "sokoban"):
+        raise CannotRead(f"reasoning is checked for frozen_lake and sokoban, not for {environment}")
+    return family
+
+
+@functools.lru_cache(maxsize=256)
+def legend_of(family: str, instructions: str) -> dict[str, frozenset[str]]:
+    """Symbol -> what it shows, as the instructions explain it; the default symbols where they do not."""
+    default = _LAKE if family == "frozen_lake" else _ROOM
+    shown = dict(default)
+    place = _LEGEND.search(instructions)
+    if place is not None:
+        entries: dict[str, str] = {}
+        entry = _ENTRY.match(instructions, place.end())
+        while entry is not None:
+            entries[entry[1]] = _MEANINGS.get(entry[2], entry[2])
+            entry = _ENTRY.match(instructions, entry.end())
+        border = _BORDER.search(instructions)
+        wall = border[1] if border else "#"
+        shown = ({wall: "wall"} if family == "frozen_lake" and wall not in entries else {}) | entries
+    return {symbol: frozenset(kinds.split()) for symbol, kinds in shown.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def read_scene(environment: str, instructions: str, observation: str) -> Scene:
+    """The scene of an observation text in the format grid, coord, grid_coord or local.
+
+    instructions: the episode's; they explain the symbols in use. Raises CannotRead.
+    """
+    family = family_of(environment)
+    legend = legend_of(family, instructions)
+    try:
+        if observation.startswith("Board size:"):
+            return _read_coordinates(family, observation)
+        if observation.startswith("Coordinates:"):
+            return _read_grid(family, legend, observation.partition("Grid Map:")[2].split())
+        lines = observation.splitlines()
+        if lines and " " in lines[0]:
+            return (_read_lake_line if family == "frozen_lake" else _read_room_lines)(legend, lines)
+        return _read_grid(family, legend, lines)
+    except (ValueError, KeyError, IndexError) as error:
+        raise CannotRead(
+            f"reasoning is checked against {family} observations grid, coord, grid_coord and local; this is none of "
+            f"them: {observation[:80]!r}"
+        ) from error
+
+
+def _read_grid(family: str, legend: Mapping[str, frozenset[str]], rows: Sequence[str]) -> Scene:
+    shown = {(row, column): legend[symbol] for row, line in enumerate(rows) for column, symbol in enumerate(line)}
+    (player,) = (cell for cell, kinds in shown.items() if "player" in kinds)
+    if family == "frozen_lake":
+        shown |= {cell: frozenset({"wall"}) for cell in _border(len(rows), len(rows[0]))}
+    return _scene(family, player, shown)
+
+
+def _read_coordinates(family: str, text: str) -> Scene:
+    found: dict[str, list[Cell]] = {}
+    for line in text.splitlines()[1:]:
+        name, _, places = line.partition(": ")
+        found[name] = [(int(row), int(column)) for row, column in _PLACE.findall(places)]
+    (player,) = next(cells for name, cells in found.items() if name.startswith("Player"))
+    size = _SIZE.match(text)
+    if size is None:
+        raise ValueError("no size")
+    rows, columns = int(size[1]), int(size[2])
+    shown: dict[Cell, set[str]] = {}
+    if family == "frozen_lake":
+        shown = {(row, column): set() for row in range(rows) for column in range(columns)}
+        shown |= {cell: {"wall"} for cell in _border(rows, columns)}
+    shown.setdefault(player, set())
+    names = {"Goal": "goal", "Holes": "hole", "Targets": "target", "Boxes": "box", "Boxes on target": "box"}
+    for name, kind in names.items():
+        for cell in found.get(name, ()):
+            shown.setdefault(cell, set()).add(kind)
+    # A room's coordinates leave the walls out: what is not named there is floor or wall.
+    hidden = set() if family == "frozen_lake" else {"wall"}
+    return _scene(family, player, {cell: frozenset(kinds) for cell, kinds in shown.items()}, hidden)
+
+
+def _read_lake_line(legend: Mapping[str, frozenset[str]], lines: Sequence[str]) -> Scene:
+    (line,) = lines
+    symbol, row, column, _, goal_row, goal_column, _, _, *around = line.split()
+    player = int(row), int(column)
+    shown = {player: legend[symbol], (int(goal_row), int(goal_column)): frozenset({"goal"})}
+    for direction, tile in zip(("Left", "Down", "Right", "Up"), around, strict=True):
+        shown[_step(player, direction)] = legend[tile]
+    return _scene("frozen_lake", player, shown, {"hole", "wall"})
+
+
+def _read_room_lines(legend: Mapping[str, frozenset[str]], lines: Sequence[str]) -> Scene:
+    shown: dict[Cell, frozenset[str]] = {}
+    whole: dict[Cell, frozenset[str]] = {}
+    player: Cell | None = None
+    for line in lines:
+        symbol, row, column, *rest = line.split()
+        cell = int(row), int(column)
+        if not rest:  # a target's line shows the target, whatever stands on it
+            whole[cell] = whole.get(cell, frozenset()) | legend[symbol]
+            continue
+        player = cell if player is None else player
+        whole[cell] = legend[symbol]
+        for direction, tile in zip(STEPS, rest[2:], strict=True):
+            shown[_step(cell, direction)] = legend[tile]
+    if player is None:
+        raise ValueError("no player")
+    return _scene("sokoban", player, shown | whole, {"wall"})
+
+
+def _scene(family: str, player: Cell, shown: Mapping[Cell, frozenset[str]], hidden: Collection[str] = ()) -> Scene:
+    """hidden: kinds of which not all cells are shown."""
+    cells = {cell: kinds & KINDS for cell, kinds in shown.items()}
+    places = {
+        kind: frozenset(cell for cell, kinds in cells.items() if kind in kinds) for kind in KINDS if kind not in hidden
+    }
+    return Scene(player, places, cells, "goal" if family == "frozen_lake" else "box")
+
+
+def _border(rows: int, columns: int) -> list[Cell]:
+    """The cells around a board."""
+    sides = [(row, column) for row in range(rows) for column in (-1, columns)]
+    return sides + [(row, column) for row in (-1, rows) for column in range(columns)]
+
+
+def _step(cell: Cell, direction: str) -> Cell:
+    down, right = STEPS[direction]
+    return cell[0] + down, cell[1] + right
