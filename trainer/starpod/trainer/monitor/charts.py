@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -132,8 +133,8 @@ def line_chart(
     _rules(drawing, frame, rules)
     clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page, the same in every run
     drawing.add(
-        f'<clipPath id="{clip}"><rect x="{frame.left}" y="{frame.top - 2}" '
-        f'width="{width - frame.left - frame.right + 2}" height="{height - frame.top - frame.bottom + 4}"/></clipPath>'
+        f'<clipPath id="{clip}"><rect x="{frame.left - 4}" y="{frame.top - 4}" '
+        f'width="{width - frame.left - frame.right + 8}" height="{height - frame.top - frame.bottom + 8}"/></clipPath>'
         f'<g clip-path="url(#{clip})">'
     )
     for s in series:
@@ -187,11 +188,16 @@ def share_chart(
     return _svg(frame, title, f"mean shares: {means}", drawing, _hover(frame, stacked, "share", x_label, dots=False))
 
 
-def standalone(svg: str) -> str:
+def standalone(svg: str, *, margin: int = 16) -> str:
     """An <svg> element as a file of its own, with its colours for light and dark and a ground to stand on."""
-    head, _, rest = svg.partition(">")
-    ground = f'<style>{STYLE}</style><rect width="100%" height="100%" fill="var(--surface)" rx="6"/>'
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head} xmlns="http://www.w3.org/2000/svg">{ground}{rest}\n'
+    head, _, drawing = svg.partition(">")
+    width, height = (int(side) + 2 * margin for side in re.findall(r'(?:width|height)="(\d+)"', head)[:2])
+    label = re.search(r' aria-label="[^"]*"', head)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img"{label.group() if label else ""} '
+        f'viewBox="{-margin} {-margin} {width} {height}" width="{width}" height="{height}"><style>{STYLE}</style>'
+        f'<rect x="{-margin}" y="{-margin}" width="{width}" height="{height}" rx="8" fill="var(--surface)"/>{drawing}\n'
+    )
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def write_comparison(
         text = "Success on held-out seeds" if wide else metric(name).label
         kind: Kind = "share" if wide else metric(name).kind
         rules = _rules(kinds) if wide else []
-        chart = line_chart(text, series, rules=rules, kind=kind, width=720, height=300)
+        chart = line_chart(text, series, rules=rules, kind=kind, width=600, height=280)
         if chart:
             charts[name] = chart
     body = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -18,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from starpod.trainer.episode import Episode
+from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.monitor.plain import evaluation_line, step_line
 from starpod.trainer.monitor.words import duration, metric, show, signed, sparkline, trend, with_interval
 
@@ -27,7 +29,7 @@ collect/success collect/return_mean collect/reward_std_in_group collect/response
 collect/turns_mean collect/kept_fraction policy/entropy policy/kl update/grad_norm critic/explained_variance
 rate/sampled_tokens_per_s rate/environment_steps_per_s environment/latency_p99 time/step time/share_outside
 """.split()
-"""Metrics in the order in which they get a line, as long as there is room."""
+"""Metrics in the order in which they get a line, as long as there is room; then all others."""
 
 KEPT = 120
 """Values per metric that the small curves are drawn from."""
@@ -64,7 +66,9 @@ class LiveScreen:
             budget = plan.get("budget_seconds")
             self.view.budget = float(budget) if budget else None
         if self._live is None:
-            self._live = Live(self.view, console=self._console, screen=True, auto_refresh=False, redirect_stdout=False)
+            # What others print must not tear the screen; output that goes to a file or a pipe is left alone.
+            tty = sys.stdout.isatty()
+            self._live = Live(self.view, console=self._console, screen=True, auto_refresh=False, redirect_stdout=tty)
             self._live.start()
             self._ticker = threading.Thread(target=self._tick, name="starpod-screen", daemon=True)
             self._ticker.start()
@@ -79,9 +83,8 @@ class LiveScreen:
         with self._lock:
             self.view.step, self.view.total = step, total
             self.view.metrics = dict(metrics)
-            for name in SHOWN:
-                if name in metrics:
-                    self.view.curves.setdefault(name, deque(maxlen=KEPT)).append(metrics[name])
+            for name, value in metrics.items():
+                self.view.curves.setdefault(name, deque(maxlen=KEPT)).append(value)
         self._draw()
 
     def episode(self, episode: Episode) -> None:
@@ -139,6 +142,10 @@ class LiveScreen:
             self._live.update(self.view, refresh=True)
             taken = self._clock() - now
             self._rest_until = now + max(taken / SHARE, 0.1)
+        except Exception as error:  # a picture is not worth a run
+            live, self._live = self._live, None
+            live.stop()
+            self._console.print(f"the screen failed and is off; training goes on: {error!r}", markup=False)
         finally:
             self._lock.release()
 
@@ -182,13 +189,16 @@ class View:
             )
         layout.split_column(*rows)
         room = max(height - spent, 3)
-        wide = width >= 90
-        right = Layout(self._right(width // 2 if wide else width, room), name="right")
-        left = Layout(self._metrics(room - 2, 24 if width >= 110 else 12), name="left")
-        if wide:
-            layout["middle"].split_row(left, right)
-        else:  # one column: numbers first, then as much of the rest as fits
-            layout["middle"].split_column(Layout(left.renderable, ratio=1), Layout(right.renderable, ratio=1))
+        if width >= 90:
+            layout["middle"].split_row(
+                Layout(self._metrics(room - 2, 24 if width >= 110 else 12)),
+                Layout(self._right(width - width // 2, room)),
+            )
+        else:  # one column, two halves
+            half = room // 2
+            layout["middle"].split_column(
+                Layout(self._metrics(half - 2, 12), size=half), Layout(self._right(width, room - half))
+            )
         yield layout
 
     def farewell(self) -> RenderableType:
@@ -238,7 +248,8 @@ class View:
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, style="cyan", width=curve)
-        for name in [name for name in SHOWN if name in self.metrics][: max(rows, 1)]:
+        known_first = [*(n for n in SHOWN if n in self.metrics), *(n for n in self.metrics if n not in SHOWN)]
+        for name in known_first[: max(rows, 1)]:
             known, values = metric(name), list(self.curves[name])
             arrow = trend(values)
             good = {"↗": 1, "↘": -1}.get(arrow, 0) * known.better
@@ -250,14 +261,15 @@ class View:
         return Panel(body, title="metrics", title_align="left", box=box.ROUNDED)
 
     def _right(self, width: int, room: int) -> RenderableType:
-        ladder = self._ladder(width - 4)
+        ladder = self._ladder(width - 4, room - 3)
         panels: list[RenderableType] = [Panel(ladder, title="evaluation", title_align="left", box=box.ROUNDED)]
-        left = room - len(ladder.renderables) - 4
-        if self.episode is not None and left >= 4:
-            panels.append(self._episode(self.episode, width - 4, left))
+        left = room - len(ladder.renderables) - 2
+        if self.episode is not None and left >= 5:
+            panels.append(self._episode(self.episode, width - 4, left - 2))
         return Group(*panels)
 
-    def _ladder(self, width: int) -> Group:
+    def _ladder(self, width: int, most: int) -> Group:
+        """The last evaluation among the reference policies and the first evaluation, from low to high."""
         if not self.evaluations:
             return Group(Text("none yet", style="dim"))
         step, latest = self.evaluations[-1]
@@ -267,49 +279,62 @@ class View:
         first_step, first = self.evaluations[0]
         if first_step != step:
             rungs.append((f"step {first_step}", first["success"], None))
-        rungs.append((f"step {step}", latest["success"], latest))
+        # Where room is short, those nearest to what was reached say most.
+        rungs.sort(key=lambda rung: abs(rung[1] - latest["success"]))
+        rungs = [*rungs[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]
         names = min(max(len(name) for name, _, _ in rungs), 24)
-        bar = max(width - names - 8, 8)
         lines: list[RenderableType] = []
         for name, success, summary in sorted(rungs, key=lambda rung: rung[1]):
             line = Text(no_wrap=True, overflow="ellipsis")
             line.append(f"{name[:names]:<{names}} ", style="bold" if summary else "")
-            line.append(_bar(success, bar, summary), style="bold green" if summary else "dim")
+            line.append(_bar(success, max(width - names - 8, 8), summary), style="bold green" if summary else "dim")
             line.append(f" {show(success, 'share'):>5}", style="bold" if summary else "")
             lines.append(line)
         lines.append(Text(f"success {with_interval(latest)} of {latest.get('episodes', '?')}", style="dim"))
         return Group(*lines)
 
     def _episode(self, episode: Episode, width: int, room: int) -> RenderableType:
+        """The last turns, as many as fit."""
         title = f"{episode.environment} · seed {episode.seed}"
-        if not episode.turns:
-            return Panel(Text(""), title=title, title_align="left", box=box.ROUNDED)
-        turn = episode.turns[-1]
-        title += f" · turn {len(episode.turns)}"
         if episode.end:
-            outcome = {True: "solved", False: "not solved", None: ""}[episode.success]
-            title += f" · {outcome or episode.end}"
-        tail = [Text.assemble(("reasoning ", "dim"), (_one_line(turn.thought or "none", 2 * width), "italic"))]
-        tail.append(Text.assemble(("action ", "dim"), (" || ".join(turn.actions) or "none understood", "bold")))
-        colour = "green" if turn.reward > 0 else "red" if turn.reward < 0 else "dim"
-        tail.append(
-            Text.assemble(("reward ", "dim"), (signed(turn.reward), colour), f"  return {signed(episode.total_reward)}")
-        )
-        lines = turn.observation.splitlines()
-        fits = max(room - 6, 1)
-        shown = lines if len(lines) <= fits else [*lines[: fits - 1], "…"]
-        state = [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
-        return Panel(Group(*state, *tail), title=title, title_align="left", box=box.ROUNDED, height=None)
+            title += f" · {_outcome(episode)}"
+        lines: list[Text] = []
+        for number, turn in reversed(list(enumerate(episode.turns, start=1))):
+            block = _turn(number, turn, width, room)
+            if lines and len(block) + len(lines) > room:
+                break
+            lines = block + lines
+        return Panel(Group(*lines), title=title, title_align="left", box=box.ROUNDED)
 
     def _warnings(self, width: int) -> list[Text]:
-        """The last two, each cut to two lines."""
-        texts = []
+        """The latest in up to three lines, the one before in one."""
+        texts: list[Text] = []
         for step, text in self.warnings[-2:]:
-            whole = f"step {step}: {text}"
-            room = width - 4
-            for start in range(0, min(len(whole), 2 * room), room):
-                texts.append(Text(whole[start : start + room], style="yellow", no_wrap=True))
+            most = 3 if text == self.warnings[-1][1] else 1
+            wrapped = textwrap.wrap(f"step {step}: {text}", max(width - 4, 20), max_lines=most, placeholder=" …")
+            texts += [Text(line, style="yellow", no_wrap=True) for line in wrapped]
         return texts
+
+
+def _turn(number: int, turn: Turn, width: int, room: int) -> list[Text]:
+    """State, reasoning, action and reward of one turn, each line cut to the width."""
+    state = turn.observation.splitlines()
+    fits = max(min(room - 3, 10), 1)
+    shown = state if len(state) <= fits else [*state[: fits - 1], "…"]
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
+    thought = _one_line(turn.thought or "none", max(width - 10, 8))
+    lines.append(Text.assemble(("reasoning ", "dim"), (thought, "italic"), no_wrap=True, overflow="ellipsis"))
+    colour = "green" if turn.reward > 0 else "red" if turn.reward < 0 else ""
+    actions = " || ".join(turn.actions) or "none understood"
+    done = [(f"{number}. action ", "dim"), (actions, "bold"), ("  reward ", "dim"), (signed(turn.reward), colour)]
+    lines.append(Text.assemble(*done, no_wrap=True, overflow="ellipsis"))
+    return lines
+
+
+def _outcome(episode: Episode) -> str:
+    if episode.success is None:
+        return episode.end.replace("_", " ")
+    return "solved" if episode.success else "not solved"
 
 
 def _one_line(text: str, width: int) -> str:
@@ -318,10 +343,10 @@ def _one_line(text: str, width: int) -> str:
 
 
 def _bar(success: float, width: int, summary: Mapping[str, Any] | None) -> str:
-    """A bar of `width` cells; of an evaluation with its 95 % interval as a thin line."""
+    """A bar of `width` cells; of an evaluation, with its 95 % interval hatched."""
     cells = [" "] * width
     filled = round(success * width)
-    cells[:filled] = "█" * filled
+    cells[:filled] = ("█" if summary else "━") * filled
     low, high = (summary or {}).get("success_low"), (summary or {}).get("success_high")
     if low is not None and high is not None:
         for place in range(round(low * width), min(round(high * width), width)):
