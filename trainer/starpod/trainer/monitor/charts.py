@@ -205,17 +205,17 @@ def standalone(svg: str, *, margin: int = 16) -> str:
 
 def axis(values: Sequence[float], *, kind: Kind = "number", zero: bool = True, count: int = 4) -> list[float]:
     """Round tick values that enclose all finite values; at least two."""
-    known = [value for value in values if math.isfinite(value)] or [0.0]
+    known = [value if abs(value) > 1e-30 else 0.0 for value in values if math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if kind == "share" and zero and low >= 0 and 0.4 < high <= 1:
         high = 1.0
-    if high - low < 1e-12:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
         high = low + (abs(low) or 1.0)
     step = _round_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, max(last, first + 1) + 1)]
+    return [float(f"{index * step:.12g}") for index in range(first, max(last, first + 1) + 1)]
 
 
 def _round_step(rough: float) -> float:

@@ -191,7 +191,7 @@ class View:
         room = max(height - spent, 3)
         if width >= 90:
             layout["middle"].split_row(
-                Layout(self._metrics(room - 2, 24 if width >= 110 else 12)),
+                Layout(self._metrics(room - 2, min(max(width // 2 - 48, 8), 24))),
                 Layout(self._right(width - width // 2, room)),
             )
         else:  # one column, two halves
