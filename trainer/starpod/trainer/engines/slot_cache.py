@@ -1,0 +1,225 @@
+"""Keys and values of many conversations, a slot each, and attention over them.
+
+Every token that is fed is a row of its own, with one query, whatever else is fed with it: a prompt of twenty tokens is
+twenty rows. On a CPU this makes what a token gets independent, bit for bit, of the companions in the batch, of how a
+prompt was cut, and of whether its beginning was cached: kernels give a row the same bits in any number of rows, and
+one query the same bits over any number of masked keys, but several queries at once get others. Two things are needed
+for it: rows and keys are padded to whole vectors, so that no row falls into a loop's remainder, and torch runs on one
+thread, because more of them cut tensors anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+ATTENTION = "starpod_slots"
+"""Its name among the attention functions of transformers."""
+
+VECTOR = 32
+"""Rows and keys are padded to multiples of this."""
+
+_DENSE = 4
+"""One call for a whole range of slots is cheaper than one for each row where at least one slot in so many has a row."""
+
+
+def pad(length: int) -> int:
+    """The next multiple of VECTOR."""
+    return -(-length // VECTOR) * VECTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens to be fed: those of `slot` from position `start` on."""
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows first to last: queries over the first `keys` keys of the slots from `slot` on. mask: as attention takes it."""
+
+    first: int
+    last: int
+    slot: int
+    keys: int
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Spans laid out as R rows.
+
+    tokens_R1, positions_R1: what the model reads. last: for each span, the row of its last token.
+    writes: flat places in the cache of each row's keys, [R * key-value heads].
+    """
+
+    tokens_R1: Tensor
+    positions_R1: Tensor
+    last: list[int]
+    writes: Tensor
+    dense: _Block | None
+    blocks: list[_Block]
+
+
+class SlotCache:
+    """What transformers calls a cache: it is asked to take in keys and values, layer by layer.
+
+    slots: conversations; one more is kept for rows that are padding. length: tokens of the longest, rounded up.
+    """
+
+    def __init__(self, config: Any, slots: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+        config = config.get_text_config()
+        if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+            raise ValueError(
+                "the torch engine knows full attention only, and this model has other layers: use the engine vllm"
+            )
+        self.slots = slots
+        self.length = pad(length)
+        self.heads = config.num_attention_heads
+        self.key_value_heads = getattr(config, "num_key_value_heads", None) or self.heads
+        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.device = device
+        # Zeros, because what is masked is still multiplied by 0 and must be finite.
+        shape = (config.num_hidden_layers, 2, slots + 1, self.key_value_heads, self.length, self.width)
+        self.layers = torch.zeros(shape, device=device, dtype=dtype)
+        self.one_query = device.type == "cpu"
+        self._head_offsets = torch.arange(self.key_value_heads, device=device) * self.length
+        self._places = torch.arange(self.length, device=device)
+        self._writes = torch.empty(0, dtype=torch.int64)
+
+    def lay_out(self, spans: Sequence[Span]) -> Feed:
+        """Rows for these spans: first, where it pays, one for each slot of a range; then the other spans one by one."""
+        singles = [index for index, span in enumerate(spans) if len(span.tokens) == 1]
+        low = min((spans[index].slot for index in singles), default=0)
+        high = max((spans[index].slot + 1 for index in singles), default=0)
+        width = high - low if len(singles) > 1 and len(singles) * _DENSE >= high - low else 0
+        total = pad(width + sum(len(span.tokens) for span in spans) - (len(singles) if width else 0))
+        tokens, positions, slots = [0] * total, [0] * total, [self.slots] * total
+        last = [0] * len(spans)
+        rows: list[tuple[int, int, int]] = []
+        end = width
+        for index, span in enumerate(spans):
+            count = len(span.tokens)
+            if width and count == 1:
+                first = span.slot - low
+            else:
+                first, end = end, end + count
+                rows.append((first, end, span.slot))
+            tokens[first : first + count] = span.tokens
+            positions[first : first + count] = range(span.start, span.start + count)
+            slots[first : first + count] = [span.slot] * count
+            last[index] = first + count - 1
+        tensors = torch.tensor([tokens, positions, slots], device=self.device)
+        tokens_R, positions_R, slots_R = tensors
+        writes = (slots_R * (self.key_value_heads * self.length) + positions_R)[:, None] + self._head_offsets
+        keys = [pad(max(positions[first:end], default=0) + 1) for first, end, _ in [(0, width, low), *rows]]
+        dense = _Block(0, width, low, keys[0], self._mask(positions_R[:width], keys[0], 0)) if width else None
+        batch = 1 if self.one_query else 2
+        blocks = [
+            _Block(first, end, slot, seen, self._mask(positions_R[first:end], seen, batch))
+            for (first, end, slot), seen in zip(rows, keys[1:], strict=True)
+        ]
+        return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), dense, blocks)
+
+    def _mask(self, positions_R: Tensor, keys: int, kind: int) -> Tensor:
+        """What is added to scores, [..., keys]: rows stand where sequences (0), heads (1) or queries (2) do."""
+        hidden = self._places[:keys] > positions_R[:, None]
+        mask = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype).masked_fill_(hidden, -torch.inf)
+        shared = self.heads // self.key_value_heads
+        if kind == 0:
+            return (mask if shared == 1 else mask.repeat_interleave(self.key_value_heads, 0))[:, None, None]
+        if kind == 1:
+            return mask.repeat_interleave(shared, 0)[None, :, None]
+        return mask[None, None]
+
+    def run(self, trunk: nn.Module, feed: Feed) -> Tensor:
+        """Feeds the rows to a model whose attention is ATTENTION. Hidden states, [R, hidden]."""
+        self._writes = feed.writes
+        states: Tensor = trunk(
+            input_ids=feed.tokens_R1,
+            position_ids=feed.positions_R1,
+            past_key_values=self,
+            use_cache=True,
+            slot_feed=feed,
+            slot_cache=self,
+        ).last_hidden_state
+        return states[:, 0]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Takes in the rows' keys and values, [R, key-value heads, 1, width]. Gives those of all slots."""
+        cached_keys, cached_values = self.layers[layer]
+        for cached, new in ((cached_keys, keys), (cached_values, values)):
+            cached.view(-1, self.width).index_copy_(0, self._writes, new.reshape(-1, self.width))
+        return cached_keys, cached_values
+
+    def attend(self, feed: Feed, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        """Attention of each row to its slot. query: [R, heads, 1, width]; the result [R, 1, heads, width]."""
+        out = torch.zeros(query.shape[0], 1, self.heads, self.width, device=query.device, dtype=query.dtype)
+        if feed.dense is not None:
+            out[feed.dense.first : feed.dense.last, 0] = self._range(feed.dense, query, keys, values, scale)
+        attend = self._one_query if self.one_query else self._many_queries
+        for block in feed.blocks:
+            out[block.first : block.last, 0] = attend(block, query, keys, values, scale)
+        return out
+
+    def _range(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        """A row for each slot of a range."""
+        rows, shared = block.last - block.first, self.heads // self.key_value_heads
+        query = query[block.first : block.last]
+        keys, values = (cached[block.slot : block.slot + rows, :, : block.keys] for cached in (keys, values))
+        if shared > 1:
+            # Heads that share keys must not become queries of one call, so sequences and key heads change places.
+            query = query.reshape(rows * self.key_value_heads, shared, 1, self.width)
+            keys, values = (cached.flatten(0, 1)[:, None].expand(-1, shared, -1, -1) for cached in (keys, values))
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask, scale=scale)
+        return out.reshape(rows, self.heads, self.width)
+
+    def _one_query(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        """Rows of one slot, each alone with its keys: they stand where heads do, and share the keys."""
+        rows, shared = block.last - block.first, self.heads // self.key_value_heads
+        query = query[block.first : block.last].reshape(rows, self.key_value_heads, shared, self.width)
+        query = query.transpose(0, 1).reshape(self.key_value_heads, rows * shared, 1, self.width)
+        keys, values = (
+            cached[block.slot][:, None, : block.keys].expand(-1, rows * shared, -1, -1) for cached in (keys, values)
+        )
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask, scale=scale)
+        out = out.reshape(self.key_value_heads, rows, shared, self.width).transpose(0, 1)
+        return out.reshape(rows, self.heads, self.width)
+
+    def _many_queries(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        """Rows of one slot as the queries of one sequence: what a GPU is fast at."""
+        shared = self.heads // self.key_value_heads
+        query = query[block.first : block.last, :, 0].transpose(0, 1)[None]
+        keys, values = (
+            cached[block.slot : block.slot + 1, :, : block.keys].repeat_interleave(shared, 1)
+            for cached in (keys, values)
+        )
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask, scale=scale)
+        return out[0].transpose(0, 1)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    slot_feed: Feed,
+    slot_cache: SlotCache,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    return slot_cache.attend(slot_feed, query, key, value, scaling), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
