@@ -41,6 +41,10 @@ SUBCOMMANDS = {
     "list": Subcommand("starpod.client.cli:list_environments", "List what a server hosts."),
     "describe": Subcommand("starpod.client.cli:describe", "Show one environment: actions, options, limits."),
     "play": Subcommand("starpod.client.play:play", "Play an environment in the terminal."),
+    "train": Subcommand("starpod.trainer.cli:train", "Train a policy on environments.", extra="trainer"),
+    "export": Subcommand(
+        "starpod.trainer.export_cli:export", "Write a model as a Hugging Face folder.", extra="trainer"
+    ),
     "check": Subcommand("starpod.client.check.cli:check", "Check that a server keeps the contract."),
 }
 
