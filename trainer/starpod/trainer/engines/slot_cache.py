@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows first to last: queries over the first `keys` keys of the slots from `slot` on. mask: as attention takes it."""
+    """Rows first to last: queries over the first `keys` keys of the slots from `slot` on. mask: added to the scores."""
 
     first: int
     last: int

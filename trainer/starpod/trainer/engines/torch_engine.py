@@ -27,9 +27,9 @@ class TorchEngine:
     read. It computes in one thread of its own, so that the event loop serves the network meanwhile. Where all slots are
     busy, requests wait; where idle conversations hold them, the one unused for longest loses its cache.
 
-    model: a Policy, or a transformers causal LM, with or without adapters. Its parameters are shared, not copied: an optimiser's
-    step is seen at once, and must happen while the engine is paused or idle. slots: replies at a time. max_context:
-    tokens of prompt and reply together. prefill_rows: prompt tokens that one step reads.
+    model: a Policy, or a transformers causal LM, with or without adapters. Its parameters are shared, not copied: an
+    optimiser's step is seen at once, and must happen while the engine is paused or idle. slots: replies at a time.
+    max_context: tokens of prompt and reply together. prefill_rows: prompt tokens that one step reads.
 
     On a CPU with one thread, a reply's tokens and log-probabilities depend on its prompt, seed and weights alone, bit
     for bit (see slot_cache.py).

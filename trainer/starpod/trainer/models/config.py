@@ -38,7 +38,7 @@ class LoraConfig(Section):
     """Low-rank adapters (arXiv 2106.09685) instead of all weights. Off with rank 0."""
 
     rank: int = Field(default=0, ge=0, description="Rank of the update of each matrix.")
-    alpha: float = Field(default=32.0, gt=0, description="The update is scaled by alpha / rank.")
+    alpha: int = Field(default=32, gt=0, description="The update is scaled by alpha / rank.")
     targets: str | tuple[str, ...] = Field(
         default="all-linear", description="Names of the layers that get one, or all-linear: all but the output layer."
     )

@@ -67,9 +67,9 @@ def token_logprobs(
     rows = max(1, logits_at_once // vocabulary)
     if len(tokens_N) <= rows:
         return part(hidden_NH, tokens_N)
-    parts = [
-        checkpoint(part, hidden, tokens, use_reentrant=False) if torch.is_grad_enabled() else part(hidden, tokens)
-        for hidden, tokens in zip(hidden_NH.split(rows), tokens_N.split(rows), strict=True)
-    ]
-    logprobs_N = torch.cat([logprobs for logprobs, _ in parts])
-    return logprobs_N, torch.cat([each for _, each in parts]) if entropy else None
+    parts = []
+    for hidden, tokens in zip(torch.split(hidden_NH, rows), torch.split(tokens_N, rows), strict=True):
+        keep = torch.is_grad_enabled()
+        parts.append(checkpoint(part, hidden, tokens, use_reentrant=False) if keep else part(hidden, tokens))
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -120,7 +120,8 @@ class Policy(nn.Module):
         """Writes a folder that transformers loads, adapters merged into the weights; the critic lies beside them."""
         model = plain(self.model)
         if model is not self.model:
-            model = copy.deepcopy(self.model).merge_and_unload()
+            adapted: Any = copy.deepcopy(self.model)
+            model = adapted.merge_and_unload()
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if self.critic is not None:

@@ -29,12 +29,13 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
         attention_bias=True,
         # As wide as the model is narrow: the 0.02 of large models leaves a small one almost linear for many steps.
         initializer_range=0.5 * tiny.hidden**-0.5,
-        attn_implementation=config.attention,
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
     )
+    shape._attn_implementation = config.attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(shape)
-    return model.to(getattr(torch, config.dtype))
+    model.to(getattr(torch, config.dtype))
+    return model

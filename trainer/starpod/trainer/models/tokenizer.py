@@ -71,7 +71,7 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIALS])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,

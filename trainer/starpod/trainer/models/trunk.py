@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 def plain(model: nn.Module) -> Any:
     """The transformers model itself, where adapters are wrapped around it. Its layers hold the adapters."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    wrapped: Any = model
+    return wrapped.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def trunk_of(model: nn.Module) -> nn.Module:
