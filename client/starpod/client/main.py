@@ -43,7 +43,7 @@ SUBCOMMANDS = {
     "play": Subcommand("starpod.client.play:play", "Play an environment in the terminal."),
     "train": Subcommand("starpod.trainer.cli:train", "Train a policy on environments.", extra="trainer"),
     "export": Subcommand(
-        "starpod.trainer.export_cli:export", "Write a model as a Hugging Face folder.", extra="trainer"
+        "starpod.trainer.export_cli:export", "Write a trained model for transformers.", extra="trainer"
     ),
     "check": Subcommand("starpod.client.check.cli:check", "Check that a server keeps the contract."),
 }

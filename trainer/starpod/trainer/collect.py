@@ -307,7 +307,9 @@ class Player:
                     episode.end = cast(End, transition.end_reason.name.lower())
                     episode.success = transition.success
             turn.parts = self.rewards.score(turn, transition, episode)
-            turn.reward = reward = sum(turn.parts.values())
+            turn.reward = sum(turn.parts.values())
+            # What it is told is the environment's own reward: penalties and shaping are for the loss.
+            reward = turn.parts["environment"]
             warning = not turn.valid
 
     @staticmethod

@@ -55,7 +55,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False) -> None:
 
 
 def _set_generation(policy: Policy, temperature: float) -> None:
-    """Plain sampling at the temperature of training. Defaults of a base model (top-k, penalties) were not trained with."""
+    """Plain sampling at the temperature of training: a base model's top-k and penalties were not trained with."""
     model = plain(policy.model)
     base = model.generation_config
     pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
@@ -88,8 +88,8 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
     lines = [
         f"# {config['title'] or environment}",
         "",
-        f"An agent for the environment `{environment}`, trained by Starpod with {algorithm} from {base}: the policy after "
-        f"{trained.step} iterations.{score}",
+        f"An agent for the environment `{environment}`, trained by Starpod with {algorithm} from {base}: the policy "
+        f"after {trained.step} iterations.{score}",
         "",
         "It answers in the format that it was trained with, one turn of the environment at a time:",
         "",

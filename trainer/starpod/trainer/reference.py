@@ -27,7 +27,8 @@ def _directions(observation: Observation) -> tuple[list[str], dict[str, str]]:
     words = observation.text.split()
     if len(words) != 12:
         raise ValueError(
-            f"the reference policies `walk` and `careful` read the local observation of frozen_lake, not {observation.text!r}"
+            "the reference policies `walk` and `careful` read the local observation of frozen_lake, "
+            f"not {observation.text!r}"
         )
     return [word for word in words[6:8] if word != "-"], dict(
         zip(("Left", "Down", "Right", "Up"), words[8:], strict=True)

@@ -52,8 +52,8 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     if model.name == TINY:
         if not (run / INITIAL).is_dir():
             raise CheckpointError(
-                f"the checkpoint {loaded.path} is of a model built from scratch, whose tokenizer lies in {run / INITIAL}: "
-                "keep the checkpoint in its run folder"
+                f"the checkpoint {loaded.path} is of a model built from scratch, whose tokenizer lies in "
+                f"{run / INITIAL}: keep the checkpoint in its run folder"
             )
         policy = load_policy(run / INITIAL)
     else:
@@ -69,9 +69,7 @@ def _find(path: Path, which: Which) -> Loaded:
     if (path / MANIFEST).is_file():
         return load_checkpoint(path, only=["policy"])
     if not (path / "checkpoints").is_dir():
-        raise CheckpointError(
-            f"{path} is neither the folder of a run nor one of its checkpoints (checkpoints/step-...)"
-        )
+        raise CheckpointError(f"{path} is neither a run's folder nor one of its checkpoints (checkpoints/step-...)")
     checkpoints = Checkpoints(path / "checkpoints")
     loaded = (checkpoints.best() if which == "best" else None) or checkpoints.latest()
     if loaded is None:

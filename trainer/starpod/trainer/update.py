@@ -1,16 +1,17 @@
 """One policy update from collected groups: score, advantages, losses, optimiser steps.
 
-Every mean is taken over the whole batch of an optimiser step, before it is cut into micro-batches and given to ranks: each
-token carries its weight along, and a loss is a weighted sum. So no packing can change the gradient.
+Every mean is taken over the whole batch of an optimiser step, before it is cut into micro-batches and given to ranks:
+each token carries its weight along, and a loss is a weighted sum. So no packing can change the gradient.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -19,9 +20,14 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.averages import token_weights
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.correction import importance_weights
+from starpod.trainer.algorithms.kl import kl_divergence
+from starpod.trainer.algorithms.policy_loss import policy_loss
+from starpod.trainer.algorithms.value_loss import value_loss
 from starpod.trainer.batch import Batch
-from starpod.trainer.episode import Episode, Group, episodes_of
+from starpod.trainer.episode import Group, episodes_of
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.optimizer_state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout import Rollout
 from starpod.trainer.section import Section
@@ -132,13 +138,13 @@ class Learner:
         gaps = (scored.logprobs_BT - sampler_BT).abs()[fresh_BT]
         metrics: dict[str, float] = {}
         if gaps.numel():
-            metrics["policy/logprob_gap_max"] = gaps.max().item()
+            largest = metrics["policy/logprob_gap_max"] = gaps.max().item()
             metrics["policy/logprob_gap_mean"] = gaps.mean().item()
-            if not metrics["policy/logprob_gap_max"] <= self.config.max_logprob_gap:
+            if not largest <= self.config.max_logprob_gap:
                 raise LogprobGap(
-                    f"the sampler's and the trainer's log-probabilities differ by {metrics['policy/logprob_gap_max']:.3g} "
-                    f"nats, more than optimizer.max_logprob_gap ({self.config.max_logprob_gap:g}): the engine does not run "
-                    "the weights or the sampling settings that are trained. Raise the bound only if its precision is lower"
+                    f"the sampler's and the trainer's log-probabilities differ by {largest:.3g} nats, more than "
+                    f"optimizer.max_logprob_gap ({self.config.max_logprob_gap:g}): the engine does not run the weights "
+                    "or the sampling settings that are trained. Raise the bound only if its precision is lower"
                 )
         rollout = Rollout(
             mask_BT=batch.mask_BT,
@@ -154,6 +160,21 @@ class Learner:
             agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
         )
         return rollout, metrics
+
+    # --- what a checkpoint holds --------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The optimiser's tensors by name, and JSON values. All ranks take part."""
+        tensors, values = flatten_optimizer(self.parallel.optimizer_state(self.policy, self.optimizer))
+        return tensors, {"steps": self.steps, "generator": self.generator.get_state().tolist(), "optimizer": values}
+
+    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave."""
+        self.steps = values["steps"]
+        self.generator.set_state(torch.tensor(values["generator"], dtype=torch.uint8))
+        self.parallel.load_optimizer_state(
+            self.policy, self.optimizer, unflatten_optimizer(tensors, values["optimizer"])
+        )
 
     # --- scoring ------------------------------------------------------------------------------------------------------
 
@@ -207,14 +228,8 @@ class Learner:
         return values
 
     def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
-        """This rank's micro-batches of these rows, and whether each is its own.
-
-        All ranks make as many passes, because a sharded model's passes are collective: who has none left repeats one.
-        """
-        blocks = batch.micro_batches(rows, self.config.micro_batch_tokens)
-        for first in range(0, len(blocks), self.parallel.world):
-            index = first + self.parallel.rank
-            yield (blocks[index], True) if index < len(blocks) else (blocks[0], False)
+        """This rank's micro-batches of these rows, and whether each is its own; see `Parallel.share`."""
+        return self.parallel.share(batch.micro_batches(rows, self.config.micro_batch_tokens))
 
     # --- one optimiser step -------------------------------------------------------------------------------------------
 
@@ -237,7 +252,7 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["rate"] * warm
             self.optimizer.step()
-        tally.add("update/skipped", float(not math.isfinite(norm)))
+        tally.add("update/nonfinite", float(not math.isfinite(norm)))
         tally.add("update/grad_norm", norm)
 
     def accumulate(
@@ -251,7 +266,84 @@ class Learner:
         tally: Tally,
     ) -> None:
         """Adds the gradient of one optimiser step's loss over these rows."""
-        raise NotImplementedError
+        algorithm = self.algorithm
+        mask_BT = batch.mask_BT[list(rows)]
+        weights_BT = torch.zeros_like(rollout.rewards_BT)
+        weights_BT[list(rows)] = scale * token_weights(
+            mask_BT, algorithm.loss_average, max_length=rollout.mask_BT.shape[1]
+        )
+        value_weights_BT = torch.zeros_like(weights_BT)
+        value_weights_BT[list(rows)] = scale * token_weights(mask_BT, "token-mean", max_length=mask_BT.shape[1])
+        correction_BT = importance_weights(algorithm.correction, rollout)
+        sums = Sums(self.parallel.device)
+        for block, mine in self._share(batch, rows):
+            packed = batch.pack(block)
+            scores = self.policy.score(
+                packed.tokens_SL,
+                packed.lengths_S,
+                packed.sampled_SL,
+                temperature=self.temperature,
+                entropy=True,
+                values=algorithm.needs_critic,
+            )
+            logprobs_BT = batch.unpack(block, scores.logprobs_N.float())
+            assert scores.entropy_N is not None
+            entropy_BT = batch.unpack(block, scores.entropy_N.float())
+            old_BT, mask = rollout.old_logprobs_BT[block], rollout.mask_BT[block]
+            result = policy_loss(algorithm, logprobs_BT, old_BT, advantages_BT[block], mask, rollout.turns_BT[block])
+            weights = weights_BT[block]
+            per_token_BT = result.per_token_BT * correction_BT[block]
+            if algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
+                divergence_BT = kl_divergence(algorithm.kl.estimator, logprobs_BT, rollout.ref_logprobs_BT[block])
+                per_token_BT = per_token_BT + algorithm.kl.coefficient * divergence_BT
+            if algorithm.entropy_coefficient:
+                per_token_BT = per_token_BT - algorithm.entropy_coefficient * entropy_BT
+            loss = (weights * per_token_BT).sum()
+            sums.add("update/loss", loss, mine)
+            if algorithm.needs_critic and returns_BT is not None and rollout.values_BT is not None:
+                assert scores.values_N is not None
+                values_BT = batch.unpack(block, scores.values_N.float())
+                squared_BT = value_loss(values_BT, rollout.values_BT[block], returns_BT[block], algorithm.value_clip)
+                critic_loss = (value_weights_BT[block] * squared_BT).sum()
+                sums.add("critic/loss", critic_loss, mine)
+                loss = loss + algorithm.value_coefficient * critic_loss
+            (loss * float(mine)).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                uniform = mask / mask_BT.sum()
+                sums.add("policy/entropy", (entropy_BT * uniform).sum(), mine)
+                sums.add("policy/kl", (kl_divergence("k3", old_BT, logprobs_BT) * uniform).sum(), mine)
+                sums.add("policy/clip_fraction_low", (result.clipped_low_BT * uniform).sum(), mine)
+                sums.add("policy/clip_fraction_high", (result.clipped_high_BT * uniform).sum(), mine)
+                sums.add("policy/ratio_max", result.ratio_BT[mask].max(), mine)
+        for name, value in sums.reduce(self.parallel).items():
+            tally.add(name, value)
+
+
+class Sums:
+    """Metrics of one optimiser step, added up over micro-batches and ranks; names that end in `_max` are maxima."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.values: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor, mine: bool) -> None:
+        value = value.detach() * float(mine)
+        old = self.values.get(name)
+        if old is None:
+            self.values[name] = value
+        else:
+            self.values[name] = torch.maximum(old, value) if name.endswith("_max") else old + value
+
+    def reduce(self, parallel: Parallel) -> dict[str, float]:
+        """Floats, over all ranks."""
+        names = list(self.values)
+        if parallel.world == 1:
+            return dict(zip(names, torch.stack([self.values[name] for name in names]).tolist(), strict=True))
+        parts: list[dict[str, float]] = parallel.gather_objects({name: self.values[name].item() for name in names})
+        return {
+            name: max(part[name] for part in parts) if name.endswith("_max") else sum(part[name] for part in parts)
+            for name in names
+        }
 
 
 class Tally:
@@ -274,7 +366,7 @@ def split(items: list[int], parts: int) -> list[list[int]]:
     """Up to `parts` runs of nearly equal length, none empty."""
     parts = min(parts, len(items))
     edges = [round(index * len(items) / parts) for index in range(parts + 1)]
-    return [items[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    return [items[first:last] for first, last in itertools.pairwise(edges)]
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:

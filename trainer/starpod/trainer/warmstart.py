@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from starpod.client import Fleet, Session
+from starpod.client import Fleet, Limits
 from starpod.trainer.batch import Batch
 from starpod.trainer.collect import EnvironmentConfig
 from starpod.trainer.conversation import Conversation, Template
@@ -33,7 +33,7 @@ class WarmStartConfig(Section):
     lr: float = Field(default=1e-3, gt=0, description="Learning rate; falls to a tenth along a cosine.")
     actions: Literal["expert", "random"] = Field(
         default="expert",
-        description="Whose actions are imitated: the environment's expert's, or any valid one, which teaches the format only.",
+        description="Whose actions are imitated: the environment's expert's, or any valid one, which teaches the format.",
     )
     noise: float = Field(
         default=0.2,
@@ -60,11 +60,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode of a demonstrator."""
+    """One episode of a demonstrator. instructions, limits: those of its session."""
 
+    environment: str
     instructions: str
+    limits: Limits
     moves: list[Move]
-    session: Session
 
 
 async def gather_demonstrations(
@@ -108,7 +109,7 @@ async def gather_demonstrations(
         finally:
             await session.close()
         progress()
-        return Demonstration(session.instructions, moves, session)
+        return Demonstration(session.environment_id, session.instructions, session.limits, moves)
 
     return list(await asyncio.gather(*(play(seed) for seed in seeds)))
 
@@ -125,7 +126,7 @@ class Scribe:
     def reply(self, move: Move) -> str:
         """The whole reply, with what a prompt may prefill."""
         thought = self.config.thought.format(action=move.action, words=move.observation.split())
-        return self.grammar.compose(thought if self.prompt.thinking else None, [move.action])
+        return self.grammar.compose(thought, [move.action])
 
     def texts(self, demonstrations: Iterable[Demonstration]) -> Iterable[str]:
         """All that a policy will read or write, for a tokenizer to be trained on."""
@@ -135,13 +136,15 @@ class Scribe:
             for user, move in self._turns(prompter, demonstration):
                 yield user
                 yield self.reply(move)
+            # Demonstrations make no mistakes, so what a policy is told after one would be missing.
+            yield prompter.user(2, "", warning=True)
 
     def episode(self, demonstration: Demonstration, template: Template, group: int) -> Episode:
         """The token record. A turn's reward is its weight in the loss: 1 to imitate, else 0."""
         prompter = self._prompter(demonstration)
         conversation = Conversation(template, context=self.prompt.context, window=self.prompt.window)
         conversation.system(prompter.system())
-        episode = Episode(group, 0, demonstration.session.environment_id, instructions=demonstration.instructions)
+        episode = Episode(group, 0, demonstration.environment, instructions=demonstration.instructions)
         for user, move in self._turns(prompter, demonstration):
             prompt = conversation.ask(user)
             text = self.reply(move)
@@ -163,11 +166,11 @@ class Scribe:
         return episode
 
     def _prompter(self, demonstration: Demonstration) -> Prompter:
-        session = demonstration.session
-        return Prompter(self.prompt, demonstration.instructions, self.actions, self.grammar, session.limits)
+        limits = demonstration.limits
+        return Prompter(self.prompt, demonstration.instructions, self.actions, self.grammar, limits)
 
     def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, Move]]:
-        limit = demonstration.session.limits.max_actions
+        limit = demonstration.limits.max_actions
         reward: float | None = None
         for index, move in enumerate(demonstration.moves):
             left = max(limit - index, 0) if limit else None

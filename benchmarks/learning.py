@@ -1,0 +1,129 @@
+"""What the trainer learns: whole runs over several seeds, and the pictures of docs/benchmarks.md.
+
+    python -m benchmarks.learning frozen_lake            the default job, three seeds, beside the reference ladder
+    python -m benchmarks.learning echo_trap              a collapse on purpose, and StarPO-S on the same seeds
+    python -m benchmarks.learning filter                 the share of groups that the filter keeps: 25 to 100 %
+    python -m benchmarks.learning sokoban bandit countdown
+
+Every run is a process of its own, `starpod train`, as a user would start it, with nothing else on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.table import Table
+
+from starpod.trainer.monitor.report import write_comparison
+from starpod.trainer.monitor.run_folder import RunFolder
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One curve: a configuration, what is changed in it, and how the picture calls it."""
+
+    name: str
+    config: str
+    changes: tuple[str, ...] = ()
+
+
+GRID = ("stop.minutes=null", "stop.iterations=150", "evaluation.every=15")
+EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
+    "frozen_lake": (Variant("StarPO-S", "frozen_lake"),),
+    "sokoban": (Variant("StarPO-S", "sokoban"),),
+    "bandit": (Variant("StarPO-S", "bandit"),),
+    "countdown": (Variant("StarPO-S", "countdown"),),
+    "echo_trap": (
+        Variant("GRPO, learning rate 1e-3", "echo_trap"),
+        Variant("StarPO-S, learning rate 5e-4", "echo_trap", ("algorithm=starpo-s", "optimizer.lr=0.0005")),
+    ),
+    "filter": tuple(
+        Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}",))
+        for share in (0.25, 0.5, 0.75, 1.0)
+    ),
+}
+
+
+def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
+    """Trains once. Returns what came of it. A folder that holds a finished run is not trained again."""
+    if not (folder / "report.html").exists():
+        command = [sys.executable, "-m", "starpod.client.main", "train", variant.config, *variant.changes, *words]
+        command += [f"seed={seed}", "monitor.screen=plain", "--run-dir", str(folder), "--resume"]
+        began = perf_counter()
+        subprocess.run(command, check=True)
+        (folder / "seconds").write_text(f"{perf_counter() - began:.1f}\n")
+    evaluations = RunFolder(folder).read_evaluations()
+    first, last = evaluations[0], evaluations[-1]
+    keys = ("step", "success", "success_low", "success_high")
+    return {
+        "variant": variant.name,
+        "seed": seed,
+        "seconds": float((folder / "seconds").read_text()),
+        "before": {key: first[key] for key in keys},
+        "after": {key: last[key] for key in keys},
+        "best": max(evaluation["success"] for evaluation in evaluations),
+        "greedy": (last.get("greedy") or {}).get("success"),
+        "reference": first.get("reference", {}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="+", choices=sorted(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs go")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changed in every run")
+    arguments = parser.parse_args()
+    console = Console()
+    for name in arguments.experiments:
+        results, folders = [], {}
+        for variant in EXPERIMENTS[name]:
+            for seed in range(1, arguments.seeds + 1):
+                slug = "".join(letter if letter.isalnum() else "-" for letter in variant.name.lower())
+                folder = arguments.runs / name / f"{slug}-{seed}"
+                results.append(run(variant, seed, folder, arguments.set))
+                folders.setdefault(variant.name, []).append(folder)
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+        write_comparison(folders, RESULTS / f"learning_{name}.html")
+        console.print(_table(name, results))
+
+
+def _table(name: str, results: list[dict[str, object]]) -> Table:
+    table = Table("Variant", "Seed", "Before", "After", "Best", "Seconds", title=name)
+    for result in results:
+        table.add_row(
+            str(result["variant"]),
+            str(result["seed"]),
+            _interval(result["before"]),
+            _interval(result["after"]),
+            f"{result['best']:.1%}",
+            f"{result['seconds']:.0f}",
+        )
+    for variant in dict.fromkeys(result["variant"] for result in results):
+        ends = [result["after"]["success"] for result in results if result["variant"] == variant]  # type: ignore[index]
+        if len(ends) > 1:
+            table.add_row(str(variant), "mean", "", f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}", "", "")
+    for policy, summary in results[0]["reference"].items():  # type: ignore[attr-defined]
+        table.add_row(f"reference: {policy}", "", "", _interval(summary), "", "")
+    return table
+
+
+def _interval(summary: object) -> str:
+    assert isinstance(summary, dict)
+    return f"{summary['success']:.1%} ({summary['success_low']:.1%} to {summary['success_high']:.1%})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""`starpod train` from the outside: whole runs of a tiny policy over real services."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ServerProcess, start_server
+
+SMALL = (
+    "frozen_lake",
+    "collect.groups=4",
+    "collect.group_size=4",
+    "warm_start.steps=12",
+    "warm_start.episodes=60",
+    "warm_start.batch_size=16",
+    "evaluation.episodes=8",
+    "evaluation.every=2",
+    "evaluation.reference=[random]",
+    "checkpoint.every=1",
+    "algorithm.minibatches=2",
+    "monitor.sinks.tensorboard=false",
+    "monitor.screen=plain",
+    "stop.minutes=null",
+)
+
+
+def command(*words: str, run_dir: Path, resume: bool = False) -> list[str]:
+    base = [sys.executable, "-m", "starpod.client.main", "train", *SMALL, *words, "--run-dir", str(run_dir)]
+    return [*base, "--resume"] if resume else base
+
+
+def train(*words: str, run_dir: Path, resume: bool = False, status: int = 0) -> str:
+    done = subprocess.run(command(*words, run_dir=run_dir, resume=resume), capture_output=True, text=True, timeout=110)
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+CLOCKED = ("time", "seconds", "rate/", "time/", "environment/latency", "collect/recoveries")
+"""Metrics that depend on the clock, or count what befell the servers."""
+
+
+def learnt(run_dir: Path) -> list[dict[str, Any]]:
+    """All that must be the same in two runs: metrics and evaluations without the clock."""
+    records = lines(run_dir / "metrics.jsonl") + lines(run_dir / "evaluations.jsonl")
+    return [{key: value for key, value in record.items() if not key.startswith(CLOCKED)} for record in records]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six iterations in one go."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train("stop.iterations=6", run_dir=folder)
+    return folder
+
+
+def test_a_run_leaves_a_folder_worth_reading(undisturbed: Path) -> None:
+    metrics = lines(undisturbed / "metrics.jsonl")
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5, 6]
+    for record in metrics:
+        assert record["policy/logprob_gap_max"] < 1e-3
+        assert record["collect/episodes"] == 16
+        assert record["collect/failed"] == 0
+        assert 0 <= record["collect/kept_fraction"] <= 1
+    evaluations = lines(undisturbed / "evaluations.jsonl")
+    assert [record["step"] for record in evaluations] == [0, 2, 4, 6]
+    assert evaluations[0]["reference"]["random"]["success"] >= 0
+    assert all(record["success_low"] <= record["success"] <= record["success_high"] for record in evaluations)
+    assert (undisturbed / "config.yaml").exists()
+    assert "<html" in (undisturbed / "report.html").read_text()
+    assert len(list((undisturbed / "episodes").glob("eval-*.jsonl"))) == 4
+
+
+def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
+    """Resumed from its checkpoint, a run goes on bit for bit."""
+    train("stop.iterations=3", run_dir=tmp_path / "run")
+    train("stop.iterations=6", run_dir=tmp_path / "run", resume=True)
+    resumed = [record for record in learnt(tmp_path / "run") if record["step"] != 3 or "episodes" not in record]
+    assert resumed == learnt(undisturbed)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
+    """SIGKILL, in the middle of whatever it was doing, twice."""
+    folder = tmp_path / "run"
+    for after in (2, 4):
+        process = subprocess.Popen(
+            command("stop.iterations=6", run_dir=folder, resume=True),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        metrics = folder / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= after):
+            time.sleep(0.02)
+        assert process.poll() is None, "it ended before it could be killed"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    train("stop.iterations=6", run_dir=folder, resume=True)
+    assert learnt(folder) == learnt(undisturbed)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command("stop.iterations=6", run_dir=folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not (folder / "metrics.jsonl").exists():
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "--resume" in errors
+    train("stop.iterations=6", run_dir=folder, resume=True)
+    assert learnt(folder) == learnt(undisturbed)
+
+
+def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
+    """Two replicas, each killed and started again while episodes are played: the same metrics."""
+    with start_server("frozen_lake-v1") as first, start_server("frozen_lake-v1") as second:
+        stop = threading.Event()
+        kills = 0
+
+        def torment(servers: Sequence[ServerProcess]) -> None:
+            nonlocal kills
+            while not stop.wait(0.7):
+                servers[kills % 2].restart()
+                kills += 1
+
+        thread = threading.Thread(target=torment, args=((first, second),))
+        thread.start()
+        try:
+            addresses = f"environment.addresses=[{first.address},{second.address}]"
+            train("stop.iterations=6", addresses, run_dir=tmp_path / "run")
+        finally:
+            stop.set()
+            thread.join()
+    assert kills >= 2
+    recovered = sum(record["collect/recoveries"] for record in lines(tmp_path / "run" / "metrics.jsonl"))
+    assert recovered > 0
+    assert learnt(tmp_path / "run") == learnt(undisturbed)
+
+
+def test_nothing_is_overwritten(undisturbed: Path) -> None:
+    before = (undisturbed / "metrics.jsonl").read_bytes()
+    errors = train("stop.iterations=1", run_dir=undisturbed, status=1)
+    assert "--resume" in errors
+    assert (undisturbed / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["collect.gruops=4"], "groups"),
+        (["algorithm=starpo-x"], "starpo"),
+        (["collect.group_size=one"], "group_size"),
+        (["stop.iterations"], "key=value"),
+        (["sampling.top_p=0.9"], "top_p"),
+    ],
+)
+def test_a_mistake_is_explained_in_a_line(tmp_path: Path, words: list[str], told: str) -> None:
+    errors = train(*words, run_dir=tmp_path / "run", status=2)
+    assert told in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_option_of_the_environment_is_named(tmp_path: Path) -> None:
+    errors = train("environment.options.sise=4", "stop.iterations=1", run_dir=tmp_path / "run", status=1)
+    assert "size" in errors.splitlines()[-1]
+
+
+def test_dry_run_prints_what_would_be_used(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command("algorithm=starpo-grpo", "collect.groups=5", run_dir=tmp_path / "run"), "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "groups: 5" in done.stdout
+    assert "preset: starpo-grpo" in done.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,189 @@
+"""The configuration of a run: one frozen, validated tree, from YAML files and `key=value` words alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from starpod.client.spelling import nearest
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.checkpoint import CheckpointConfig
+from starpod.trainer.collect import CollectConfig, EnvironmentConfig, SamplingConfig
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.evaluate import EvaluationConfig
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.monitor.config import MonitorConfig
+from starpod.trainer.prompt import PromptConfig
+from starpod.trainer.replay import ReplayConfig
+from starpod.trainer.reward import RewardConfig
+from starpod.trainer.section import Section
+from starpod.trainer.seeds import SeedsConfig
+from starpod.trainer.update import OptimizerConfig
+from starpod.trainer.warmstart import WarmStartConfig
+
+SHORTHANDS = {"algorithm": "preset", "engine": "name", "environment": "id", "model": "name"}
+"""Sections that may be given as one word, and the field that it fills."""
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. The message says which key, what was wrong and what would do."""
+
+
+class StopConfig(Section):
+    """When a run is over: at whichever comes first."""
+
+    iterations: int = Field(default=200, ge=0, description="Collections and updates.")
+    minutes: float | None = Field(default=None, gt=0, description="Of training, by the wall clock; null: no limit.")
+    success: float | None = Field(
+        default=None, gt=0, le=1, description="An evaluation at least this good ends the run."
+    )
+
+
+class Config(Section):
+    """Everything that a run depends on."""
+
+    title: str = Field(default="", description="One line for the report.")
+    seed: int = Field(default=1, ge=0, description="Of every random stream of the run.")
+    threads: int = Field(default=1, ge=1, description="Of torch on a CPU. Environment services share the cores.")
+    device: str = Field(default="auto", description="cpu, cuda, cuda:1, ...; auto: the GPU where there is one.")
+    seeds: SeedsConfig = SeedsConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    prompt: PromptConfig = PromptConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    collect: CollectConfig = CollectConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    rewards: RewardConfig = RewardConfig()
+    replay: ReplayConfig = ReplayConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    stop: StopConfig = StopConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthands(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            key: {SHORTHANDS[key]: value} if key in SHORTHANDS and isinstance(value, str) else value
+            for key, value in values.items()
+        }
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        if self.algorithm.advantage not in ("gae", "bilevel_gae") and self.collect.group_size < 2:
+            raise ValueError(
+                f"algorithm.advantage {self.algorithm.advantage} compares the members of a group; "
+                "give collect.group_size at least 2"
+            )
+        return self
+
+
+def shipped() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    folder = Path(str(resources.files("starpod.trainer"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_config(source: str, words: Sequence[str] = ()) -> Config:
+    """Reads a configuration: a YAML file, or the name of one that comes with the package; then `key=value` words.
+
+    A file may begin from another one: `base: NAME`. Raises ConfigError.
+    """
+    values = _read(source)
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{word!r} is not key=value, e.g. stop.iterations=50")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{word!r}: the value is not YAML: {error}") from None
+        _set(values, key.split("."), value)
+    return parse_config(values)
+
+
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """Validates plain values. Raises ConfigError with one line per mistake."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    known = shipped()
+    path = known.get(source, Path(source))
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no configuration {source!r}{nearest(source, list(known))}: give a YAML file, or one of {', '.join(known)}"
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} does not hold keys and values")
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if base in seen:
+        raise ConfigError(f"{path}: base {base!r} comes back to itself")
+    return _merge(_read(str(base), (*seen, source)), values)
+
+
+def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        if key in SHORTHANDS and isinstance(value, str):
+            value = {SHORTHANDS[key]: value}
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _set(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """`a.b.c=value`."""
+    name = ".".join(keys)
+    for depth, key in enumerate(keys[:-1]):
+        below = values.setdefault(key, {})
+        if isinstance(below, str) and depth == 0 and key in SHORTHANDS:
+            below = values[key] = {SHORTHANDS[key]: below}
+        if not isinstance(below, dict):
+            raise ConfigError(f"{name}: {'.'.join(keys[: depth + 1])} has no parts")
+        values = below
+    last = keys[-1]
+    if len(keys) == 1 and last in SHORTHANDS and isinstance(value, str):
+        # One word names the thing and leaves what else is set, but a preset's own choices come with it.
+        old = values.get(last)
+        value = {**(old if isinstance(old, dict) else {}), SHORTHANDS[last]: value}
+    values[last] = value
+
+
+def _explain(item: Any) -> str:
+    """One of pydantic's errors in a line."""
+    place = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"no key {place!r}{nearest(str(item['loc'][-1]), _siblings(item['loc']))}"
+    message = item["msg"].removeprefix("Value error, ")
+    given = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
+    return f"{place}: {message}{given}" if place else message
+
+
+def _siblings(place: Sequence[int | str]) -> list[str]:
+    """The keys that stand where an unknown one was given."""
+    section: Any = Config
+    for part in place[:-1]:
+        field = section.model_fields.get(str(part)) if hasattr(section, "model_fields") else None
+        section = field.annotation if field is not None else None
+    return list(section.model_fields) if hasattr(section, "model_fields") else []

@@ -1,0 +1,100 @@
+"""Evaluation inside training: fixed held-out start states, beside the reference ladder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from starpod.client import Fleet
+from starpod.trainer.collect import EnvironmentConfig, Player, Start
+from starpod.trainer.episode import Episode
+from starpod.trainer.reference import REFERENCES, play_reference
+from starpod.trainer.section import Section
+from starpod.trainer.statistics import wilson_interval
+
+
+class EvaluationConfig(Section):
+    """How often, how much, and against what the policy is measured."""
+
+    every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
+    episodes: int = Field(default=256, ge=1, description="Held-out start states, the same each time.")
+    temperature: float = Field(default=1.0, ge=0, description="Of sampling; 0 is greedy. RAGEN evaluates at 0.5.")
+    greedy: bool = Field(default=False, description="Evaluate once more, greedily, at the end.")
+    reference: tuple[str, ...] = Field(
+        default=("random", "expert"), description=f"Policies to stand beside the curve: {', '.join(REFERENCES)}."
+    )
+    keep_episodes: int = Field(default=64, ge=0, description="Episodes of each evaluation that the run folder keeps.")
+
+    @field_validator("reference")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in names if name not in REFERENCES]:
+            raise ValueError(f"no reference policy {unknown[0]!r}; there are {', '.join(REFERENCES)}")
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a policy came to. `failed` episodes, lost to the infrastructure, are in no figure but their own."""
+
+    episodes: list[Episode]
+    failed: int
+
+    def summary(self) -> dict[str, Any]:
+        """JSON values: success with its 95 % Wilson interval, means per episode, share of well-formed turns."""
+        episodes = self.episodes
+        count = len(episodes)
+        turns = [turn for episode in episodes for turn in episode.turns]
+        wins = sum(episode.success is True for episode in episodes)
+        low, high = wilson_interval(wins, count)
+        return {
+            "episodes": count,
+            "failed": self.failed,
+            "success": wins / count if count else 0.0,
+            "success_low": low,
+            "success_high": high,
+            "return_mean": sum(episode.total_reward for episode in episodes) / max(count, 1),
+            "turns_mean": len(turns) / max(count, 1),
+            "format_rate": sum(turn.well_formed for turn in turns) / max(len(turns), 1),
+        }
+
+
+async def evaluate(player: Player, seeds: Sequence[int], *, purpose: str, temperature: float) -> Evaluation:
+    """One episode per held-out seed."""
+    starts = [Start(index, seed) for index, seed in enumerate(seeds)]
+    collected = await player.collect(starts, 1, purpose=purpose, temperature=temperature)
+    return Evaluation([episode for group in collected.groups for episode in group.episodes], collected.failed)
+
+
+async def evaluate_reference(
+    fleet: Fleet, name: str, environment: EnvironmentConfig, seeds: Sequence[int], actions: Sequence[str]
+) -> dict[str, Any]:
+    """The same for a policy that needs no model."""
+    played = await asyncio.gather(
+        *(
+            play_reference(
+                fleet,
+                name,
+                environment.id,
+                seed,
+                version=environment.version,
+                options=environment.options,
+                limits=environment.limits,
+                actions=actions,
+            )
+            for seed in seeds
+        )
+    )
+    wins, count = sum(success for success, _, _ in played), len(played)
+    low, high = wilson_interval(wins, count)
+    return {
+        "success": wins / count,
+        "success_low": low,
+        "success_high": high,
+        "return_mean": sum(total for _, total, _ in played) / count,
+        "turns_mean": sum(turns for _, _, turns in played) / count,
+    }

@@ -1,0 +1,29 @@
+"""The training loop: sync weights, collect, filter, advantages, update, log, save, evaluate."""
+
+from __future__ import annotations
+
+from starpod.trainer.run import Run
+
+
+async def train(run: Run) -> str:
+    """Trains until the run says why to stop, and returns that.
+
+    A signal ends it after the present step; what was learnt is saved either way.
+    """
+    if run.step == 0:
+        await run.warm_start()
+        await run.evaluate()
+        run.save()
+    while not (reason := run.reason_to_stop()):
+        run.begin_step()
+        await run.sync()
+        groups = await run.collect()
+        kept = run.filter(groups)
+        await run.learn(kept)
+        run.finish_step()
+        if run.due(run.config.evaluation.every):
+            await run.evaluate()
+        if run.due(run.config.checkpoint.every):
+            run.save()
+    await run.finish()
+    return reason

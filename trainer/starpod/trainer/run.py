@@ -1,0 +1,367 @@
+"""A run: its parts, its state, and the steps that the loop is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter, time
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from starpod.client import Fleet
+from starpod.trainer.algorithms.dynamic_sampling import needs_reask
+from starpod.trainer.algorithms.filters import filter_groups, loss_scale
+from starpod.trainer.checkpoint import Checkpoints, Loaded
+from starpod.trainer.collect import Collected, Player, Start
+from starpod.trainer.config import Config
+from starpod.trainer.engines.base import Engine
+from starpod.trainer.episode import Group, episodes_of
+from starpod.trainer.evaluate import evaluate, evaluate_reference
+from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.metrics import episode_metrics, latency_metrics
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.monitor.diversity import diversity
+from starpod.trainer.monitor.early_stop import EarlyStop
+from starpod.trainer.monitor.echo_trap import EchoTrap
+from starpod.trainer.monitor.run_folder import RunFolder
+from starpod.trainer.monitor.screen import Screen
+from starpod.trainer.monitor.sinks import Sinks
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.replay import ReplayBuffer
+from starpod.trainer.rng import capture_rng, restore_rng
+from starpod.trainer.seeds import SeedCursor, derive
+from starpod.trainer.update import Learner
+from starpod.trainer.warmstart import Demonstration, Scribe, imitate
+
+
+class Run:
+    """All that one training run holds. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
+
+    step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, earlier
+    sittings included.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        fleet: Fleet,
+        policy: Policy,
+        sampler: Policy,
+        make_reference: Callable[[], Policy],
+        engine: Engine,
+        player: Player,
+        learner: Learner,
+        parallel: Parallel,
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        sinks: Sinks,
+        screen: Screen,
+        interrupts: Interrupts,
+        demonstrations: Sequence[Demonstration],
+        scribe: Scribe,
+        actions: Sequence[str],
+    ) -> None:
+        self.config = config
+        self.fleet = fleet
+        self.policy = policy
+        self.sampler = sampler
+        self._make_reference = make_reference
+        self.engine = engine
+        self.player = player
+        self.learner = learner
+        self.parallel = parallel
+        self.folder = folder
+        self.checkpoints = checkpoints
+        self.sinks = sinks
+        self.screen = screen
+        self.interrupts = interrupts
+        self.demonstrations = demonstrations
+        self.scribe = scribe
+        self.actions = actions
+        self.step = 0
+        self.version = 0
+        self.elapsed = 0.0
+        self.cursor = SeedCursor(config.seeds.train, config.seed)
+        self.replay = ReplayBuffer(config.replay)
+        self.echo_trap = EchoTrap(config.monitor)
+        self.early_stop = EarlyStop(config.monitor)
+        self.stopped = ""
+        self.success: float | None = None
+        self.metrics: dict[str, float] = {}
+        self._loaded_version = -1
+        self._began = self._sitting = perf_counter()
+
+    # --- the state that a checkpoint holds ---------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint. Only rank 0 writes; all ranks take part."""
+        optimizer, learner = self.learner.state()
+        tensors = {"policy": self.parallel.full_state_dict(self.policy), "optimizer": optimizer}
+        if self.learner.reference is not None:
+            tensors["reference"] = self.parallel.full_state_dict(self.learner.reference)
+        if not self.parallel.is_main:
+            return
+        state = {
+            "step": self.step,
+            "version": self.version,
+            "elapsed": self._elapsed(),
+            "success": self.success,
+            "cursor": self.cursor.state_dict(),
+            "learner": learner,
+            "echo_trap": self.echo_trap.state_dict(),
+            "early_stop": self.early_stop.state_dict(),
+            "replay": self.replay.state_dict(),
+            "rng": capture_rng(),
+            "config": self.config.to_dict(),
+        }
+        self.checkpoints.save(self.step, tensors, state, score=self.success)
+
+    def restore(self, loaded: Loaded) -> None:
+        """Goes on from a checkpoint."""
+        state = loaded.state
+        self.parallel.load_full_state_dict(self.policy, loaded.tensors["policy"])
+        if self.config.algorithm.needs_reference:
+            self._freeze_reference(loaded.tensors["reference"])
+        self.learner.load_state(loaded.tensors["optimizer"], state["learner"])
+        self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
+        self.success = state["success"]
+        self.cursor.load_state_dict(state["cursor"])
+        self.echo_trap.load_state_dict(state["echo_trap"])
+        self.early_stop.load_state_dict(state["early_stop"])
+        self.replay.load_state_dict(state["replay"])
+        restore_rng(state["rng"])
+
+    def _freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
+        """The policy that the KL term holds on to: a saved one, or the present one."""
+        reference = self._make_reference().to(self.parallel.device).requires_grad_(False)
+        self.parallel.shard(reference)
+        if state is None:
+            reference.load_state_dict(self.policy.state_dict())
+        else:
+            self.parallel.load_full_state_dict(reference, state)
+        self.learner.reference = reference
+
+    # --- when ---------------------------------------------------------------------------------------------------------
+
+    def reason_to_stop(self) -> str:
+        """Why the run is over; empty while it is not. All ranks agree."""
+        stop = self.config.stop
+        reason = self.stopped
+        if self.interrupts.signal is not None:
+            reason = f"stopped by {self.interrupts.signal.name} and saved; --resume goes on from here"
+        elif not reason and self.step >= stop.iterations:
+            reason = f"all {stop.iterations} iterations done"
+        elif not reason and stop.minutes is not None and self._elapsed() >= 60 * stop.minutes:
+            reason = f"{stop.minutes:g} minutes are up"
+        elif not reason and stop.success is not None and (self.success or 0.0) >= stop.success:
+            reason = f"evaluation success {self.success:.1%} reached stop.success"
+        # One rank may have got the signal alone.
+        return max(self.parallel.gather_objects(reason))
+
+    def due(self, every: int) -> bool:
+        """Whether something that happens every so many steps happens now. The end has its own."""
+        return every > 0 and self.step % every == 0 and self.step < self.config.stop.iterations
+
+    def _elapsed(self) -> float:
+        return self.elapsed + perf_counter() - self._sitting
+
+    # --- the steps of the loop ----------------------------------------------------------------------------------------
+
+    async def warm_start(self) -> None:
+        """Imitates demonstrations, if the configuration says so. What comes of it is the KL term's reference."""
+        if self.config.warm_start.steps:
+            await self._imitate()
+        if self.config.algorithm.needs_reference:
+            self._freeze_reference(None)
+
+    async def _imitate(self) -> None:
+        config = self.config.warm_start
+        self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
+        episodes = [
+            self.scribe.episode(demonstration, self.player.template, index)
+            for index, demonstration in enumerate(self.demonstrations)
+        ]
+
+        def progress(step: int, loss: float) -> None:
+            if step % 10 == 0 or step == config.steps:
+                self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token")
+
+        await asyncio.to_thread(
+            imitate,
+            self.policy,
+            episodes,
+            config,
+            self.parallel,
+            micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
+            temperature=self.config.sampling.temperature,
+            seed=derive(self.config.seed, "imitation"),
+            progress=progress,
+        )
+        self.version += 1
+
+    def begin_step(self) -> None:
+        self.step += 1
+        self.metrics = {}
+        self._began = perf_counter()
+
+    async def sync(self) -> None:
+        """Hands the policy's weights to the engine, if they changed."""
+        if self._loaded_version == self.version:
+            return
+        began = perf_counter()
+        await self.engine.pause()
+        if self.sampler is not self.policy:
+            self.parallel.copy_weights(self.policy.model, self.sampler.model)
+        await self.engine.load(self.version, self.sampler.model)
+        await self.engine.resume()
+        self._loaded_version = self.version
+        self.metrics["time/sync"] = perf_counter() - began
+
+    async def collect(self) -> list[Group]:
+        """P groups of N fresh episodes; too small ones, and with dynamic sampling uniform ones, are asked for again."""
+        config = self.config.collect
+        began, before = perf_counter(), self.engine.stats()
+        groups: list[Group] = []
+        reasked: list[Group] = []
+        failed = dropped = 0
+        latencies: list[float] = []
+        self.screen.phase("collecting")
+        rounds = (
+            self.config.algorithm.dynamic_sampling.max_rounds if self.config.algorithm.dynamic_sampling.enabled else 0
+        )
+        for _ in range(1 + max(config.max_rounds - 1, rounds)):
+            missing = config.groups - len(groups)
+            if not missing:
+                break
+            first = self.cursor.taken
+            seeds = self.cursor.take(missing)
+            collected = await self._collect_starts([Start(first + index, seed) for index, seed in enumerate(seeds)])
+            failed += collected.failed
+            dropped += collected.dropped
+            latencies += collected.latencies
+            uniform = needs_reask(self.config.algorithm.dynamic_sampling, collected.groups)
+            reasked += [group for group, again in zip(collected.groups, uniform, strict=True) if again]
+            groups += [group for group, again in zip(collected.groups, uniform, strict=True) if not again]
+        after = self.engine.stats()
+        seconds = perf_counter() - began
+        generating = after.seconds - before.seconds
+        turns = sum(len(episode.turns) for group in (*groups, *reasked) for episode in group.episodes)
+        self.metrics |= (
+            episode_metrics([*groups, *reasked]) | latency_metrics(latencies) | diversity(episodes_of(groups))
+        )
+        self.metrics |= {
+            "collect/failed": float(failed),
+            "collect/groups_dropped": float(dropped),
+            "collect/groups_reasked": float(len(reasked)),
+            "time/collect": seconds,
+            "time/generate": generating,
+            "time/environment_wait": max(seconds - generating, 0.0),
+            "rate/sampled_tokens_per_s": (after.sampled - before.sampled) / max(generating, 1e-9),
+            "rate/environment_steps_per_s": turns / max(seconds, 1e-9),
+            "rate/episodes_per_s": sum(len(group.episodes) for group in (*groups, *reasked)) / max(seconds, 1e-9),
+        }
+        if groups:
+            self.screen.episode(groups[0].episodes[0])
+        return self._with_replayed(groups)
+
+    async def _collect_starts(self, starts: Sequence[Start]) -> Collected:
+        """Each rank plays its share; all get all groups, in order."""
+        config = self.config.collect
+        mine = starts[self.parallel.rank :: self.parallel.world]
+        collected = await self.player.collect(mine, config.group_size, min_size=config.min_group_size)
+        if self.parallel.world == 1:
+            return collected
+        parts: list[Collected] = self.parallel.gather_objects(collected)
+        return Collected(
+            sorted((group for part in parts for group in part.groups), key=lambda group: group.id),
+            sum(part.failed for part in parts),
+            sum(part.dropped for part in parts),
+            [latency for part in parts for latency in part.latencies],
+            max(part.seconds for part in parts),
+        )
+
+    def _with_replayed(self, groups: list[Group]) -> list[Group]:
+        """Fresh groups, and older ones from the buffer where replay is on."""
+        if not self.replay.enabled:
+            return groups
+        rng = np.random.default_rng(derive(self.config.seed, "replay", self.step))
+        stale, dropped = self.replay.sample(self.version, rng)
+        self.replay.add(groups, self.version)
+        self.metrics["collect/stale_dropped"] = float(dropped)
+        return groups + stale
+
+    def filter(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups that are worth an update."""
+        kept = filter_groups(self.config.algorithm.filter, groups)
+        self.metrics["collect/kept_fraction"] = len(kept.indices) / max(len(groups), 1)
+        return [groups[index] for index in kept.indices]
+
+    async def learn(self, groups: Sequence[Group]) -> None:
+        """One update, or none where the filter kept nothing."""
+        self.metrics["update/skipped"] = float(not groups)
+        if not groups:
+            return
+        self.screen.phase("updating")
+        began = perf_counter()
+        scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
+        for _ in range(self.config.replay.reuse):
+            metrics = await asyncio.to_thread(self.learner.learn, groups, version=self.version, scale=scale)
+            self.version += 1
+            self.metrics |= metrics
+        seconds = perf_counter() - began
+        self.metrics["time/update"] = seconds
+        tokens = sum(episode.sampled_tokens for group in groups for episode in group.episodes)
+        self.metrics["rate/trained_tokens_per_s"] = tokens / max(seconds, 1e-9)
+
+    def finish_step(self) -> None:
+        """Diagnoses and logs the step."""
+        metrics = self.metrics
+        metrics["policy/version"] = float(self.version)
+        metrics["collect/recoveries"] = float(self.fleet.recoveries)
+        warnings = [warning.text for warning in self.echo_trap.update(self.step, metrics)]
+        for warning in warnings:
+            self.screen.warn(warning)
+        metrics |= self.echo_trap.metrics
+        self.stopped = self.early_stop.update(self.step, metrics) or self.stopped
+        seconds = metrics["time/step"] = perf_counter() - self._began
+        inside = metrics.get("time/generate", 0.0) + metrics.get("time/update", 0.0)
+        metrics["time/share_outside"] = max(0.0, 1 - inside / seconds)
+        self.sinks.write(self.step, metrics, warnings)
+        self.screen.step(self.step, self.config.stop.iterations, metrics)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    async def evaluate(self, *, last: bool = False) -> None:
+        """Plays the held-out start states; at step 0 the reference policies play them too."""
+        config = self.config.evaluation
+        await self.sync()
+        self.screen.phase(f"evaluating on {config.episodes} held-out start states")
+        began = perf_counter()
+        seeds = self.config.seeds.evaluation_seeds(config.episodes)
+        result = await evaluate(self.player, seeds, purpose="evaluation", temperature=config.temperature)
+        summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
+        summary |= result.summary()
+        if last and config.greedy:
+            greedy = await evaluate(self.player, seeds, purpose="evaluation", temperature=0.0)
+            summary["greedy"] = greedy.summary()
+        if self.step == 0:
+            summary["reference"] = {
+                name: await evaluate_reference(self.fleet, name, self.config.environment, seeds, self.actions)
+                for name in config.reference
+            }
+        summary["seconds"] = perf_counter() - began
+        self.success = summary["success"]
+        self.stopped = self.early_stop.evaluated(self.step, summary["success"]) or self.stopped
+        if self.parallel.is_main:
+            self.folder.append_evaluation(summary)
+            self.folder.write_episodes(self.step, result.episodes[: config.keep_episodes])
+        self.screen.evaluation(self.step, summary)
+
+    async def finish(self) -> None:
+        """Evaluates and saves the end, whatever it was."""
+        if not self.interrupts.requested:
+            await self.evaluate(last=True)
+        self.save()

@@ -1,0 +1,179 @@
+"""Builds a run from its configuration: services, fleet, policy, engine, learner, folder."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from starpod.client import TLS, Fleet, Want
+from starpod.client.nearest import unknown_environment
+from starpod.trainer.checkpoint import Checkpoints
+from starpod.trainer.collect import EnvironmentConfig, Player
+from starpod.trainer.config import Config
+from starpod.trainer.conversation import Template
+from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.models.config import TINY
+from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.monitor.run_folder import RunFolder
+from starpod.trainer.monitor.screen import Screen
+from starpod.trainer.monitor.sinks import Sinks
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.reward import Rewards
+from starpod.trainer.run import Run
+from starpod.trainer.seeds import SeedCursor, derive
+from starpod.trainer.services import local_services
+from starpod.trainer.update import Learner
+from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
+
+
+@contextlib.asynccontextmanager
+async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
+    """The fleet of the configured servers, or of services started on this machine."""
+    with contextlib.ExitStack() as stack:
+        addresses: Sequence[str] = config.addresses
+        if not addresses:
+            service = local_services([config.id], workers=config.workers, arguments=config.serve)
+            addresses = [stack.enter_context(service)]
+        tls = TLS(config.ca or None, config.certificate or None, config.key or None) if config.ca else None
+        token = Path(config.token_file) if config.token_file else None
+        async with Fleet(addresses, token=token, tls=tls) as fleet:
+            yield fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the environment's spec says that a policy needs: its action names, and whether it can show state keys."""
+
+    actions: tuple[str, ...]
+    state_key: bool
+
+
+async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
+    """Asks the servers. Raises UnknownEnvironment with what was probably meant."""
+    specs = await fleet.describe()
+    for spec in specs:
+        if spec.id == environment_id:
+            return Facts(tuple(spec.action_space.names), spec.capabilities.state_key)
+    raise unknown_environment(environment_id, [spec.id for spec in specs])
+
+
+@contextlib.asynccontextmanager
+async def open_run(
+    config: Config, path: Path, *, resume: bool, parallel: Parallel, screen: Screen, interrupts: Interrupts
+) -> AsyncIterator[Run]:
+    """All parts of a run, its state restored where one is resumed. Everything is closed at the end.
+
+    Raises ConfigError, RunExists, ServiceFailed, StarpodError and whatever stops a model from being loaded.
+    """
+    defaults = Config().to_dict()
+    folder = RunFolder(path)
+    if parallel.is_main:
+        folder = RunFolder.create(path, config.to_dict(), resume=resume, defaults=defaults, title=config.title)
+    checkpoints = Checkpoints(folder.checkpoints, config.checkpoint)
+    loaded = checkpoints.latest() if resume else None
+    # A run that was lost before its first checkpoint begins again, without what it had written.
+    resumed_step = None if not resume else loaded.step if loaded else -1
+    screen.phase("starting the environment services" if not config.environment.addresses else "connecting")
+    async with contextlib.AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(connect(config.environment))
+        facts = await read_facts(fleet, config.environment.id)
+        scribe = Scribe(config.warm_start, config.prompt, facts.actions)
+        demonstrations: list[Demonstration] = []
+        if loaded is None and (config.warm_start.steps or config.model.name == TINY):
+            screen.phase(f"gathering {config.warm_start.episodes} demonstrations")
+            if parallel.is_main:
+                demonstrations = await _demonstrate(config, fleet, facts)
+            demonstrations = parallel.broadcast_object(demonstrations)
+        policy = make_policy(config, scribe, demonstrations, folder, parallel)
+        policy.to(parallel.device)
+        # Sampling from a sharded model would be collective at every token: it gets a whole one, kept up to date.
+        sampler = policy if parallel.world == 1 else copy.deepcopy(policy)
+        parallel.shard(policy)
+        template = Template(policy.tokenizer, prefill=config.prompt.opening)
+        learner = Learner(
+            policy,
+            config.algorithm,
+            config.optimizer,
+            parallel,
+            temperature=config.sampling.temperature,
+            seed=derive(config.seed, "minibatches"),
+        )
+        engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens)
+        stack.push_async_callback(engine.close)
+        player = Player(
+            fleet,
+            engine,
+            template,
+            environment=config.environment,
+            prompt=config.prompt,
+            sampling=config.sampling,
+            rewards=Rewards(config.rewards),
+            seed=config.seed,
+            want=Want(state_key=config.algorithm.needs_state_key),
+            actions=facts.actions,
+        )
+        sinks = stack.enter_context(
+            Sinks(
+                config.monitor.sinks,
+                folder.path,
+                warn=screen.warn,
+                run_config=config.to_dict(),
+                resumed_step=resumed_step,
+            )
+        )
+        run = Run(
+            config,
+            fleet=fleet,
+            policy=policy,
+            sampler=sampler,
+            make_reference=lambda: make_policy(config, scribe, demonstrations, folder, parallel),
+            engine=engine,
+            player=player,
+            learner=learner,
+            parallel=parallel,
+            folder=folder,
+            checkpoints=checkpoints,
+            sinks=sinks,
+            screen=screen,
+            interrupts=interrupts,
+            demonstrations=demonstrations,
+            scribe=scribe,
+            actions=facts.actions,
+        )
+        if resumed_step is not None and parallel.is_main:
+            folder.cut_after(resumed_step)
+        if loaded is not None:
+            run.restore(loaded)
+        yield run
+
+
+async def _demonstrate(config: Config, fleet: Fleet, facts: Facts) -> list[Demonstration]:
+    seeds = SeedCursor(config.seeds.warmstart, config.seed).take(config.warm_start.episodes)
+    return await gather_demonstrations(fleet, config.warm_start, config.environment, seeds, facts.actions)
+
+
+def make_policy(
+    config: Config, scribe: Scribe, demonstrations: Sequence[Demonstration], folder: RunFolder, parallel: Parallel
+) -> Policy:
+    """The policy that the run begins with: the same on all ranks, and the same again when the run is resumed.
+
+    The tokenizer of a tiny model is made of the demonstrations' texts, so it is kept in the run folder.
+    """
+    critic = config.model.critic if config.algorithm.needs_critic else "none"
+    seed = derive(config.seed, "weights")
+    if config.model.name != TINY:
+        return build_policy(config.model, texts=None, critic=critic, seed=seed)
+    kept = folder.path / "initial"
+    if parallel.is_main and not kept.exists():
+        texts = list(scribe.texts(demonstrations))
+        temporary = folder.path / ".temporary-initial"
+        shutil.rmtree(temporary, ignore_errors=True)
+        build_policy(config.model, texts=texts, critic=critic, seed=seed).save(temporary)
+        temporary.rename(kept)
+    parallel.barrier()
+    return load_policy(kept)
