@@ -75,6 +75,7 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         "the same start before training",
         "the goal lies 4 down & 0 right; the hole is <next> to me",
         "reply as sampled",
+        "What the policy was told Reach the goal.",
     ):
         assert words in page.text, words
     assert page.tags.count("svg") >= 12
@@ -90,6 +91,15 @@ def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
 
 def path_count(folder: Path, name: str) -> int:
     return (folder / "report.html").read_text().count(f'class="{name}"')
+
+
+def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, {})
+    for step, success in ((0, 0.1), (25, 0.8), (50, 0.4)):
+        interval = {"success_low": success - 0.05, "success_high": success + 0.05}
+        folder.append_evaluation({"step": step, "success": success, **interval})
+    told = "The best evaluation was 80 % at step 25, and the policy has become worse since."
+    assert told in read(write_report(tmp_path)).text
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:

@@ -125,10 +125,12 @@ def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], evaluations: S
             said += "The intervals overlap: the difference may be chance. "
     best = max(evaluations, key=lambda summary: summary["success"])
     if best["success"] > after["success"]:
-        said += f"The best evaluation was {show(best['success'], 'share')} at step {best['step']:,}. "
+        said += f"The best evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
+        worse = best.get("success_low") is not None and best["success_low"] > after["success_high"]
+        said += ", and the policy has become worse since. " if worse else ". "
     greedy = after.get("greedy")
     if greedy and greedy.get("success") is not None:
-        said += f"Sampled greedily the last policy reaches {show(greedy['success'], 'share')}. "
+        said += f"Sampled greedily, the last policy reaches {show(greedy['success'], 'share')}. "
     return f"<p>{escape(said)}</p>"
 
 
@@ -330,7 +332,8 @@ def _provenance(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) ->
     if resumed:
         rows["resumed"] = "once" if len(resumed) == 1 else f"{len(resumed)} times"
     body = "".join(
-        f"<tr><td>{escape(key)}</td><td><code>{escape(str(value))}</code></td></tr>" for key, value in rows.items()
+        f'<tr><td class="key">{escape(key)}</td><td><code>{escape(str(value))}</code></td></tr>'
+        for key, value in rows.items()
     )
     metrics = ""
     if lines:
@@ -369,6 +372,12 @@ def _episodes(folder: RunFolder) -> str:
         if twin is not None:
             parts.append(_episode(twin, "the same start before training", opened=False))
     step = int(files[-1].stem.rpartition("-")[2])
+    told = chosen[0].instructions if chosen else ""
+    if told:
+        parts.append(
+            '<details class="episode"><summary><span class="muted">What the policy was told</span></summary>'
+            f'<div class="turn"><pre class="mono whole">{escape(told)}</pre></div></details>'
+        )
     return (
         f'<h2>Episodes</h2><p class="muted">From the evaluation at step {step:,}; episodes/ has all of them.</p>'
         + "".join(parts)

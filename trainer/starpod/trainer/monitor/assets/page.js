@@ -12,10 +12,21 @@ for (const svg of document.querySelectorAll('svg[data-hover]')) {
     at = Math.max(0, first.findIndex(p => p[0] >= lead[0]));
     cursor.setAttribute('x1', lead[0]); cursor.setAttribute('x2', lead[0]); cursor.setAttribute('visibility', 'visible');
     tip.replaceChildren(`${data.x} ${lead[2]}`);
-    data.lines.forEach((l, i) => { const p = nearest(l.points, lead[0]);
-      if (dots[i]) { dots[i].setAttribute('cx', p[0]); dots[i].setAttribute('cy', p[1]); dots[i].setAttribute('visibility', 'visible'); }
+    data.lines.forEach((line, i) => {
+      const point = nearest(line.points, lead[0]);
+      // A line that was not measured here has nothing to say here.
+      const here = Math.abs(point[0] - lead[0]) < 6;
+      if (dots[i]) {
+        dots[i].setAttribute('cx', point[0]);
+        dots[i].setAttribute('cy', point[1]);
+        dots[i].setAttribute('visibility', here ? 'visible' : 'hidden');
+      }
+      if (!here) return;
       const row = document.createElement('div'), key = document.createElement('i');
-      key.style.background = `var(--c${l.colour})`; row.append(key, `${l.label} ${p[3]}`); tip.append(row); });
+      key.style.background = `var(--c${line.colour})`;
+      row.append(key, `${line.label} ${point[3]}`);
+      tip.append(row);
+    });
     const box = svg.getBoundingClientRect(), x = box.left + lead[0] * box.width / svg.viewBox.baseVal.width;
     tip.style.visibility = 'visible';
     tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - tip.offsetWidth - 8)) + 'px';
