@@ -145,7 +145,7 @@ def test_what_can_be_loaded(run, tmp_path):
     assert is_run_or_checkpoint(run)
     assert is_run_or_checkpoint(run / "checkpoints" / "step-00000001")
     assert not is_run_or_checkpoint(run / "initial")
-    with pytest.raises(CheckpointError, match="neither the folder of a run nor one of its checkpoints"):
+    with pytest.raises(CheckpointError, match="neither a run's folder nor one of its checkpoints"):
         load_trained(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
@@ -164,5 +164,5 @@ def test_nothing_is_overwritten_and_no_adapter_made_up(run, tmp_path):
 def test_the_command(run, tmp_path):
     out = tmp_path / "model"
     result = CliRunner().invoke(starpod, ["export", str(run), str(out), "--which", "latest"])
-    assert (result.exit_code, result.output) == (0, f"{out}: the policy after 3 iterations, success 50.0%\n")
+    assert (result.exit_code, result.stdout) == (0, f"{out}: the policy after 3 iterations, success 50.0%\n")
     assert (out / "model.safetensors").exists()
