@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.episode import Episode
@@ -25,6 +25,7 @@ def test_layout_does_not_make_a_reply_different() -> None:
     assert response_diversity([member(1, "Go  Up\n"), member(1, "go up")]) == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=8), st.integers(2, 4))
 def test_more_groups_of_the_same_kind_leave_it_as_it_is(texts: list[str], times: int) -> None:
     batch = [member(group, text) for group in range(times) for text in texts]

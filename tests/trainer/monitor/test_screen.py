@@ -86,6 +86,14 @@ def test_fast_steps_do_not_flood_and_the_last_is_never_lost() -> None:
     assert "step 1000" in lines[-1]
 
 
+def test_a_phase_is_said_when_it_comes_for_the_first_time() -> None:
+    out = io.StringIO()
+    with PlainScreen(out, clock=Clock()) as screen:
+        for name in ("warm start", "collecting", "updating", "collecting", "updating"):
+            screen.phase(name)
+    assert out.getvalue().splitlines() == ["[0:00] warm start", "[0:00] collecting", "[0:00] updating"]
+
+
 def test_a_warning_is_given_once() -> None:
     out = io.StringIO()
     with PlainScreen(out) as screen:
@@ -127,7 +135,7 @@ def test_the_screen_shows_everything_and_leaves_a_summary() -> None:
     screen.close()
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(20, 200), st.integers(5, 70))
 def test_it_fits_whatever_room_there_is(width: int, height: int) -> None:
     view = View()
@@ -216,6 +224,7 @@ def test_durations() -> None:
     assert [duration(seconds) for seconds in (7, 245, 3729)] == ["0:07", "4:05", "1:02:09"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=80), st.integers(1, 30))
 def test_sparklines_take_any_values(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) <= width

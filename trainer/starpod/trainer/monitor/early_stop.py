@@ -9,15 +9,13 @@ from typing import Any
 
 from starpod.trainer.monitor.config import MonitorConfig
 
-LEARNT = 0.9
-"""Success of the collected episodes from which equal rewards mean that the task is learnt."""
-
 
 class EarlyStop:
     """Counts in a row, for each rule, the steps or evaluations that meet it."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config.early_stop
+        self._solved = config.echo_trap.solved
         self._start: list[float] = []
         self._low_std = 0
         self._low_success = 0
@@ -52,7 +50,7 @@ class EarlyStop:
         if not config.reward_std or self._low_std < config.reward_std_steps:
             return None
         success = metrics.get("collect/success")
-        learnt = success is not None and success >= LEARNT
+        learnt = success is not None and success >= self._solved
         meaning = (
             f"the task is learnt ({100 * success:.0f} % success)"
             if success is not None and learnt

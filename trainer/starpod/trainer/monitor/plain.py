@@ -64,7 +64,7 @@ class PlainScreen(SilentScreen):
         self._began = clock()
         self._spoke = float("-inf")
         self._withheld = ""
-        self._phase = ""
+        self._phases: set[str] = set()
         self._warned: set[str] = set()
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
@@ -73,10 +73,10 @@ class PlainScreen(SilentScreen):
             self._say(f"  {name.replace('_', ' ')}: {value}")
 
     def phase(self, name: str) -> None:
-        # Phases of every step would drown the log: only what is new since the last step is said.
-        if name != self._phase and name not in ("collecting", "updating", "syncing"):
+        # The phases of every step would drown the log: each is said when it comes for the first time.
+        if name not in self._phases:
+            self._phases.add(name)
             self._say(f"{self._stamp()} {name}")
-        self._phase = name
 
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         line = f"{self._stamp()} {step_line(step, total, metrics)}"
