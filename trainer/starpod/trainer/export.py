@@ -59,7 +59,7 @@ def _set_generation(policy: Policy, temperature: float) -> None:
     model = plain(policy.model)
     base = model.generation_config
     pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=temperature,
         top_k=0,

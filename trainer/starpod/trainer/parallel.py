@@ -143,9 +143,9 @@ class Parallel:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for module in [*_units(model), model]:
             fully_shard(module, mesh=mesh, mp_policy=policy)
-        for module in _sharded(model):
-            module.set_force_sum_reduction_for_comms(True)
-            module.set_gradient_divide_factor(1.0)
+        for shared in _sharded(model):
+            shared.set_force_sum_reduction_for_comms(True)
+            shared.set_gradient_divide_factor(1.0)
         if hasattr(model, "score"):
             register_fsdp_forward_method(model, "score")
 
