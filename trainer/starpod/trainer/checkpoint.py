@@ -170,17 +170,17 @@ class Checkpoints:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def latest(self) -> Loaded | None:
+    def latest(self, only: Collection[str] | None = None) -> Loaded | None:
         """The newest usable one; None if there is none at all.
 
-        One that is damaged is reported and passed over. Raises CheckpointError if all of them are.
+        only: as for `load`. One that is damaged is reported and passed over. Raises CheckpointError if all of them are.
         """
-        return self._first_usable(self._newest_first())
+        return self._first_usable(self._newest_first(), only)
 
-    def best(self) -> Loaded | None:
+    def best(self, only: Collection[str] | None = None) -> Loaded | None:
         """The one with the highest score, of equal ones the newest; None if none has a score. Else like `latest`."""
         scores = {path: score for path in self._newest_first() if (score := _score(path)) is not None}
-        return self._first_usable(sorted(scores, key=lambda path: -scores[path]))
+        return self._first_usable(sorted(scores, key=lambda path: -scores[path]), only)
 
     def load(self, path: Path, only: Collection[str] | None = None) -> Loaded:
         """Reads one folder and checks every byte of it against its manifest.
@@ -195,11 +195,11 @@ class Checkpoints:
         found = [path for path in paths if _FOLDER.fullmatch(path.name) and path not in without]
         return sorted(found, key=_order, reverse=True)
 
-    def _first_usable(self, paths: list[Path]) -> Loaded | None:
+    def _first_usable(self, paths: list[Path], only: Collection[str] | None) -> Loaded | None:
         errors: list[str] = []
         for path in paths:
             try:
-                return load_checkpoint(path)
+                return load_checkpoint(path, only)
             except CheckpointError as error:
                 errors.append(str(error))
                 if path != paths[-1]:

@@ -66,12 +66,13 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
 
 
 def _find(path: Path, which: Which) -> Loaded:
+    only = ["policy"]
     if (path / MANIFEST).is_file():
-        return load_checkpoint(path, only=["policy"])
+        return load_checkpoint(path, only)
     if not (path / "checkpoints").is_dir():
         raise CheckpointError(f"{path} is neither a run's folder nor one of its checkpoints (checkpoints/step-...)")
     checkpoints = Checkpoints(path / "checkpoints")
-    loaded = (checkpoints.best() if which == "best" else None) or checkpoints.latest()
+    loaded = (checkpoints.best(only) if which == "best" else None) or checkpoints.latest(only)
     if loaded is None:
         raise CheckpointError(f"the run {path} has no checkpoint yet")
     return loaded
