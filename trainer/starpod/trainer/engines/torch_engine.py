@@ -193,7 +193,7 @@ def _sharing_copy(model: Any) -> Any:
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared)
     twin.config._attn_implementation = ATTENTION
-    twin.gradient_checkpointing_disable()
+    # In evaluation mode nothing is dropped out, and no cache is given up for recomputing activations.
     return twin.eval()
 
 

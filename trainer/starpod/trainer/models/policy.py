@@ -60,7 +60,7 @@ class Policy(nn.Module):
         self.critic = _build_critic(config, model, critic)
         if config.gradient_checkpointing:
             for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
-                plain(part).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                _recompute_activations(plain(part))
         # Nothing is ever dropped out: the sampled distribution is the trained one.
         self.eval()
 
@@ -184,6 +184,14 @@ def load_policy(folder: Path) -> Policy:
     if policy.critic is not None:
         policy.critic.load_state_dict(load_file(folder / _CRITIC))
     return policy
+
+
+def _recompute_activations(model: Any) -> None:
+    # Under its newer name where transformers has it.
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _build_critic(config: ModelConfig, model: nn.Module, kind: CriticKind) -> SharedCritic | SeparateCritic | None:

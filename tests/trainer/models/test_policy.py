@@ -1,0 +1,277 @@
+"""Scoring against the plain formulas, saving, critics, adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.trainer.models import hf
+from starpod.trainer.models.config import LoraConfig, ModelConfig
+from starpod.trainer.models.errors import ModelError
+from starpod.trainer.models.policy import Policy, Scores, build_policy, load_policy
+from starpod.trainer.models.trunk import plain
+from tests.trainer.models.tiny_policy import TEXTS, tiny_policy
+
+POLICY = tiny_policy()
+
+
+def a_batch(policy: Policy, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Three sequences of 12, 9 and 5 tokens, some of them sampled."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths_B = torch.tensor([12, 9, 5])
+    tokens_BL = torch.randint(0, policy.vocabulary, (3, 12), generator=generator)
+    sampled_BL = torch.rand(3, 12, generator=generator) < 0.5
+    sampled_BL &= torch.arange(12) < lengths_B[:, None]
+    sampled_BL[:, 0] = False
+    sampled_BL[0, 11] = True
+    return tokens_BL, lengths_B, sampled_BL
+
+
+def formulas(
+    policy: Policy, tokens_BL: torch.Tensor, sampled_BL: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies the long way."""
+    log_p = (plain(policy.model)(tokens_BL).logits / temperature).log_softmax(-1)[:, :-1]
+    chosen = log_p.gather(-1, tokens_BL[:, 1:, None])[..., 0]
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return chosen[sampled_BL[:, 1:]], entropy[sampled_BL[:, 1:]]
+
+
+@pytest.mark.parametrize("logits_at_once", [2**25, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_and_their_gradients_are_those_of_the_formulas(temperature: float, logits_at_once: int) -> None:
+    policy = tiny_policy(logits_at_once=logits_at_once)
+    tokens_BL, lengths_B, sampled_BL = a_batch(policy)
+
+    def gradient(logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> torch.Tensor:
+        weights = torch.randn(2, len(logprobs_N), generator=torch.Generator().manual_seed(1))
+        policy.zero_grad()
+        (weights[0] @ logprobs_N + weights[1] @ entropy_N).backward()
+        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+    scores = policy.score(tokens_BL, lengths_B, sampled_BL, temperature=temperature, entropy=True)
+    expected = formulas(policy, tokens_BL, sampled_BL, temperature)
+    assert scores.entropy_N is not None
+    torch.testing.assert_close(scores.logprobs_N, expected[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(scores.entropy_N, expected[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(gradient(scores.logprobs_N, scores.entropy_N), gradient(*expected), atol=1e-4, rtol=1e-4)
+
+
+def test_the_gradient_of_log_probabilities_alone() -> None:
+    tokens_BL, lengths_B, sampled_BL = a_batch(POLICY)
+    gradients = []
+    for logprobs_N in (
+        POLICY.score(tokens_BL, lengths_B, sampled_BL).logprobs_N,
+        formulas(POLICY, tokens_BL, sampled_BL, 1.0)[0],
+    ):
+        POLICY.zero_grad()
+        (logprobs_N * torch.arange(len(logprobs_N))).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in POLICY.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+@given(st.integers(0, 100))
+@settings(max_examples=10, deadline=None)
+def test_neither_padding_nor_companions_change_a_score(seed: int) -> None:
+    tokens_BL, lengths_B, sampled_BL = a_batch(POLICY, seed)
+    with torch.no_grad():
+        together = POLICY.score(tokens_BL, lengths_B, sampled_BL).logprobs_N
+        garbage = torch.where(torch.arange(12) < lengths_B[:, None], tokens_BL, 7)
+        assert torch.equal(POLICY.score(garbage, lengths_B, sampled_BL).logprobs_N, together)
+        apart = [
+            POLICY.score(tokens_BL[row, None, :length], lengths_B[row, None], sampled_BL[row, None, :length]).logprobs_N
+            for row, length in enumerate(lengths_B.tolist())
+            if sampled_BL[row].any()
+        ]
+    torch.testing.assert_close(torch.cat(apart), together, atol=1e-5, rtol=0)
+
+
+def test_a_first_token_cannot_be_scored() -> None:
+    tokens_BL, lengths_B, sampled_BL = a_batch(POLICY)
+    sampled_BL[1, 0] = True
+    with pytest.raises(ValueError, match="no context"):
+        POLICY.score(tokens_BL, lengths_B, sampled_BL)
+
+
+def test_the_seed_decides_and_the_global_state_does_not() -> None:
+    torch.manual_seed(1)
+    first = tiny_policy(seed=3)
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1), after), "building a model consumed global randomness"
+    again, other = tiny_policy(seed=3), tiny_policy(seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+
+
+# --- critics ---------------------------------------------------------------------------------------------------------
+
+
+def values_of(policy: Policy) -> Scores:
+    return policy.score(*a_batch(policy), values=True)
+
+
+def trunk_gradient(policy: Policy) -> float:
+    return sum(p.grad.abs().sum().item() for p in policy.model.parameters() if p.grad is not None)
+
+
+def awaken(policy: Policy) -> None:
+    """A head of zeros passes no gradient on."""
+    assert policy.critic is not None
+    torch.nn.init.ones_(policy.critic.head.weight)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_shared_critic_reaches_the_trunk_unless_it_is_detached(detach: bool) -> None:
+    policy = tiny_policy("shared", detach_critic=detach)
+    awaken(policy)
+    scores = values_of(policy)
+    assert scores.values_N is not None
+    assert scores.values_N.shape == scores.logprobs_N.shape
+    scores.values_N.sum().backward()
+    assert (trunk_gradient(policy) == 0) == detach
+    assert {id(p) for p in policy.critic_parameters()}.isdisjoint(id(p) for p in policy.model.parameters())
+
+
+def test_a_separate_critic_has_weights_of_its_own() -> None:
+    policy = tiny_policy("separate")
+    awaken(policy)
+    scores = values_of(policy)
+    assert scores.values_N is not None
+    scores.values_N.sum().backward()
+    assert trunk_gradient(policy) == 0
+    gradients = [p.grad for p in policy.critic_parameters()]
+    assert all(gradient is not None for gradient in gradients)
+
+
+def test_a_value_is_that_of_the_context_before_the_token() -> None:
+    policy = tiny_policy("shared")
+    awaken(policy)
+    tokens_BL, lengths_B, sampled_BL = a_batch(policy)
+    before = policy.score(tokens_BL, lengths_B, sampled_BL, values=True).values_N
+    tokens_BL[0, 11] = (tokens_BL[0, 11] + 1) % policy.vocabulary
+    after = policy.score(tokens_BL, lengths_B, sampled_BL, values=True).values_N
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, after)
+
+
+def test_a_policy_without_a_critic_has_no_values() -> None:
+    assert not list(POLICY.critic_parameters())
+    with pytest.raises(ValueError, match="no critic"):
+        values_of(POLICY)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_checkpointing_computes_twice_and_changes_no_gradient() -> None:
+    gradients, counts = [], []
+    for checkpointing in (False, True):
+        policy = tiny_policy("separate", gradient_checkpointing=checkpointing)
+        awaken(policy)
+        calls: list[None] = []
+        policy.model.model.layers[0].mlp.register_forward_hook(lambda *_, calls=calls: calls.append(None))
+        scores = values_of(policy)
+        assert scores.values_N is not None
+        assert not policy.model.training, "sampling with a cache needs evaluation mode"
+        (scores.logprobs_N.sum() + scores.values_N.sum()).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+        counts.append(len(calls))
+    assert torch.equal(*gradients)
+    assert counts == [1, 2]
+
+
+# --- keeping, and pretrained models ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("critic", ["none", "shared", "separate"])
+def test_a_saved_policy_comes_back(critic: Any, tmp_path: Path) -> None:
+    policy = tiny_policy(critic)
+    if critic != "none":
+        awaken(policy)
+    policy.save(tmp_path)
+    loaded = load_policy(tmp_path)
+    assert loaded.critic_kind == critic
+    assert loaded.state_dict().keys() == policy.state_dict().keys()
+    batch = a_batch(policy)
+    first = policy.score(*batch, values=critic != "none")
+    second = loaded.score(*batch, values=critic != "none")
+    assert torch.equal(first.logprobs_N, second.logprobs_N)
+    if first.values_N is not None and second.values_N is not None:
+        assert torch.equal(first.values_N, second.values_N)
+
+
+def test_any_folder_with_a_model_is_a_policy(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    built = build_policy(ModelConfig(name=str(tmp_path)), texts=None, critic="shared", seed=0)
+    batch = a_batch(policy)
+    assert torch.equal(built.score(*batch).logprobs_N, policy.score(*batch).logprobs_N)
+
+
+def test_adapters_alone_are_trained_and_are_merged_when_saved(tmp_path: Path) -> None:
+    tiny_policy().save(tmp_path / "base")
+    config = ModelConfig(name=str(tmp_path / "base"), lora=LoraConfig(rank=4))
+    policy = build_policy(config, texts=None, critic="none", seed=0)
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora" in name for name in trained)
+    assert not any("lm_head" in name for name in trained)
+    batch = a_batch(policy)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    adapted = policy.score(*batch).logprobs_N
+    assert not torch.allclose(adapted, POLICY.score(*batch).logprobs_N)
+    adapted.sum().backward()
+    policy.save(tmp_path / "merged")
+    merged = load_policy(tmp_path / "merged").score(*batch).logprobs_N
+    torch.testing.assert_close(merged, adapted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tiny": {"hidden": 30, "heads": 4}}, "even, whole width"),
+        ({"tiny": {"heads": 4, "key_value_heads": 3}}, "does not divide"),
+        ({"lora": {"rank": 8}}, "starts from nothing"),
+        ({"name": "x/y", "attention": "flash_attention_2"}, "set model.dtype to bfloat16"),
+        ({"name": ""}, "empty"),
+        ({"size": 3}, "size"),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ModelConfig.model_validate(values)
+
+
+def test_a_name_is_enough() -> None:
+    assert ModelConfig.model_validate("some/model").name == "some/model"
+
+
+def test_a_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match=r"cannot load model .*Hugging Face name"):
+        build_policy(ModelConfig(name=str(tmp_path / "nothing")), texts=None, critic="none", seed=0)
+
+
+def test_flash_attention_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny_policy().save(tmp_path)
+    monkeypatch.setattr(hf.importlib.util, "find_spec", lambda name: None)
+    config = ModelConfig(name=str(tmp_path), attention="flash_attention_2", dtype="bfloat16")
+    with pytest.raises(ModelError, match="flash-attn"):
+        build_policy(config, texts=None, critic="none", seed=0)
+
+
+def test_a_tiny_model_needs_texts() -> None:
+    with pytest.raises(ModelError, match="texts"):
+        build_policy(ModelConfig(), texts=None, critic="none", seed=0)
+    assert build_policy(ModelConfig(), texts=TEXTS, critic="none", seed=0).vocabulary < 400

@@ -1,0 +1,104 @@
+"""The tiny policies' tokenizer: one token per word, nothing lost, nothing that depends on what stands beside it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from starpod.trainer.models.tokenizer import END, PAD, ROLES, TAGS, train_tokenizer
+from tests.trainer.models.tiny_policy import TEXTS, tiny_policy
+
+TOKENIZER = train_tokenizer(TEXTS, size=512)
+SPECIALS = (PAD, END, *ROLES, *TAGS)
+# Surrogates are no text: they cannot be written in UTF-8.
+ANY = st.text(st.characters(exclude_categories=("Cs",)))
+PIECES = st.lists(ANY | st.sampled_from((*SPECIALS, " ", "\n", " Down", "Up", "||", "#_P", "12"))).map("".join)
+
+
+def tokens(text: str) -> list[str]:
+    return TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode(text))
+
+
+@given(PIECES)
+def test_decoding_gives_the_text_back(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@given(PIECES, st.sampled_from(SPECIALS), PIECES)
+def test_what_stands_behind_a_special_token_changes_nothing_before_it(left: str, special: str, right: str) -> None:
+    whole = TOKENIZER.encode(left + special + right)
+    assert whole == TOKENIZER.encode(left) + TOKENIZER.encode(special) + TOKENIZER.encode(right)
+
+
+def test_a_reply_costs_a_token_per_tag_and_word() -> None:
+    assert tokens("<think>Down Right</think><answer>Down || Up</answer>") == [
+        "<think>",
+        " Down",
+        " Right",
+        "</think>",
+        "<answer>",
+        " Down",
+        " ||",
+        " Up",
+        "</answer>",
+    ]
+
+
+def test_every_cell_of_a_map_and_every_digit_is_a_token() -> None:
+    assert tokens("#PX_\n_OO√") == [" #", "P", "X", "_", "\n", "_", "O", "O", "√"]
+    assert tokens("120 7") == [" 1", "2", "0", " 7"]
+
+
+def test_an_observation_costs_a_token_per_word() -> None:
+    assert len(tokens(TEXTS[0])) == len(TEXTS[0].split())
+
+
+def test_role_markers_are_special_and_tags_are_text() -> None:
+    ids = TOKENIZER.encode("<|assistant|><think>Up</think><answer>Up</answer><|end|>")
+    assert TOKENIZER.decode(ids, skip_special_tokens=True).strip() == "<think>Up</think><answer>Up</answer>"
+    assert TOKENIZER.eos_token == END
+    assert TOKENIZER.pad_token == PAD
+
+
+def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
+    messages = [
+        {"role": "system", "content": "Walk to G."},
+        {"role": "user", "content": "P 3 2"},
+        {"role": "assistant", "content": "<answer>Up</answer>"},
+        {"role": "user", "content": "P 2 2"},
+    ]
+    renders = [TOKENIZER.apply_chat_template(messages[:count], tokenize=False) for count in range(1, 5)]
+    for shorter, longer in pairwise(renders):
+        assert longer.startswith(shorter)
+    asked = TOKENIZER.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
+    assert renders[2] == asked + messages[2]["content"] + END
+
+
+def test_the_same_texts_give_the_same_tokenizer_and_frequent_words_come_first() -> None:
+    texts = ["rare common common", "common other other"]
+    first, again = train_tokenizer(texts, size=320), train_tokenizer(list(texts), size=320)
+    assert first.get_vocab() == again.get_vocab()
+    small = train_tokenizer(texts, size=len(train_tokenizer([], size=320)) + 1)
+    assert " common" in small.get_vocab()
+    assert " other" not in small.get_vocab()
+
+
+def test_a_vocabulary_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="no room for words"):
+        train_tokenizer(TEXTS, size=256)
+
+
+def test_transformers_loads_it_from_the_folder_of_its_model(tmp_path: Path) -> None:
+    """It once gave a folder of type qwen2 another tokenizer, whatever lay in it."""
+    policy = tiny_policy()
+    policy.save(tmp_path)
+    text = "<|user|>#PX_ 120 ünseen<|assistant|><think>Down</think>"
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.encode(text) == policy.tokenizer.encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+    assert loaded.chat_template == policy.tokenizer.chat_template
