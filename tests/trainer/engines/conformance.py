@@ -1,0 +1,235 @@
+"""What every engine has to do, whatever samples behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from starpod.trainer.engines.base import Engine, Reply, Request
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import Policy, build_policy
+
+MAX_CONTEXT = 64
+TINY = {
+    "hidden": 16,
+    "layers": 1,
+    "heads": 2,
+    "intermediate": 32,
+    "vocabulary": 330,
+    "positions": MAX_CONTEXT,
+}
+
+
+def make_policy(seed: int = 1, *, head: int = 8) -> Policy:
+    """A tiny policy whose distribution is far from uniform, so that wrong weights show. head: width of its heads."""
+    config = ModelConfig.model_validate({"name": "tiny", "tiny": TINY | {"hidden": 2 * head}})
+    policy = build_policy(config, texts=["Up Down Left Right"], critic="none", seed=seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(4)
+    return policy
+
+
+def changed(policy: Policy, seed: int = 7) -> torch.nn.Module:
+    """The policy's model with other weights."""
+    model = copy.deepcopy(policy.model)
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draws) * 0.3)
+    return model
+
+
+def logprobs_under(model: torch.nn.Module, prompt: list[int], reply: list[int], temperature: float) -> list[float]:
+    """What the model says about the reply, by one plain forward pass."""
+    tokens = [*prompt, *reply]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([tokens])).logits[0].float() / (temperature or 1.0)
+    places = logits.log_softmax(-1)
+    return [float(places[len(prompt) - 1 + index, token]) for index, token in enumerate(reply)]
+
+
+def ask(prompt: list[int], *, tokens: int = 8, stop: frozenset[int] = frozenset(), seed: int = 0) -> Request:
+    return Request(prompt, max_tokens=tokens, stop=stop, seed=seed)
+
+
+async def until(condition: object, seconds: float = 10.0) -> None:
+    """Waits for a condition that other coroutines bring about."""
+    assert callable(condition)
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class EngineConformance:
+    """Derive, and give the fixtures `policy` and `engine` (made of the policy, at most MAX_CONTEXT tokens)."""
+
+    tolerance = 1e-4
+
+    @pytest.fixture
+    def policy(self) -> Policy:
+        return make_policy()
+
+    def close_to(self, reply: Reply, model: torch.nn.Module, prompt: list[int], temperature: float = 1.0) -> None:
+        wanted = logprobs_under(model, prompt, reply.tokens, temperature)
+        assert reply.logprobs == pytest.approx(wanted, abs=self.tolerance)
+
+    # --- one reply ---------------------------------------------------------------------------------------------------
+
+    async def test_a_reply_is_what_the_weights_say(self, engine: Engine, policy: Policy) -> None:
+        prompt = [5, 9, 2, 7]
+        reply = await engine.generate(ask(prompt, tokens=12))
+        assert len(reply.tokens) == len(reply.logprobs) == len(reply.versions) == 12
+        assert reply.finish == "length"
+        self.close_to(reply, policy.model, prompt)
+
+    async def test_log_probabilities_are_at_the_temperature(self, engine: Engine, policy: Policy) -> None:
+        prompt = [5, 9, 2, 7]
+        reply = await engine.generate(replace(ask(prompt), temperature=0.5))
+        self.close_to(reply, policy.model, prompt, 0.5)
+
+    async def test_temperature_zero_is_greedy(self, engine: Engine, policy: Policy) -> None:
+        prompt = [5, 9, 2]
+        reply = await engine.generate(replace(ask(prompt), temperature=0.0))
+        for place, token in enumerate(reply.tokens):
+            with torch.no_grad():
+                logits = policy.model(input_ids=torch.tensor([[*prompt, *reply.tokens[:place]]])).logits[0, -1]
+            assert float(logits[token]) == pytest.approx(float(logits.max()), abs=self.tolerance)
+
+    async def test_a_stop_token_ends_a_reply_and_is_part_of_it(self, engine: Engine) -> None:
+        prompt = [5, 9, 2, 7]
+        free = await engine.generate(ask(prompt, tokens=10))
+        stop = free.tokens[3]
+        reply = await engine.generate(ask(prompt, tokens=10, stop=frozenset({stop})))
+        assert reply.finish == "stop"
+        assert reply.tokens == free.tokens[: free.tokens.index(stop) + 1]
+
+    async def test_a_stop_token_at_the_limit_is_a_stop(self, engine: Engine) -> None:
+        prompt = [5, 9, 2, 7]
+        free = await engine.generate(ask(prompt, tokens=1))
+        reply = await engine.generate(ask(prompt, tokens=1, stop=frozenset(free.tokens)))
+        assert (reply.tokens, reply.finish) == (free.tokens, "stop")
+
+    async def test_a_context_is_never_longer_than_the_limit(self, engine: Engine) -> None:
+        prompt = [3] * (MAX_CONTEXT - 5)
+        reply = await engine.generate(ask(prompt, tokens=50))
+        assert (len(reply.tokens), reply.finish) == (5, "length")
+
+    @pytest.mark.parametrize("length", [MAX_CONTEXT, MAX_CONTEXT + 3])
+    async def test_a_prompt_that_leaves_no_token_is_refused(self, engine: Engine, length: int) -> None:
+        with pytest.raises(ValueError):
+            await engine.generate(ask([3] * length))
+
+    # --- many --------------------------------------------------------------------------------------------------------
+
+    async def test_company_does_not_change_a_reply(self, engine: Engine) -> None:
+        requests = [ask([5, 9, 2 + index], tokens=3 + index, seed=index) for index in range(12)]
+        alone = [await engine.generate(request) for request in requests]
+        together = await asyncio.gather(*(engine.generate(request) for request in requests))
+        assert [reply.tokens for reply in together] == [reply.tokens for reply in alone]
+
+    async def test_seeds_matter(self, engine: Engine) -> None:
+        replies = await asyncio.gather(*(engine.generate(ask([5, 9, 2, 7], seed=seed)) for seed in range(6)))
+        assert len({tuple(reply.tokens) for reply in replies}) > 1
+
+    async def test_a_conversation_is_exact_over_its_turns(self, engine: Engine, policy: Policy) -> None:
+        context = [5, 9, 2]
+        for turn in range(4):
+            reply = await engine.generate(replace(ask(context, tokens=4, seed=turn), conversation="talk"))
+            self.close_to(reply, policy.model, context)
+            context = [*context, *reply.tokens, 4, 6]
+        engine.forget("talk")
+        engine.forget("talk")
+
+    async def test_a_conversation_may_change_its_past(self, engine: Engine, policy: Policy) -> None:
+        for context in ([5, 9, 2, 8, 8], [5, 9, 3], [7], [5, 9, 2, 8, 8, 1]):
+            reply = await engine.generate(replace(ask(context), conversation="talk"))
+            self.close_to(reply, policy.model, context)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    async def test_new_weights_are_used_after_a_load(self, engine: Engine, policy: Policy) -> None:
+        prompt, other = [5, 9, 2, 7], changed(policy)
+        request = replace(ask(prompt), conversation="talk")
+        await engine.generate(request)
+        await engine.pause()
+        await engine.load(3, other)
+        await engine.resume()
+        reply = await engine.generate(request)
+        self.close_to(reply, other, prompt)
+        assert set(reply.versions) == {3}
+
+    async def test_a_reply_over_a_load_says_which_weights_sampled_what(self, engine: Engine, policy: Policy) -> None:
+        other = changed(policy)
+        prompts = [[5, 9, 2 + index] for index in range(4)]
+        before = engine.stats().sampled
+        calls = [asyncio.ensure_future(engine.generate(ask(prompt, tokens=50))) for prompt in prompts]
+        await until(lambda: engine.stats().running)
+        await asyncio.sleep(0.02)
+        await engine.pause()
+        await engine.load(1, other)
+        await engine.resume()
+        for prompt, reply in zip(prompts, await asyncio.gather(*calls), strict=True):
+            assert len(reply.tokens) == len(reply.versions) == len(reply.logprobs) == 50
+            assert reply.versions == sorted(reply.versions) and set(reply.versions) <= {0, 1}
+            cut = reply.versions.count(0)
+            wanted = logprobs_under(policy.model, prompt, reply.tokens, 1.0)[:cut]
+            wanted += logprobs_under(other, prompt, reply.tokens, 1.0)[cut:]
+            assert reply.logprobs == pytest.approx(wanted, abs=self.tolerance)
+        assert engine.stats().sampled == before + 4 * 50
+
+    async def test_nothing_is_sampled_during_a_pause(self, engine: Engine) -> None:
+        await engine.pause()
+        before = engine.stats().sampled
+        call = asyncio.ensure_future(engine.generate(ask([5, 9])))
+        await asyncio.sleep(0.02)
+        assert not call.done()
+        assert engine.stats().sampled == before
+        await engine.resume()
+        assert len((await call).tokens) == 8
+
+    async def test_a_pause_without_a_load_changes_no_distribution(self, engine: Engine, policy: Policy) -> None:
+        prompt = [5, 9, 2]
+        call = asyncio.ensure_future(engine.generate(ask(prompt, tokens=40)))
+        for _ in range(3):
+            await asyncio.sleep(0.005)
+            await engine.pause()
+            await engine.resume()
+        reply = await call
+        assert len(reply.tokens) == 40
+        self.close_to(reply, policy.model, prompt)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    async def test_a_cancelled_call_leaves_the_others_alone(self, engine: Engine, policy: Policy) -> None:
+        calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=30))) for index in range(4)]
+        await until(lambda: engine.stats().running)
+        calls[1].cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(results[1], asyncio.CancelledError)
+        for index in (0, 2, 3):
+            reply = results[index]
+            assert isinstance(reply, Reply)
+            self.close_to(reply, policy.model, [5, index])
+        await until(lambda: not engine.stats().running)
+
+    async def test_closing_fails_calls_in_flight(self, engine: Engine) -> None:
+        call = asyncio.ensure_future(engine.generate(ask([5, 9], tokens=60)))
+        await until(lambda: engine.stats().running)
+        await engine.close()
+        result = (await asyncio.gather(call, return_exceptions=True))[0]
+        assert isinstance(result, Exception)
+        await engine.close()
+
+    async def test_counters_add_up(self, engine: Engine) -> None:
+        replies = await asyncio.gather(*(engine.generate(ask([5, 9, index], tokens=4)) for index in range(3)))
+        stats = engine.stats()
+        assert stats.requests == 3
+        assert stats.sampled == sum(len(reply.tokens) for reply in replies) == 12
+        assert stats.prefilled + stats.reused == 9
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert stats.seconds > 0

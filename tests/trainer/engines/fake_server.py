@@ -1,0 +1,179 @@
+"""A stand-in for `vllm serve`, on a real socket: strict about paths, methods, queries and bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.trainer.engines.fake_core import FakeCore, Paused
+from tests.trainer.engines.vllm_facts import (
+    BODIES,
+    GENERATE_REQUEST,
+    NCCL_INIT,
+    NCCL_UPDATE,
+    QUERIES,
+    SAMPLING_PARAMETERS,
+)
+
+
+class FakeServer:
+    """dev: whether the development endpoints are on. new_updates: whether weight updates have a start and a finish.
+
+    faults: status codes (or 0: a connection cut) that the next requests to /inference/v1/generate get.
+    sessions: the X-Session-ID of each generation.
+    """
+
+    def __init__(
+        self, core: FakeCore, *, dev: bool = True, new_updates: bool = True, logprobs_mode: str = "processed_logprobs"
+    ) -> None:
+        self.core = core
+        self.dev = dev
+        self.new_updates = new_updates
+        self.logprobs_mode = logprobs_mode
+        self.max_model_len = 4096
+        self.faults: list[int] = []
+        self.sessions: list[str] = []
+        self.asked = 0
+        self.inits: list[dict[str, Any]] = []
+        self.updates: list[dict[str, Any]] = []
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        """Serves, and gives its address."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for connection in list(self._connections):
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        self._connections.add(me)
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.discard(me)
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        line = await reader.readline()
+        if not line:
+            return False
+        method, target, _ = line.decode().split()
+        headers = {}
+        while (line := await reader.readline()).strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.strip().lower()] = value.strip()
+        raw = await reader.readexactly(int(headers.get("content-length", 0)))
+        url = urlsplit(target)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        body = json.loads(raw) if raw else None
+        # Like the real one it stops working on what nobody waits for any more.
+        work = asyncio.ensure_future(self._answer(method, url.path, query, body, headers))
+        gone = asyncio.ensure_future(reader.read(1))
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            return False
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        status, content = work.result()
+        if not status:
+            return False
+        answer = json.dumps(content).encode()
+        writer.write(
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(answer)}\r\n\r\n".encode()
+            + answer
+        )
+        await writer.drain()
+        return True
+
+    async def _answer(
+        self, method: str, path: str, query: dict[str, str], body: Any, headers: dict[str, str]
+    ) -> tuple[int, Any]:
+        assert set(query) <= QUERIES.get(path, set()), f"{path} takes no {query}"
+        if path != "/inference/v1/generate":
+            assert set(body or ()) <= BODIES.get(path, set()), f"{path} takes no {body}"
+            if not self.dev:
+                return 404, {"detail": "Not Found"}
+        match method, path:
+            case "POST", "/inference/v1/generate":
+                return await self._generate(body, headers)
+            case "GET", "/server_info":
+                assert query == {"config_format": "json"}, "as text it cannot be read"
+                model = {"logprobs_mode": self.logprobs_mode, "max_model_len": self.max_model_len}
+                return 200, {"vllm_config": {"model_config": model}, "vllm_env": {}, "system_env": {}}
+            case "POST", "/pause":
+                self.core.pause(query.get("mode", "abort"))
+                return 200, {"status": "paused"}
+            case "POST", "/resume":
+                self.core.resume()
+                return 200, {"status": "resumed"}
+            case "POST", "/collective_rpc":
+                assert body["method"] == "reload_weights"
+                try:
+                    self.core.reload(Path(body["kwargs"]["weights_path"]))
+                except FileNotFoundError as error:
+                    return 500, {"error": {"message": str(error), "type": "InternalServerError", "code": 500}}
+                return 200, {"results": [None]}
+            case "GET", "/get_world_size":
+                return 200, {"world_size": 2}
+            case "POST", "/init_weight_transfer_engine":
+                assert set(body["init_info"]) == NCCL_INIT
+                self.core.log.append("init")
+                self.inits.append(body["init_info"])
+                return 200, {"message": "Weight transfer initialized"}
+            case "POST", "/update_weights":
+                assert set(body["update_info"]) == NCCL_UPDATE
+                self.core.log.append("update")
+                self.updates.append(body["update_info"])
+                return 200, {"message": "Weights updated"}
+            case "POST", "/start_weight_update" | "/finish_weight_update" if self.new_updates:
+                self.core.log.append(path.removeprefix("/").removesuffix("_weight_update"))
+                return 200, {"message": ""}
+        return 404, {"detail": "Not Found"}
+
+    async def _generate(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, Any]:
+        self.asked += 1
+        if self.faults:
+            status = self.faults.pop(0)
+            return status, {"error": {"message": "on purpose", "type": "Fault", "code": status}}
+        assert set(body) <= GENERATE_REQUEST, f"unknown keys: {set(body) - GENERATE_REQUEST}"
+        values = body["sampling_params"]
+        assert set(values) <= SAMPLING_PARAMETERS, f"unknown keys: {set(values) - SAMPLING_PARAMETERS}"
+        assert values["ignore_eos"] and values["logprobs"] == 0 and not body.get("stream")
+        assert all(isinstance(token, int) and token >= 0 for token in body["token_ids"]) and body["token_ids"]
+        self.sessions.append(headers.get("x-session-id", ""))
+        try:
+            sampled = await self.core.sample(body["request_id"], body["token_ids"], body.get("cache_salt"), values)
+        except Paused as error:
+            return 503, {"error": {"message": str(error), "type": "ServiceUnavailable", "code": 503}}
+        places = [
+            {"token": f"token_id:{token}", "logprob": max(value, -9999.0), "bytes": None, "top_logprobs": []}
+            for token, value in zip(sampled.tokens, sampled.logprobs, strict=True)
+        ]
+        choice = {
+            "index": 0,
+            "logprobs": {"content": places},
+            "finish_reason": sampled.finish,
+            "token_ids": sampled.tokens,
+            "routed_experts": None,
+        }
+        usage = {"prompt_tokens": len(body["token_ids"]), "completion_tokens": len(sampled.tokens)}
+        return 200, {"request_id": body["request_id"], "model": "m", "created": 0, "choices": [choice], "usage": usage}

@@ -1,0 +1,146 @@
+"""A stand-in for the package vllm: the classes that the engine in process uses, with their signatures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainer.engines.fake_core import FakeCore
+
+
+class RequestOutputKind(Enum):
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams:
+    def __init__(
+        self,
+        n: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_token_ids: list[int] | None = None,
+        ignore_eos: bool = False,
+        max_tokens: int | None = 16,
+        logprobs: int | None = None,
+        detokenize: bool = True,
+        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+    ) -> None:
+        assert 0 <= temperature <= 2
+        assert seed is None or -(2**63) <= seed < 2**63
+        self.values = {
+            "temperature": temperature,
+            "seed": seed,
+            "stop_token_ids": stop_token_ids or [],
+            "max_tokens": max_tokens,
+        }
+        assert ignore_eos, "else other tokens than those of the request end a reply"
+        assert logprobs == 0 and not detokenize and output_kind is RequestOutputKind.FINAL_ONLY and n == 1
+
+
+def TokensPrompt(*, prompt_token_ids: list[int], cache_salt: str) -> dict[str, Any]:
+    return {"prompt_token_ids": prompt_token_ids, "cache_salt": cache_salt}
+
+
+@dataclass
+class AsyncEngineArgs:
+    model: str
+    skip_tokenizer_init: bool = False
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    gpu_memory_utilization: float = 0.92
+    tensor_parallel_size: int = 1
+    enable_prefix_caching: bool | None = None
+    logprobs_mode: str = "raw_logprobs"
+    worker_extension_cls: str = ""
+    disable_log_stats: bool = False
+
+
+class AsyncLLM:
+    made: list[AsyncLLM] = []  # noqa: RUF012 - the tests look at what the engine made
+
+    def __init__(self, arguments: AsyncEngineArgs) -> None:
+        self.arguments = arguments
+        self.core = FakeCore(Path(arguments.model))
+        self.shut_down = False
+        AsyncLLM.made.append(self)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+    ) -> AsyncLLM:
+        return cls(engine_args)
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncIterator[Any]:
+        ids = prompt["prompt_token_ids"]
+        assert len(ids) + sampling_params.values["max_tokens"] <= (self.arguments.max_model_len or 0)
+        sampled = await self.core.sample(request_id, ids, prompt["cache_salt"], sampling_params.values)
+        logprobs = [
+            {token: SimpleNamespace(logprob=value)}
+            for token, value in zip(sampled.tokens, sampled.logprobs, strict=True)
+        ]
+        output = SimpleNamespace(token_ids=sampled.tokens, logprobs=logprobs, finish_reason=sampled.finish)
+        yield SimpleNamespace(outputs=[output], num_cached_tokens=0, finished=True)
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        self.core.pause(mode)
+
+    async def resume_generation(self) -> None:
+        self.core.resume()
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> list[None]:
+        assert method == "reload_weights"
+        self.core.reload(Path(kwargs["weights_path"]))
+        return [None]
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.shut_down = True
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Makes the stand-in importable, and torch believe in a GPU."""
+    contents = {
+        "vllm": {"SamplingParams": SamplingParams, "TokensPrompt": TokensPrompt},
+        "vllm.engine": {},
+        "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
+        "vllm.sampling_params": {"RequestOutputKind": RequestOutputKind},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
+    }
+    for name, values in contents.items():
+        module = ModuleType(name)
+        for key, value in values.items():
+            setattr(module, key, value)
+        patch.setitem(sys.modules, name, module)
+    patch.setattr("torch.cuda.is_available", lambda: True)
+    patch.setattr(AsyncLLM, "made", [])

@@ -1,0 +1,248 @@
+"""vLLM in process: against a stand-in whose signatures are those of the real package."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.errors import EngineError
+from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.vllm_local import LocalVllm
+from starpod.trainer.engines.vllm_worker import WeightReceiver
+from starpod.trainer.models.policy import Policy
+from tests.trainer.engines import fake_vllm, vllm_facts
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
+from tests.trainer.engines.fake_vllm import AsyncLLM
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_vllm.install(monkeypatch)
+
+
+class TestLocalVllm(EngineConformance):
+    @pytest.fixture
+    async def engine(self, patched: None, policy: Policy) -> AsyncIterator[LocalVllm]:
+        engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
+        assert isinstance(engine, LocalVllm)
+        yield engine
+        await engine.close()
+
+
+async def test_it_is_started_for_training(patched: None) -> None:
+    config = EngineConfig(name="vllm", slots=7, dtype="bfloat16", gpu_memory_fraction=0.3)
+    engine = build_engine(config, make_policy(), max_context=MAX_CONTEXT)
+    arguments = AsyncLLM.made[0].arguments
+    assert arguments.logprobs_mode == "processed_logprobs"
+    assert (arguments.max_model_len, arguments.max_num_seqs) == (MAX_CONTEXT, 7)
+    assert (arguments.dtype, arguments.gpu_memory_utilization) == ("bfloat16", 0.3)
+    await engine.close()
+    assert AsyncLLM.made[0].shut_down
+
+
+async def test_weights_come_through_the_folder_and_leave_it(patched: None, tmp_path: Path) -> None:
+    policy = make_policy()
+    engine = build_engine(EngineConfig(name="vllm", handover_folder=str(tmp_path)), policy, max_context=MAX_CONTEXT)
+    for version in (1, 2):
+        await engine.pause()
+        await engine.load(version, changed(policy, version))
+        await engine.resume()
+    assert AsyncLLM.made[0].core.log == ["pause", "reload", "resume"] * 2
+    assert list(tmp_path.iterdir()) == []
+    await engine.close()
+    assert tmp_path.exists()
+
+
+async def test_a_failed_hand_over_says_so(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy()
+    engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
+
+    def fail(folder: Path) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(AsyncLLM.made[0].core, "reload", fail)
+    await engine.pause()
+    with pytest.raises(EngineError, match=r"version 4 .*out of memory"):
+        await engine.load(4, policy.model)
+    await engine.close()
+
+
+async def test_a_dead_engine_is_an_engine_error(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+
+    async def die(*_: Any) -> None:
+        raise RuntimeError("EngineCore encountered an issue")
+
+    monkeypatch.setattr(AsyncLLM.made[0].core, "sample", die)
+    with pytest.raises(EngineError, match="EngineCore encountered an issue"):
+        await engine.generate(ask([1, 2]))
+    await engine.close()
+
+
+async def test_load_outside_of_a_pause_is_refused(patched: None) -> None:
+    policy = make_policy()
+    engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
+    with pytest.raises(RuntimeError, match="between pause and resume"):
+        await engine.load(1, policy.model)
+    await engine.close()
+
+
+async def test_calls_that_reach_a_paused_engine_are_made_again(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that crosses the pause on its way would wait for a resume that waits for it."""
+    monkeypatch.setattr("starpod.trainer.engines.served.GRACE_SECONDS", 0.01)
+    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+    core = AsyncLLM.made[0].core
+    for refuses in (False, True):
+        core.refuses = refuses
+        call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+        core.pause("abort")  # before the call has begun
+        await asyncio.sleep(0)
+        await engine.pause()
+        await engine.resume()
+        assert len((await call).tokens) == 8
+    await engine.close()
+
+
+async def test_more_calls_than_slots_are_counted_as_waiting(patched: None) -> None:
+    engine = build_engine(EngineConfig(name="vllm", slots=2), make_policy(), max_context=MAX_CONTEXT)
+    calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(5)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    stats = engine.stats()
+    assert (stats.slots, stats.running, stats.waiting) == (2, 2, 3)
+    await asyncio.gather(*calls)
+    await engine.close()
+
+
+# --- what it is refused with ------------------------------------------------------------------------------------------
+
+
+def test_without_vllm_one_sentence_says_what_to_install() -> None:
+    pytest.importorskip("torch")
+    if installed():
+        pytest.skip("vllm is installed")
+    with pytest.raises(EngineError, match=r"pip install 'starpod\[vllm\]'") as raised:
+        build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_a_gpu_it_is_refused(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(EngineError, match="GPU"):
+        build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+
+
+def test_ipc_needs_a_policy_on_the_gpu(patched: None) -> None:
+    with pytest.raises(EngineError, match="on the CPU"):
+        build_engine(EngineConfig(name="vllm", handover="ipc"), make_policy(), max_context=MAX_CONTEXT)
+
+
+# --- the worker's side of CUDA IPC ------------------------------------------------------------------------------------
+
+
+def test_the_gpu_number_is_the_argument_that_is_replaced() -> None:
+    assert list(inspect.signature(rebuild_cuda_tensor).parameters)[6] == "storage_device"
+
+
+def rebuild(*arguments: Any) -> tuple[Any, ...]:
+    return arguments
+
+
+def test_the_worker_opens_handles_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.ipc_collect", lambda: None)
+
+    class Worker(WeightReceiver):
+        device = torch.device("cuda:3")
+
+        def __init__(self) -> None:
+            self.loaded: list[Any] = []
+
+        def reload_weights(self, weights_iterator: Any = None, weights_path: Any = None) -> None:
+            self.loaded = list(weights_iterator)
+
+    worker = Worker()
+    handles = pickle.dumps([("a.weight", (rebuild, (0, 1, 2, 3, 4, 5, 0, 7, 8)))])
+    worker.starpod_receive(handles)
+    assert worker.loaded == [("a.weight", (0, 1, 2, 3, 4, 5, 3, 7, 8))]
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def installed() -> bool:
+    try:
+        import vllm  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [name for name in vllm_facts.SIGNATURES if name.startswith("AsyncLLM")])
+def test_the_stand_in_has_the_recorded_signatures(name: str) -> None:
+    recorded = vllm_facts.SIGNATURES[name]
+    function = getattr(AsyncLLM, name.removeprefix("AsyncLLM."))
+    vllm_facts.check_signature(function, recorded.removeprefix("self ") if inspect.ismethod(function) else recorded)
+    mine = set(inspect.signature(function).parameters)
+    assert mine <= set(recorded.split()), f"the stand-in takes what the package does not: {mine}"
+
+
+def test_the_stand_in_takes_no_arguments_that_the_package_does_not() -> None:
+    assert set(inspect.signature(fake_vllm.AsyncEngineArgs).parameters) <= vllm_facts.ENGINE_ARGUMENTS
+    assert set(inspect.signature(fake_vllm.SamplingParams).parameters) <= vllm_facts.SAMPLING_PARAMETERS
+
+
+@pytest.mark.gpu
+def test_the_installed_package_has_the_recorded_signatures() -> None:
+    pytest.importorskip("vllm")
+    from dataclasses import fields
+
+    from vllm import SamplingParams
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+    from vllm.distributed.utils import StatelessProcessGroup
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM as RealLLM
+
+    owners = {
+        "AsyncLLM": RealLLM,
+        "StatelessProcessGroup": StatelessProcessGroup,
+        "PyNcclCommunicator": PyNcclCommunicator,
+    }
+    for name, recorded in vllm_facts.SIGNATURES.items():
+        owner, _, method = name.partition(".")
+        if owner in owners:
+            vllm_facts.check_signature(getattr(owners[owner], method), recorded)
+    assert {field.name for field in fields(AsyncEngineArgs)} >= vllm_facts.ENGINE_ARGUMENTS
+    assert set(SamplingParams.__struct_fields__) >= vllm_facts.SAMPLING_PARAMETERS
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+class TestRealVllm(EngineConformance):
+    """The package itself, in float32 so that its numbers can be compared."""
+
+    tolerance = 5e-3
+
+    @pytest.fixture
+    def policy(self) -> Policy:
+        pytest.importorskip("vllm")
+        return make_policy(head=32)
+
+    @pytest.fixture
+    async def engine(self, policy: Policy) -> AsyncIterator[LocalVllm]:
+        engine = LocalVllm(
+            EngineConfig(name="vllm", dtype="float32", gpu_memory_fraction=0.1, slots=16),
+            policy.model,
+            max_context=MAX_CONTEXT,
+        )
+        yield engine
+        await engine.close()

@@ -1,0 +1,269 @@
+"""vLLM over HTTP: against a strict stand-in on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.errors import EngineError
+from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.vllm_remote import NcclSender, RemoteVllm
+from starpod.trainer.models.policy import Policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy, until
+from tests.trainer.engines.fake_core import FakeCore
+from tests.trainer.engines.fake_server import FakeServer
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+
+
+def copy_of(policy: Policy) -> Any:
+    """A model of the server's own, with the same weights."""
+    import copy
+
+    return copy.deepcopy(policy.model)
+
+
+def connect(*urls: str, **values: Any) -> RemoteVllm:
+    engine = build_engine(EngineConfig(name="vllm_remote", urls=urls, **values), make_policy(), max_context=MAX_CONTEXT)
+    assert isinstance(engine, RemoteVllm)
+    return engine
+
+
+class TestRemoteVllm(EngineConformance):
+    @pytest.fixture(params=[False, True], ids=["keeps", "refuses"])
+    def refuses(self, request: pytest.FixtureRequest) -> bool:
+        """What becomes of requests between pause and resume: older and newer versions."""
+        return bool(request.param)
+
+    @pytest.fixture
+    async def engine(self, policy: Policy, refuses: bool) -> AsyncIterator[RemoteVllm]:
+        core = FakeCore(model=copy_of(policy), refuses=refuses)
+        async with FakeServer(core).serve() as url:
+            engine = connect(url)
+            yield engine
+            await engine.close()
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return make_policy()
+
+
+async def test_the_order_of_a_hand_over(policy: Policy, tmp_path: Path) -> None:
+    servers = [FakeServer(FakeCore(model=copy_of(policy))) for _ in range(2)]
+    async with servers[0].serve() as one, servers[1].serve() as two:
+        engine = connect(one, two, handover_folder=str(tmp_path))
+        await engine.pause()
+        await engine.load(1, changed(policy))
+        assert list(tmp_path.iterdir()) == []
+        await engine.resume()
+        await engine.close()
+    assert [server.core.log for server in servers] == [["pause", "reload", "resume"]] * 2
+
+
+async def test_a_conversation_stays_on_one_server(policy: Policy) -> None:
+    servers = [FakeServer(FakeCore(model=copy_of(policy))) for _ in range(2)]
+    async with servers[0].serve() as one, servers[1].serve() as two:
+        engine = connect(one, two)
+        for turn in range(3):
+            await asyncio.gather(
+                *(
+                    engine.generate(replace(ask([1, 2], tokens=1, seed=turn), conversation=f"talk {index}"))
+                    for index in range(12)
+                )
+            )
+        await engine.close()
+    first, second = (set(server.sessions) for server in servers)
+    assert first and second and not first & second
+    assert len(first | second) == 12
+
+
+@pytest.mark.parametrize("fault", [500, 503, 0], ids=["error", "overloaded", "cut"])
+async def test_failed_calls_are_made_again(policy: Policy, fault: int) -> None:
+    server = FakeServer(FakeCore(model=copy_of(policy)))
+    async with server.serve() as url:
+        engine = connect(url)
+        undisturbed = await engine.generate(ask([1, 2, 3]))
+        server.asked = 0
+        server.faults = [fault, fault]
+        reply = await engine.generate(ask([1, 2, 3]))
+        await engine.close()
+    assert server.asked == 3
+    assert reply.tokens == undisturbed.tokens
+
+
+async def test_a_server_that_keeps_failing_is_an_error(policy: Policy) -> None:
+    server = FakeServer(FakeCore(model=copy_of(policy)))
+    server.faults = [500] * 10
+    async with server.serve() as url:
+        engine = connect(url, retries=2)
+        with pytest.raises(EngineError, match="refused /inference/v1/generate"):
+            await engine.generate(ask([1, 2, 3]))
+        await engine.close()
+    assert server.asked == 3
+
+
+async def test_a_server_that_is_gone_is_an_error(policy: Policy) -> None:
+    async with FakeServer(FakeCore(model=copy_of(policy))).serve() as url:
+        engine = connect(url, retries=1)
+        await engine.generate(ask([1, 2]))
+    with pytest.raises(EngineError, match=f"{url} is gone"):
+        await engine.generate(ask([1, 2]))
+    with pytest.raises(EngineError, match=f"{url} is gone"):
+        await engine.pause()
+    await engine.close()
+
+
+async def test_a_server_that_does_not_answer_is_an_error(policy: Policy) -> None:
+    core = FakeCore(model=copy_of(policy))
+    core.tick = lambda: asyncio.sleep(3600)
+    async with FakeServer(core).serve() as url:
+        engine = connect(url, retries=0, timeout=0.2)
+        with pytest.raises(EngineError, match="did not answer"):
+            await engine.generate(ask([1, 2]))
+        await engine.close()
+
+
+async def test_a_cancelled_call_stops_the_server(policy: Policy) -> None:
+    core = FakeCore(model=copy_of(policy))
+    core.tick = lambda: asyncio.sleep(3600)
+    async with FakeServer(core).serve() as url:
+        engine = connect(url)
+        call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+        await until(lambda: core.running)
+        call.cancel()
+        await until(lambda: not core.running)
+        await engine.close()
+
+
+async def test_a_server_without_control_is_refused(policy: Policy) -> None:
+    async with FakeServer(FakeCore(model=copy_of(policy)), dev=False).serve() as url:
+        engine = connect(url)
+        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+            await engine.generate(ask([1, 2]))
+        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+            await engine.pause()
+        await engine.close()
+
+
+async def test_a_server_with_other_log_probabilities_is_refused(policy: Policy) -> None:
+    async with FakeServer(FakeCore(model=copy_of(policy)), logprobs_mode="raw_logprobs").serve() as url:
+        engine = connect(url)
+        with pytest.raises(EngineError, match="raw_logprobs"):
+            await engine.generate(ask([1, 2]))
+        await engine.close()
+
+
+async def test_a_server_with_a_short_context_is_refused(policy: Policy) -> None:
+    server = FakeServer(FakeCore(model=copy_of(policy)))
+    server.max_model_len = MAX_CONTEXT - 1
+    async with server.serve() as url:
+        engine = connect(url)
+        with pytest.raises(EngineError, match=f"--max-model-len {MAX_CONTEXT}"):
+            await engine.generate(ask([1, 2]))
+        await engine.close()
+
+
+async def test_a_folder_that_the_server_cannot_see_is_explained(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = FakeCore(model=copy_of(policy))
+    reload = core.reload
+    monkeypatch.setattr(core, "reload", lambda folder: reload(Path("/elsewhere") / folder.name))
+    async with FakeServer(core).serve() as url:
+        engine = connect(url, retries=0)
+        await engine.pause()
+        with pytest.raises(EngineError, match=r"engine\.handover_folder"):
+            await engine.load(1, policy.model)
+        await engine.close()
+
+
+# --- from GPU to GPU --------------------------------------------------------------------------------------------------
+
+
+class Group:
+    """What the trainer does with its communicator."""
+
+    made: list[dict[str, Any]] = []  # noqa: RUF012 - the test looks at it
+    sent: list[torch.Tensor] = []  # noqa: RUF012
+
+    @staticmethod
+    def create(host: str, port: int, rank: int, world_size: int) -> str:
+        Group.made.append({"host": host, "port": port, "rank": rank, "world_size": world_size})
+        return "group"
+
+    def __init__(self, group: Any, device: Any) -> None:
+        assert group == "group"
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        assert src == 0 and tensor.is_contiguous()
+        Group.sent.append(tensor.clone())
+
+
+@pytest.mark.parametrize("new_updates", [True, False], ids=["start and finish", "update alone"])
+async def test_weights_are_broadcast_in_the_announced_order(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, new_updates: bool
+) -> None:
+    contents = {
+        "vllm": {},
+        "vllm.distributed": {},
+        "vllm.distributed.device_communicators": {},
+        "vllm.distributed.device_communicators.pynccl": {"PyNcclCommunicator": Group},
+        "vllm.distributed.utils": {"StatelessProcessGroup": Group},
+    }
+    for name, values in contents.items():
+        module = ModuleType(name)
+        module.__dict__.update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr(Group, "made", [])
+    monkeypatch.setattr(Group, "sent", [])
+    servers = [FakeServer(FakeCore(model=copy_of(policy)), new_updates=new_updates) for _ in range(2)]
+    async with servers[0].serve() as one, servers[1].serve() as two:
+        engine = connect(one, two, handover="nccl", nccl_address="10.0.0.1:29500")
+        sender = engine._nccl
+        assert isinstance(sender, NcclSender)
+        model = policy.model
+        monkeypatch.setattr(sender, "_device_of", lambda model: torch.device("cuda"))
+        await engine.pause()
+        await engine.load(1, model)
+        await engine.resume()
+        await engine.pause()
+        await engine.load(2, model)
+        await engine.resume()
+        await engine.close()
+    update = ["start", "update", "finish"] if new_updates else ["update"]
+    assert servers[0].core.log == ["pause", "init", *update, "resume", "pause", *update, "resume"]
+    # Two workers on each server, after the trainer.
+    assert [server.inits[0]["rank_offset"] for server in servers] == [1, 3]
+    assert Group.made == [{"host": "10.0.0.1", "port": 29500, "rank": 0, "world_size": 5}]
+    announced = servers[1].updates[0]
+    parameters = dict(model.named_parameters())
+    assert announced["names"] == list(parameters)
+    assert announced["shapes"] == [list(parameter.shape) for parameter in parameters.values()]
+    assert set(announced["dtype_names"]) == {"float32"}
+    assert len(Group.sent) == 2 * len(parameters)
+    for sent, parameter in zip(Group.sent, parameters.values(), strict=False):
+        assert torch.equal(sent, parameter)
+
+
+async def test_nccl_needs_a_gpu(policy: Policy) -> None:
+    async with FakeServer(FakeCore(model=copy_of(policy))).serve() as url:
+        engine = connect(url, handover="nccl", nccl_address="127.0.0.1:29500")
+        await engine.pause()
+        with pytest.raises(EngineError, match="on the CPU"):
+            await engine.load(1, policy.model)
+        await engine.close()

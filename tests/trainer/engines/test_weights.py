@@ -1,0 +1,58 @@
+"""Weights under the names of a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from starpod.trainer.engines import weights
+from starpod.trainer.engines.weights import weights_of, write_weights
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import build_policy
+from tests.trainer.engines.conformance import TINY, make_policy
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_written_folder_is_a_model(tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHARD_BYTES", 10_000)
+    config = ModelConfig.model_validate({"name": "tiny", "tiny": {**TINY, "tied": tied}})
+    model = build_policy(config, texts=["Up"], critic="none", seed=3).model
+    write_weights(model, tmp_path / "folder")
+    files = sorted((tmp_path / "folder").glob("*.safetensors"))
+    assert len(files) > 1
+    held = [name for file in files for name in load_file(file)]
+    assert sorted(held) == sorted(dict(model.named_parameters()))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_is_written_is_what_transformers_reads(tmp_path: Path) -> None:
+    model = make_policy().model
+    write_weights(model, tmp_path / "folder")
+    (tmp_path / "folder" / "model-00000.safetensors").rename(tmp_path / "folder" / "model.safetensors")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name))
+
+
+def test_adapters_are_added_to_their_layers() -> None:
+    model = get_peft_model(make_policy().model, LoraConfig(r=2, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    mine = dict(weights_of(model))
+    merged = copy.deepcopy(model).merge_and_unload()
+    wanted = dict(merged.named_parameters())
+    assert set(mine) == set(wanted)
+    for name, parameter in wanted.items():
+        assert torch.allclose(mine[name], parameter, atol=1e-6), name
+
+
+def test_weights_carry_no_gradients() -> None:
+    assert not any(weight.requires_grad for _, weight in weights_of(make_policy().model))

@@ -1,0 +1,189 @@
+"""What the engines have in common that sample elsewhere: in other processes, or on other machines."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from starpod.trainer.engines.base import EngineStats, Reply, Request
+from starpod.trainer.engines.errors import EngineError
+from starpod.trainer.seeds import derive
+
+GRACE_SECONDS = 1.0
+"""How long `pause` waits for aborted calls to come back with what they had, before it takes them back without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one call sampled. aborted: whether a pause cut it short. reused: prompt tokens that were in the cache."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    aborted: bool = False
+    reused: int = 0
+
+
+class ServedEngine(ABC):
+    """An engine over a server that can abort: `pause` cuts replies short, and they go on after `resume`.
+
+    A reply that was cut goes on from the tokens it has, under the weights that are there then and with a cache of their
+    making. Each token's version is thus the one that sampled it, and each log-probability that version's own: nothing
+    is computed from keys and values of older weights.
+    """
+
+    def __init__(self, *, slots: int, max_context: int) -> None:
+        self._slots = slots
+        self._max_context = max_context
+        self._version = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._closed = False
+        self._calls: set[asyncio.Task[Piece]] = set()
+        self._waiting = 0
+        self._stats = EngineStats(slots=slots)
+        self._busy_since = 0.0
+
+    # --- what a kind of server has to do -----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
+        """Samples up to `limit` tokens after `prompt`. `salt` keeps its cache apart from that of other weights.
+
+        Raises EngineError. Cancelled, it frees what the server holds for it.
+        """
+
+    @abstractmethod
+    async def _halt(self) -> None:
+        """Aborts all that is being sampled, and samples nothing until `_go_on`."""
+
+    @abstractmethod
+    async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
+        """Brings the weights to the halted server."""
+
+    @abstractmethod
+    async def _go_on(self) -> None:
+        """Samples again."""
+
+    @abstractmethod
+    async def _shut_down(self) -> None:
+        """Frees what is held."""
+
+    # --- the five verbs ----------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> Reply:
+        """As `Engine.generate`. Raises EngineError where the server is gone or the engine closed."""
+        room = self._max_context - len(request.prompt)
+        if room < 1:
+            raise ValueError(
+                f"a prompt of {len(request.prompt)} tokens leaves none to sample in a context of {self._max_context}"
+            )
+        limit = min(request.max_tokens, room)
+        reply = Reply([], [], [], "length")
+        while True:
+            await self._until_open()
+            version = self._version
+            piece = await self._call(request, reply.tokens, limit)
+            if len(piece.logprobs) != len(piece.tokens):
+                raise EngineError(f"vLLM gave {len(piece.logprobs)} log-probabilities for {len(piece.tokens)} tokens")
+            self._stats.sampled += len(piece.tokens)
+            self._stats.reused += piece.reused
+            self._stats.prefilled += len(request.prompt) + len(reply.tokens) - piece.reused
+            reply.tokens.extend(piece.tokens)
+            reply.logprobs.extend(piece.logprobs)
+            reply.versions.extend([version] * len(piece.tokens))
+            ended = bool(reply.tokens) and reply.tokens[-1] in request.stop
+            if ended or len(reply.tokens) >= limit:
+                self._stats.requests += 1
+                return Reply(reply.tokens, reply.logprobs, reply.versions, "stop" if ended else "length")
+            if not piece.aborted:
+                raise EngineError("vLLM ended a reply before a stop token and before its limit")
+
+    def forget(self, conversation: str) -> None:  # noqa: B027 - it is what the verb comes to here
+        """Nothing to do: the server's own cache drops what was not used for longest."""
+
+    async def pause(self) -> None:
+        """As `Engine.pause`: replies under way are cut, and go on after `resume`."""
+        self._open.clear()
+        await self._halt()
+        if not self._calls:
+            return
+        # A call that reached the server after the halt would wait there for `resume`. It is made again then.
+        _, late = await asyncio.wait(self._calls, timeout=GRACE_SECONDS)
+        for call in late:
+            call.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def load(self, version: int, model: torch.nn.Module) -> None:
+        """As `Engine.load`. Raises EngineError where the weights did not arrive: the server's are then not known."""
+        if self._open.is_set():
+            raise RuntimeError("load is called between pause and resume")
+        await self._hand_over(version, model)
+        self._version = version
+
+    async def resume(self) -> None:
+        """As `Engine.resume`."""
+        await self._go_on()
+        self._open.set()
+
+    def stats(self) -> EngineStats:
+        """As `Engine.stats`; `seconds` are those with anything to sample, by the wall clock."""
+        stats = self._stats
+        running = len(self._calls)
+        busy = perf_counter() - self._busy_since if running else 0.0
+        return EngineStats(
+            sampled=stats.sampled,
+            prefilled=stats.prefilled,
+            reused=stats.reused,
+            requests=stats.requests,
+            seconds=stats.seconds + busy,
+            running=min(running, self._slots),
+            waiting=self._waiting + max(0, running - self._slots),
+            slots=self._slots,
+        )
+
+    async def close(self) -> None:
+        """As `Engine.close`. Harmless to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        self._open.set()
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._shut_down()
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def _until_open(self) -> None:
+        self._waiting += 1
+        try:
+            await self._open.wait()
+        finally:
+            self._waiting -= 1
+        if self._closed:
+            raise EngineError("the engine is closed")
+
+    async def _call(self, request: Request, sampled: list[int], limit: int) -> Piece:
+        """One call of the server, which `pause` and `close` can take back."""
+        # What goes on draws from a stream of its own: the server's would begin again with the first tokens' draws.
+        seed = derive(request.seed, len(sampled)) if sampled else request.seed
+        prompt = request.prompt + sampled if sampled else request.prompt
+        call = asyncio.ensure_future(self._sample(request, prompt, limit - len(sampled), seed, str(self._version)))
+        if not self._calls:
+            self._busy_since = perf_counter()
+        self._calls.add(call)
+        try:
+            await asyncio.wait((call,))
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        finally:
+            self._calls.discard(call)
+            if not self._calls:
+                self._stats.seconds += perf_counter() - self._busy_since
+        return Piece([], [], aborted=True) if call.cancelled() else call.result()

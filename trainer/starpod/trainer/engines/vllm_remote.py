@@ -1,0 +1,271 @@
+"""vLLM servers over HTTP: tokens in and out, and control of weights through their development endpoints.
+
+Written against vllm 0.20 to 0.33. Each server is started, with any model of the same architecture, as
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
+
+and, for `handover: nccl`, with `--weight-transfer-config '{"backend": "nccl"}'`. The development endpoints let anyone
+who reaches them replace the weights: they belong on a private network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import torch
+
+from starpod.trainer.engines.base import Request
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.errors import EngineError
+from starpod.trainer.engines.served import Piece, ServedEngine
+from starpod.trainer.engines.weights import weights_of, write_weights
+
+START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
+
+
+class VllmServer:
+    """One server: its calls, asked again where that is harmless, and its errors in words.
+
+    A reply depends on its request alone, and control calls set a state: all may be repeated.
+    """
+
+    def __init__(self, url: str, *, key: str, timeout: float, retries: int) -> None:
+        self.url = url.rstrip("/")
+        self.client = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=retries)
+
+    async def post(self, path: str, body: Any = None, *, session: str = "", **query: str) -> Any:
+        """The JSON reply. Raises EngineError, or NotThere where the server has no such path."""
+        # A router in front of several servers keeps a session on the one that has its cache.
+        headers = {"X-Session-ID": session} if session else {}
+        return await self._ask(
+            self.client.post(path, body=body, cast_to=object, options={"params": query, "headers": headers}), path
+        )
+
+    async def get(self, path: str, **query: str) -> Any:
+        """Likewise."""
+        return await self._ask(self.client.get(path, cast_to=object, options={"params": query}), path)
+
+    async def _ask(self, call: Any, path: str) -> Any:
+        try:
+            return await call
+        except openai.NotFoundError:
+            raise NotThere(f"the server at {self.url} has no {path}; start it as: {START}") from None
+        except openai.APIStatusError as error:
+            raise Refused(error.status_code, f"the vLLM server at {self.url} refused {path}: {error}") from error
+        except openai.APITimeoutError as error:
+            raise EngineError(f"the vLLM server at {self.url} did not answer {path} in time") from error
+        except openai.APIConnectionError as error:
+            raise EngineError(f"the vLLM server at {self.url} is gone: {error.__cause__ or error}") from error
+
+
+class NotThere(EngineError):
+    """The server lacks a path."""
+
+
+class Refused(EngineError):
+    """The server answered with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RemoteVllm(ServedEngine):
+    """vLLM servers, all with the same weights, behind the five verbs. Each conversation stays on one of them.
+
+    Until the first `load` they sample from the weights that they were started with.
+    """
+
+    def __init__(self, config: EngineConfig, *, max_context: int) -> None:
+        super().__init__(slots=config.slots, max_context=max_context)
+        key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""
+        self._servers = [
+            VllmServer(url, key=key, timeout=config.timeout, retries=config.retries) for url in config.urls
+        ]
+        self._ids = itertools.count()
+        self._checked = asyncio.Lock()
+        self._right = False
+        self._own_folder = "" if config.handover_folder else tempfile.mkdtemp(prefix="starpod-vllm-")
+        self._folder = Path(config.handover_folder or self._own_folder)
+        self._nccl = NcclSender(self._servers, config.nccl_address) if config.handover == "nccl" else None
+
+    async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
+        await self._check()
+        body = {
+            "request_id": f"starpod-{next(self._ids)}",
+            "token_ids": prompt,
+            "cache_salt": salt,
+            "sampling_params": {
+                "temperature": request.temperature,
+                "top_p": request.top_p,
+                "max_tokens": limit,
+                "seed": seed,
+                "stop_token_ids": sorted(request.stop),
+                # The request's own stop ids count, and no others that the model's files name.
+                "ignore_eos": True,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+        }
+        server = self._server_of(request.conversation or str(request.seed))
+        try:
+            reply = await server.post("/inference/v1/generate", body, session=request.conversation)
+        except Refused as error:
+            if error.status == 503 and not self._open.is_set():
+                return Piece([], [], aborted=True)  # newer versions refuse what comes during a pause
+            raise
+        try:
+            choice = reply["choices"][0]
+            tokens = list(choice["token_ids"] or ())
+            logprobs = [float(place["logprob"]) for place in (choice["logprobs"] or {}).get("content") or ()]
+            details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
+            return Piece(tokens, logprobs, choice["finish_reason"] == "abort", details.get("cached_tokens") or 0)
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"the vLLM server at {server.url} sent a reply of another form: {error!r}") from error
+
+    def _server_of(self, conversation: str) -> VllmServer:
+        return self._servers[zlib.crc32(conversation.encode()) % len(self._servers)]
+
+    async def _check(self) -> None:
+        """Once: that the servers can be controlled and report the log-probabilities that training needs."""
+        async with self._checked:
+            if self._right:
+                return
+            for server in self._servers:
+                info = await server.get("/server_info", config_format="json")
+                model = (info.get("vllm_config") or {}).get("model_config") or {}
+                if (mode := model.get("logprobs_mode", "processed_logprobs")) != "processed_logprobs":
+                    raise EngineError(
+                        f"the vLLM server at {server.url} reports {mode}, not the log-probabilities at the sampling "
+                        f"temperature; start it as: {START}"
+                    )
+                if (longest := model.get("max_model_len", self._max_context)) < self._max_context:
+                    raise EngineError(
+                        f"the vLLM server at {server.url} takes contexts of {longest} tokens, and the run needs "
+                        f"{self._max_context}: start it with --max-model-len {self._max_context}"
+                    )
+            self._right = True
+
+    async def _halt(self) -> None:
+        await self._check()
+        await self._all("/pause", mode="abort")
+
+    async def _go_on(self) -> None:
+        await self._all("/resume")
+
+    async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
+        if self._nccl is not None:
+            await self._nccl.send(model)
+            return
+        folder = self._folder / f"weights-{version}"
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(write_weights, model, folder)
+        try:
+            await self._all(
+                "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
+            )
+        except Refused as error:
+            raise EngineError(
+                f"{error}. It has to see the trainer's {folder} under the same name: set engine.handover_folder to a "
+                "folder that both share"
+            ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _all(self, path: str, body: Any = None, **query: str) -> None:
+        await asyncio.gather(*(server.post(path, body, **query) for server in self._servers))
+
+    async def _shut_down(self) -> None:
+        for server in self._servers:
+            await server.client.close()
+        if self._own_folder:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+class NcclSender:
+    """Broadcasts weights from the trainer's GPU to the servers' GPUs, one parameter at a time.
+
+    The trainer is rank 0 of a group of its own with all workers, made at the first call. address: "host:port" that the
+    servers reach the trainer at. Needs vllm here too, for its communicator, and a policy on a GPU.
+    """
+
+    def __init__(self, servers: list[VllmServer], address: str) -> None:
+        self._servers = servers
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._group: Any = None
+
+    async def send(self, model: torch.nn.Module) -> None:
+        """Returns when all servers have the weights. Raises EngineError."""
+        device = self._device_of(model)
+        if device.type != "cuda":
+            raise EngineError("engine.handover nccl sends from the policy's GPU memory, and the policy is on the CPU")
+        if self._group is None:
+            self._group = await self._join(device)
+        names, types, shapes = [], [], []
+        for name, parameter in weights_of(model):
+            names.append(name)
+            types.append(str(parameter.dtype).removeprefix("torch."))
+            shapes.append(list(parameter.shape))
+        update = {"update_info": {"names": names, "dtype_names": types, "shapes": shapes}}
+        framed = await self._frame("/start_weight_update")
+        # The servers wait for the broadcast inside this call.
+        calls = [asyncio.ensure_future(server.post("/update_weights", update)) for server in self._servers]
+        await self._together(calls, asyncio.to_thread(self._broadcast, model))
+        if framed:
+            await self._frame("/finish_weight_update")
+
+    @staticmethod
+    def _device_of(model: torch.nn.Module) -> torch.device:
+        return next(model.parameters()).device
+
+    async def _frame(self, path: str) -> bool:
+        """Asks all servers; False where they are of a version that does without."""
+        try:
+            await asyncio.gather(*(server.post(path) for server in self._servers))
+        except NotThere:
+            return False
+        return True
+
+    async def _join(self, device: torch.device) -> Any:
+        try:
+            from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+            from vllm.distributed.utils import StatelessProcessGroup
+        except ImportError as error:
+            raise EngineError(f"engine.handover nccl needs vllm here: pip install 'starpod[vllm]' ({error})") from None
+        sizes = [(await server.get("/get_world_size"))["world_size"] for server in self._servers]
+        world = 1 + sum(sizes)
+
+        def rendezvous() -> Any:
+            group = StatelessProcessGroup.create(host=self._host, port=self._port, rank=0, world_size=world)
+            return PyNcclCommunicator(group, device=device)
+
+        calls, first = [], 1
+        for server, size in zip(self._servers, sizes, strict=True):
+            place = {"master_address": self._host, "master_port": self._port, "rank_offset": first, "world_size": world}
+            calls.append(asyncio.ensure_future(server.post("/init_weight_transfer_engine", {"init_info": place})))
+            first += size
+        return await self._together(calls, asyncio.to_thread(rendezvous))
+
+    async def _together(self, calls: Sequence[asyncio.Future[Any]], work: Any) -> Any:
+        """The servers' calls and the trainer's part of them, at once. What a server says comes first: the trainer's
+        part hangs without it."""
+        mine = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait((*calls, mine), return_when=asyncio.FIRST_EXCEPTION)
+        for call in (*calls, mine):
+            if call in done and (error := call.exception()) is not None:
+                raise error
+        return mine.result()
+
+    def _broadcast(self, model: torch.nn.Module) -> None:
+        for _, weight in weights_of(model):
+            self._group.broadcast(weight.contiguous(), src=0, stream=torch.cuda.current_stream())
+        torch.cuda.synchronize()

@@ -1,0 +1,64 @@
+"""A model's weights as vLLM loads them: names and tensors of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from starpod.trainer.models.trunk import plain
+
+SHARD_BYTES = 4 * 1024**3
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter once, whole, detached, under its name in the checkpoint.
+
+    Shards of FSDP are gathered, which every rank has to take part in. Adapters of PEFT are added to the layer that they
+    belong to. Tied weights come under their first name, as in a checkpoint.
+    """
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        weight = _whole(parameter.detach())
+        layer, below, _ = name.rpartition(".base_layer.weight")
+        if below:
+            weight = weight + _adapters(model.get_submodule(layer), weight)
+        yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), weight
+
+
+def write_weights(model: nn.Module, folder: Path) -> None:
+    """Writes `folder` with config.json and safetensors. It appears whole or not at all."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    plain(model).config.save_pretrained(part)
+    shard: dict[str, Tensor] = {}
+    held = shards = 0
+    for name, weight in weights_of(model):
+        if held and held + weight.nbytes > SHARD_BYTES:
+            save_file(shard, part / f"model-{shards:05}.safetensors")
+            shard, held, shards = {}, 0, shards + 1
+        shard[name] = weight.to("cpu", copy=False).contiguous()
+        held += weight.nbytes
+    save_file(shard, part / f"model-{shards:05}.safetensors")
+    part.rename(folder)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    gather = getattr(weight, "full_tensor", None)
+    return gather() if callable(gather) else weight
+
+
+def _adapters(layer: Any, weight: Tensor) -> Tensor:
+    """What the active adapters of a PEFT layer add to its weight."""
+    delta = torch.zeros_like(weight)
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A:
+            delta += _whole(layer.get_delta_weight(adapter).detach()).to(weight)
+    return delta
