@@ -177,7 +177,7 @@ def test_checkpointing_computes_twice_and_changes_no_gradient() -> None:
         policy = tiny_policy("separate", gradient_checkpointing=checkpointing)
         awaken(policy)
         calls: list[None] = []
-        policy.model.model.layers[0].mlp.register_forward_hook(lambda *_, calls=calls: calls.append(None))
+        policy.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(None))
         scores = values_of(policy)
         assert scores.values_N is not None
         assert not policy.model.training, "sampling with a cache needs evaluation mode"
