@@ -76,6 +76,16 @@ def test_a_folder_and_a_runs_folder_are_read_file_by_file(tmp_path: Path) -> Non
     assert all(episode.group == group.id for group in groups for episode in group.episodes + group.failed)
 
 
+def test_held_out_episodes_of_a_folder_are_not_trained_on(tmp_path: Path) -> None:
+    evaluation = tmp_path / "episodes" / "eval-000010.jsonl"
+    write_episodes(evaluation, [make_episode()])
+    with pytest.raises(BadEpisodes, match="only episodes of evaluations"):
+        read_groups(tmp_path)
+    write_episodes(tmp_path / "episodes" / "train-000010.jsonl", [make_episode(), make_episode(1)])
+    assert len(read_groups(tmp_path)) == 2
+    assert len(read_groups(evaluation)) == 1
+
+
 def line(**changes: object) -> str:
     return json.dumps(make_episode().to_json() | changes)
 

@@ -45,6 +45,8 @@ SUBCOMMANDS = {
     "export": Subcommand(
         "starpod.trainer.export_cli:export", "Write a trained model for transformers.", extra="trainer"
     ),
+    "eval": Subcommand("starpod.trainer.eval_cli:evaluate", "Measure how well a policy plays.", extra="trainer"),
+    "watch": Subcommand("starpod.trainer.watch_cli:watch", "Replay recorded episodes.", extra="trainer"),
     "check": Subcommand("starpod.client.check.cli:check", "Check that a server keeps the contract."),
 }
 

@@ -15,6 +15,9 @@ from starpod.trainer.episode import Episode, Group
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
+EVALUATION = "eval-"
+"""How the names of evaluations' files begin in the folder of a run."""
+
 
 class BadEpisodes(Exception):
     """A file of episodes cannot be used. The message names file and line, and says what is wrong."""
@@ -51,12 +54,18 @@ def read_episodes(path: Path | str) -> Iterator[Episode]:
 
 
 def read_groups(path: Path | str) -> list[Group]:
-    """The same as groups, numbered from 0: ids are unique in a run, and a group never spans files.
+    """The same as groups to train on, numbered from 0: ids are unique in a run, and a group never spans files.
 
-    Failed episodes are with their group's `failed`.
+    Failed episodes are with their group's `failed`. The episodes of evaluations in a folder are left out: their start
+    states are held out. Raises BadEpisodes.
     """
     groups: dict[tuple[Path, int], Group] = {}
-    for file in episode_files(path):
+    files = episode_files(path)
+    if not Path(path).is_file():
+        files = [file for file in files if not file.name.startswith(EVALUATION)]
+        if not files:
+            raise BadEpisodes(f"{path} holds only episodes of evaluations; name a file to train on those")
+    for file in files:
         for number, episode in _read(file):
             group = groups.setdefault((file, episode.group), Group(len(groups), []))
             if group.episodes and group.episodes[0].environment != episode.environment:

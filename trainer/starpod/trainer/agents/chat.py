@@ -1,0 +1,117 @@
+"""A model behind an OpenAI-compatible endpoint, as an agent."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import openai
+from openai.types.chat import ChatCompletionMessageParam
+
+from starpod.client import Session, Want
+from starpod.trainer.agents.base import AgentError, AgentRefused, Move, Task
+from starpod.trainer.episode import Episode, Finish
+from starpod.trainer.grammar import Grammar
+from starpod.trainer.prompt import PromptConfig, Prompter
+
+KEY = "OPENAI_API_KEY"
+RETRIES = 6
+TIMEOUT_SECONDS = 300.0
+
+
+class ChatAgent:
+    """Asks for one chat completion per turn, with the whole conversation so far.
+
+    model: as the endpoint names it. base_url: None is OpenAI's own. The key is taken from OPENAI_API_KEY; an endpoint
+    that is given by its URL may do without one. temperature: None leaves it to the endpoint. max_tokens: of one reply.
+    at_once: episodes, and so requests, at the same time. thinking: whether replies begin with reasoning between tags.
+
+    Requests that an overloaded or failing endpoint refuses are repeated, with growing pauses.
+    prompt_tokens, completion_tokens: used so far, as the endpoint counts them.
+    """
+
+    want = Want()
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int = 400,
+        at_once: int = 16,
+        thinking: bool = True,
+        retries: int = RETRIES,
+    ) -> None:
+        key = os.environ.get(KEY) or ("none" if base_url else "")
+        if not key:
+            raise AgentRefused(f"set {KEY} to your key, or name another endpoint with --base-url")
+        self.model = model
+        self.at_once = at_once
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.prompt = PromptConfig(thinking=thinking, prefill=False)
+        self._answered = False
+        self._client = openai.AsyncOpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=TIMEOUT_SECONDS)
+        # Newer models of OpenAI refuse the older name; many other servers know no other.
+        self._settings: dict[str, Any] = {"max_tokens" if base_url else "max_completion_tokens": max_tokens}
+        if temperature is not None:
+            self._settings["temperature"] = temperature
+
+    async def act(self, session: Session, episode: Episode, task: Task) -> Move | None:
+        grammar = Grammar(thinking=self.prompt.thinking, actions=task.actions)
+        completion = await self._complete(conversation(self.prompt, grammar, session, episode, task))
+        choice = completion.choices[0]
+        text = choice.message.content or ""
+        parsed = grammar.parse(text, session.limits.max_actions_per_turn or None)
+        finish: Finish = "length" if choice.finish_reason == "length" else "stop"
+        return Move(text, parsed.actions, parsed.thought, parsed.well_formed, finish)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _complete(self, messages: list[ChatCompletionMessageParam]) -> Any:
+        try:
+            completion = await self._client.chat.completions.create(
+                model=self.model, messages=messages, **self._settings
+            )
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+            raise AgentRefused(f"{self._client.base_url} refuses {self.model}: {error.message}") from error
+        except openai.APITimeoutError as error:
+            raise AgentError(f"no reply within {TIMEOUT_SECONDS:.0f} s") from error
+        except openai.APIConnectionError as error:
+            reason = f"no answer from {self._client.base_url}: {error.__cause__ or error.message}"
+            # It was there before: this episode is lost, and others may not be.
+            raise (AgentError if self._answered else AgentRefused)(reason) from error
+        except openai.APIError as error:
+            raise AgentError(error.message) from error
+        if not completion.choices:
+            raise AgentError("the endpoint's reply holds no choice")
+        self._answered = True
+        if completion.usage is not None:
+            self.prompt_tokens += completion.usage.prompt_tokens
+            self.completion_tokens += completion.usage.completion_tokens
+        return completion
+
+
+def conversation(
+    prompt: PromptConfig, grammar: Grammar, session: Session, episode: Episode, task: Task
+) -> list[ChatCompletionMessageParam]:
+    """The messages up to the present turn, in the same words in which policies are trained."""
+    limits = session.limits
+    prompter = Prompter(prompt, session.instructions, task.actions, grammar, limits)
+    messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": prompter.system()}]
+    reward: float | None = None
+    used = 0
+    warning = False
+    for number, turn in enumerate(episode.turns, 1):
+        left = max(limits.max_actions - used, 0) if limits.max_actions else None
+        user = prompter.user(number, turn.observation, reward=reward, actions_left=left, warning=warning)
+        messages.append({"role": "user", "content": user})
+        messages.append({"role": "assistant", "content": turn.text})
+        reward, used, warning = turn.reward, used + turn.executed, not turn.valid
+    left = max(limits.max_actions - used, 0) if limits.max_actions else None
+    number = len(episode.turns) + 1
+    user = prompter.user(number, session.observation.text, reward=reward, actions_left=left, warning=warning)
+    messages.append({"role": "user", "content": user})
+    return messages
