@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class EngineError(Exception):
+class EngineError(RuntimeError):
     """The engine cannot be had, or it broke. The message says which, and what to do about it."""
