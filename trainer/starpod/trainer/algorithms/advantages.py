@@ -1,0 +1,161 @@
+"""From rewards to advantages: one function per estimator, in a dictionary by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.algorithms.bilevel_gae import bilevel_gae
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.gae import first_token, gae, trajectory_baseline
+from starpod.trainer.algorithms.gigpo import gigpo
+from starpod.trainer.algorithms.groups import group_statistics
+from starpod.trainer.algorithms.grpo import EPSILON, dr_grpo, grpo, maxrl
+from starpod.trainer.algorithms.kl import kl_divergence
+from starpod.trainer.algorithms.loop import loop
+from starpod.trainer.algorithms.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
+from starpod.trainer.algorithms.rloo import rloo
+from starpod.trainer.algorithms.whiten import whiten
+from starpod.trainer.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """advantages_BT: of each sampled token, 0 elsewhere. returns_BT: what the critic should have said; None without
+    one. value_mask_BT: bool, the tokens that the critic learns from: all sampled ones, or with a trajectory baseline
+    each episode's first."""
+
+    advantages_BT: Tensor
+    returns_BT: Tensor | None
+    value_mask_BT: Tensor
+
+
+def compute_advantages(config: AlgorithmConfig, rollout: Rollout) -> Advantages:
+    """Advantages of all episodes of a collection, together: group statistics and whitening are over what is passed.
+
+    Raises ValueError for a reward that is not on a sampled token.
+    """
+    mask_BT = rollout.mask_BT
+    check_rewards(rollout.rewards_BT, mask_BT)
+    rewards_BT = rollout.rewards_BT
+    if config.kl.where == "reward":
+        rewards_BT = penalised_rewards(config, rollout)
+    advantages = ESTIMATORS[config.advantage](config, rollout, rewards_BT)
+    advantages_BT = advantages.advantages_BT
+    if config.whiten:
+        advantages_BT = whiten(advantages_BT, mask_BT)
+    if config.soft_reweight:
+        advantages_BT = advantages_BT * soft_weights(rollout.returns_B, rollout.groups_B).unsqueeze(1)
+    return Advantages(advantages_BT, advantages.returns_BT, advantages.value_mask_BT)
+
+
+def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
+    """Raises ValueError for a reward where no token was sampled: no estimator would see it."""
+    stray = ((rewards_BT != 0) & ~mask_BT).nonzero()
+    if len(stray):
+        row, column = stray[0].tolist()
+        raise ValueError(
+            f"episode {row} has a reward of {rewards_BT[row, column].item():g} at position {column}, where no token "
+            "was sampled, so it would be lost: put each turn's reward on the turn's last sampled token"
+        )
+
+
+def penalised_rewards(config: AlgorithmConfig, rollout: Rollout) -> Tensor:
+    """Rewards less coefficient times KL to the reference, on every sampled token: [B, T]."""
+    if rollout.ref_logprobs_BT is None:
+        raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
+    divergence_BT = kl_divergence(config.kl.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)
+    return rollout.rewards_BT - config.kl.coefficient * torch.where(rollout.mask_BT, divergence_BT, 0.0)
+
+
+def soft_weights(returns_B: Tensor, groups_B: Tensor) -> Tensor:
+    """Each episode's group's reward deviation over the largest one (RAGEN-2): [B] in [0, 1]; 0 where all are 0."""
+    std_B = group_statistics(returns_B, groups_B).std_n
+    return std_B / std_B.max().clamp(min=EPSILON)
+
+
+# --- estimators: config, rollout and rewards (with a KL penalty in them) to advantages --------------------------------
+
+
+def _gae(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+    values_BT, mask_BT = _values(rollout), rollout.mask_BT
+    if config.baseline == "trajectory":
+        advantages_BT, returns_BT = trajectory_baseline(
+            rewards_BT, values_BT, mask_BT, bootstrap_B=rollout.bootstrap_B, gamma=config.gamma
+        )
+        return Advantages(advantages_BT, returns_BT, first_token(mask_BT))
+    advantages_BT = gae(
+        rewards_BT, values_BT, mask_BT, bootstrap_B=rollout.bootstrap_B, gamma=config.gamma, lam=config.lam
+    )
+    return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
+
+
+def _bilevel_gae(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+    values_BT, mask_BT = _values(rollout), rollout.mask_BT
+    advantages_BT = bilevel_gae(
+        rewards_BT,
+        values_BT,
+        mask_BT,
+        rollout.turns_BT,
+        bootstrap_B=rollout.bootstrap_B,
+        turn_gamma=config.turn_gamma,
+        turn_lam=config.turn_lam,
+        gamma=config.gamma,
+        lam=config.lam,
+    )
+    return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
+
+
+def _reinforce_plus_plus(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+    advantages_BT = reinforce_plus_plus(rewards_BT, rollout.mask_BT, gamma=config.gamma)
+    return Advantages(advantages_BT, None, rollout.mask_BT)
+
+
+def _gigpo(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+    advantages_BT = gigpo(
+        rewards_BT,
+        rollout.mask_BT,
+        rollout.turns_BT,
+        rollout.groups_B,
+        rollout.state_keys,
+        weight=config.gigpo.weight,
+        gamma=config.gigpo.gamma,
+        normalise=config.gigpo.normalise,
+    )
+    return Advantages(advantages_BT, None, rollout.mask_BT)
+
+
+def _per_episode(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
+    """An estimator that has one number per episode, from returns and groups."""
+
+    def on_every_token(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+        returns_B = torch.where(rollout.mask_BT, rewards_BT, 0.0).sum(1)
+        advantages_B = estimate(returns_B, rollout.groups_B)
+        return Advantages(torch.where(rollout.mask_BT, advantages_B.unsqueeze(1), 0.0), None, rollout.mask_BT)
+
+    return on_every_token
+
+
+def _values(rollout: Rollout) -> Tensor:
+    if rollout.values_BT is None:
+        raise ValueError("this estimator needs the critic's values, and the rollout has none")
+    return rollout.values_BT
+
+
+Estimator = Callable[[AlgorithmConfig, Rollout, Tensor], Advantages]
+
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": _gae,
+    "bilevel_gae": _bilevel_gae,
+    "grpo": _per_episode(grpo),
+    "dr_grpo": _per_episode(dr_grpo),
+    "maxrl": _per_episode(maxrl),
+    "rloo": _per_episode(rloo),
+    "loop": _per_episode(loop),
+    "reinforce_plus_plus": _reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": _per_episode(reinforce_plus_plus_baseline),
+    "gigpo": _gigpo,
+}

@@ -1,0 +1,271 @@
+"""Which algorithm trains the policy: presets by name, and every choice they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from starpod.client.spelling import nearest
+from starpod.trainer.algorithms.sections import (
+    CorrectionConfig,
+    DynamicSamplingConfig,
+    FilterConfig,
+    GiGPOConfig,
+    KLConfig,
+    TurnClipConfig,
+)
+from starpod.trainer.section import Section
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # RAGEN's vanilla StarPO: PPO over whole trajectories (arXiv 2504.20073).
+    "starpo-ppo": {
+        "advantage": "gae",
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+        "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.001},
+    },
+    # The same with group-relative advantages instead of a critic (GRPO, arXiv 2402.03300).
+    "starpo-grpo": {
+        "advantage": "grpo",
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+        "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.001},
+        "loss_average": "seq-mean-token-mean",
+    },
+    # Uncertain start states only, no KL, clip-higher (arXiv 2504.20073).
+    "starpo-s": {
+        "advantage": "gae",
+        "dual_clip": 3.0,
+        "filter": {"strategy": "top_fraction", "value": 0.25},
+    },
+    # arXiv 2503.14476.
+    "dapo": {
+        "advantage": "grpo",
+        "entropy_coefficient": 0.0,
+        "dynamic_sampling": {"enabled": True, "max_rounds": 3},
+    },
+    # arXiv 2503.20783.
+    "dr-grpo": {
+        "advantage": "dr_grpo",
+        "clip_high": 0.2,
+        "entropy_coefficient": 0.0,
+        "loss_average": "seq-mean-token-sum-norm",
+    },
+    # arXiv 2502.01600: ratios to the sampler, within [1/1.1, 1.1].
+    "loop": {
+        "advantage": "loop",
+        "clip_low": 1 - 1 / 1.1,
+        "clip_high": 0.1,
+        "entropy_coefficient": 0.0,
+        "loss_average": "seq-mean-token-mean",
+        "correction": {"mode": "bypass"},
+        "epochs": 2,
+    },
+    # arXiv 2505.10978.
+    "gigpo": {
+        "advantage": "gigpo",
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+        "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
+        "gigpo": {"weight": 1.0, "gamma": 0.95},
+    },
+    # RAGEN-2 (arXiv 2604.06268): the groups that hold 90 % of the reward deviation.
+    "ragen2": {
+        "advantage": "gae",
+        "dual_clip": 3.0,
+        "filter": {"strategy": "top_p", "value": 0.9},
+    },
+}
+"""What each preset chooses; all else is as `AlgorithmConfig` has it."""
+
+DEFAULT_PRESET = "starpo-s"
+
+WITH_CRITIC = ("gae", "bilevel_gae")
+WHITENED = (*WITH_CRITIC, "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+# The field of a section that names its kind. Where a kind other than the preset's is asked for, what the preset says
+# about its own has no meaning.
+KINDS = {"kl": "where", "turn_clip": "kind", "filter": "strategy", "correction": "mode"}
+
+
+class AlgorithmConfig(Section):
+    """How episodes become gradients. What is given goes before what the preset says."""
+
+    preset: str = Field(default=DEFAULT_PRESET, description=f"What is not given is as in: {', '.join(PRESETS)}.")
+
+    advantage: Literal[
+        "gae",
+        "bilevel_gae",
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "loop",
+        "maxrl",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "gigpo",
+    ] = Field(default="gae", description="Estimator. gae and bilevel_gae have a critic; the others compare episodes.")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per sampled token (gae, reinforce_plus_plus).")
+    lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda per sampled token.")
+    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn. By default 0.95 in bilevel_gae.")
+    turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn (bilevel_gae).")
+    whiten: bool = Field(
+        default=False,
+        description="Advantages to mean 0 and deviation 1 over all sampled tokens. By default on with a critic and in "
+        "reinforce_plus_plus.",
+    )
+    baseline: Literal["token", "trajectory"] = Field(
+        default="token", description="trajectory: the critic's value at the first sampled token, for all tokens (gae)."
+    )
+    bootstrap_truncated: bool = Field(
+        default=False,
+        description="Whether an episode that a limit cut is worth what the critic expects of its rest. False: limits "
+        "are part of the task.",
+    )
+    soft_reweight: bool = Field(
+        default=False, description="Advantages times their group's reward deviation over the largest one."
+    )
+
+    policy_loss: Literal["ppo", "gspo"] = Field(default="ppo", description="Ratios per token, or per episode.")
+    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Ratios below 1 - clip_low are clipped.")
+    clip_high: float = Field(default=0.28, ge=0, description="Ratios above 1 + clip_high are clipped.")
+    dual_clip: float | None = Field(
+        default=None, gt=1, description="Where the advantage is negative, ratios above this are clipped; null: none."
+    )
+    turn_clip: TurnClipConfig = Field(default=TurnClipConfig(), description="Clipping that knows of turns.")
+    loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
+        default="token-mean", description="How the losses of tokens become one number."
+    )
+    kl: KLConfig = Field(default=KLConfig(), description="Holding on to a reference policy.")
+    entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
+    value_coefficient: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
+    value_clip: float | None = Field(
+        default=None, gt=0, description="How far a value may move from its old one in an update; null: freely."
+    )
+
+    filter: FilterConfig = Field(default=FilterConfig(), description="Which groups are trained on.")
+    filter_loss_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="Loss times the share of groups that the filter kept, or its square root."
+    )
+    dynamic_sampling: DynamicSamplingConfig = Field(
+        default=DynamicSamplingConfig(), description="Asking again for groups that teach nothing."
+    )
+    gigpo: GiGPOConfig = Field(default=GiGPOConfig(), description="Of advantage gigpo.")
+    correction: CorrectionConfig = Field(default=CorrectionConfig(), description="For tokens of another policy.")
+
+    epochs: int = Field(default=1, ge=1, description="Passes over what was collected.")
+    minibatches: int = Field(default=4, ge=1, description="Gradient steps per pass.")
+
+    # --- what it needs -----------------------------------------------------------------------------------------------
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether values are learnt and used."""
+        return self.advantage in WITH_CRITIC
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a frozen reference policy is scored."""
+        return self.kl.where != "off"
+
+    @property
+    def needs_state_key(self) -> bool:
+        """Whether environments must tell the digest of each state."""
+        return self.advantage == "gigpo" and self.gigpo.weight > 0
+
+    # --- filling in and refusing -------------------------------------------------------------------------------------
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            values = {"preset": values}
+        if not isinstance(values, Mapping):
+            return values
+        preset = values.get("preset", DEFAULT_PRESET)
+        if not isinstance(preset, str) or preset not in PRESETS:
+            raise ValueError(f"no algorithm preset {preset!r}{nearest(str(preset), list(PRESETS))}")
+        resolved = {**PRESETS[preset], **{key: _overlay(PRESETS[preset], key, values[key]) for key in values}}
+        advantage, loss = resolved.get("advantage", "gae"), resolved.get("policy_loss", "ppo")
+        if advantage in WHITENED:
+            resolved.setdefault("whiten", True)
+        if advantage == "bilevel_gae":
+            resolved.setdefault("turn_gamma", 0.95)
+        if loss == "gspo":
+            # The ratio of a whole sequence moves far less than that of a token (arXiv 2507.18071, section 5.1).
+            defaults = {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None, "loss_average": "seq-mean-token-mean"}
+            resolved |= {key: value for key, value in defaults.items() if key not in values}
+        return resolved
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AlgorithmConfig:
+        for wrong, sentence in self._contradictions():
+            if wrong:
+                raise ValueError(sentence)
+        return self
+
+    def _contradictions(self) -> list[tuple[bool, str]]:
+        advantage, critic = self.advantage, self.needs_critic
+        without = f"algorithm.advantage {advantage}"
+        return [
+            (
+                self.whiten and advantage not in WHITENED,
+                f"algorithm.whiten would normalise twice: {without} is already relative to its group; set whiten to "
+                "false",
+            ),
+            (
+                not self.whiten and advantage in WHITENED and not critic,
+                f"{without} is defined by its whitening: leave algorithm.whiten on",
+            ),
+            (
+                self.baseline == "trajectory" and advantage != "gae",
+                f"algorithm.baseline trajectory is a critic's value: {without} does not use it; set advantage to gae",
+            ),
+            (
+                self.baseline == "trajectory" and self.lam != 1,
+                "algorithm.baseline trajectory uses one value per episode and no lambda: set algorithm.lam to 1",
+            ),
+            (
+                self.value_clip is not None and not critic,
+                f"algorithm.value_clip limits a critic, and {without} has none: set value_clip to null",
+            ),
+            (
+                self.bootstrap_truncated and not critic,
+                f"algorithm.bootstrap_truncated asks a critic, and {without} has none: set it to false",
+            ),
+            (
+                self.gamma != 1 and advantage not in (*WITH_CRITIC, "reinforce_plus_plus"),
+                f"{without} does not discount by token: set algorithm.gamma to 1",
+            ),
+            (self.lam != 1 and not critic, f"{without} has no lambda: set algorithm.lam to 1"),
+            (
+                (self.turn_gamma != 1 or self.turn_lam != 1) and advantage != "bilevel_gae",
+                f"algorithm.turn_gamma and turn_lam belong to bilevel_gae: {without} does not use them; set both to 1",
+            ),
+            (
+                self.policy_loss == "gspo" and self.turn_clip.kind != "off",
+                "algorithm.policy_loss gspo has one ratio per episode: set algorithm.turn_clip.kind to off, or the "
+                "loss to ppo (turn_ratio is its counterpart for turns)",
+            ),
+            (
+                self.filter_loss_scaling != "none" and self.filter.strategy == "none",
+                "algorithm.filter_loss_scaling scales by what a filter keeps: name a filter, or set it to none",
+            ),
+            (
+                self.gigpo != GiGPOConfig() and advantage != "gigpo",
+                f"algorithm.gigpo is set but {without} does not use it: set advantage to gigpo, or drop the section",
+            ),
+        ]
+
+
+def _overlay(preset: Mapping[str, Any], key: str, given: Any) -> Any:
+    """What is given for a key, over what the preset says about it."""
+    below = preset.get(key)
+    if not isinstance(below, Mapping) or not isinstance(given, Mapping):
+        return given
+    kind = KINDS.get(key)
+    if kind is not None and kind in given and given[kind] != below.get(kind):
+        return given
+    return {**below, **given}

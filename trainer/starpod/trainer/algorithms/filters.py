@@ -1,0 +1,120 @@
+"""Which groups are worth an update: StarPO-S (arXiv 2504.20073) and RAGEN-2 (arXiv 2604.06268)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.episode import Episode, Group
+
+ZERO = 1e-10
+"""Scores up to this size are zero."""
+
+SLACK = 0.01
+"""How far top_p's sum may stay below its share of the total, in units of the score, as in RAGEN-2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """indices: of the groups kept, ascending; may be empty. scores: of all groups."""
+
+    indices: list[int]
+    scores: list[float]
+
+
+def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> Kept:
+    """Scores groups on raw returns and selects."""
+    scores = [group_score(config.score, group) for group in groups]
+    return Kept(select(config, scores), scores)
+
+
+def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
+    """What the loss is multiplied by if this share of the groups was kept: 1, the share, or its square root."""
+    if config.filter_loss_scaling == "linear":
+        return kept_fraction
+    return math.sqrt(kept_fraction) if config.filter_loss_scaling == "sqrt" else 1.0
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def group_score(score: str, group: Group) -> float:
+    """One number for a group; 0 for an empty one. Raises ValueError for another name.
+
+    reward_std (ddof=1), reward_mean, reward_sum: of the episodes' raw returns. entropy, entropy_variance: mean and
+    variance (ddof=1) over episodes of the mean surprise of a sampled token, in nats. length: mean sampled tokens.
+    """
+    if not group.episodes:
+        return 0.0
+    if score == "reward_std":
+        return group.reward_std
+    if score == "reward_mean":
+        return statistics.fmean(group.returns)
+    if score == "reward_sum":
+        return math.fsum(group.returns)
+    if score == "entropy":
+        return statistics.fmean(map(_surprise, group.episodes))
+    if score == "entropy_variance":
+        return statistics.variance(map(_surprise, group.episodes)) if len(group.episodes) > 1 else 0.0
+    if score == "length":
+        return statistics.fmean(episode.sampled_tokens for episode in group.episodes)
+    raise ValueError(f"no filter score {score!r}")
+
+
+def _surprise(episode: Episode) -> float:
+    """Mean of -log p over the sampled tokens: an estimate of the policy's entropy."""
+    logprobs = [logprob for turn in episode.turns for logprob in turn.logprobs]
+    return -statistics.fmean(logprobs) if logprobs else 0.0
+
+
+# --- selection --------------------------------------------------------------------------------------------------------
+
+
+def select(config: FilterConfig, scores: Sequence[float]) -> list[int]:
+    """Indices of the scores to keep, ascending. Of equal scores the earlier goes first."""
+    if config.strategy == "none":
+        return list(range(len(scores)))
+    candidates = [index for index, score in enumerate(scores) if config.include_zero or abs(score) > ZERO]
+    sign = 1 if config.largest else -1
+    ranked = sorted(candidates, key=lambda index: -sign * scores[index])
+    return sorted(_cut(config, [scores[index] for index in ranked], ranked, len(scores)))
+
+
+def _cut(config: FilterConfig, scores: list[float], ranked: list[int], total: int) -> list[int]:
+    """The part of `ranked`, best first, that is kept. scores: theirs, in that order. total: number of all groups."""
+    value = config.value
+    assert value is not None
+    if not ranked:
+        return []
+    if config.strategy == "top_fraction":
+        # A product such as 0.07 * 100 lies a rounding error above the whole number that is meant.
+        return ranked[: math.ceil(value * total - 1e-9)]
+    if config.strategy == "top_k":
+        return ranked[: int(value)]
+    if config.strategy == "min_p":
+        bound = scores[0] * value if config.largest else scores[0] / value
+        return [
+            index
+            for index, score in zip(ranked, scores, strict=True)
+            if (score >= bound if config.largest else score <= bound)
+        ]
+    if config.strategy == "top_p":
+        positive = [score for score in scores if score > 0]
+        return ranked[: _shortest_prefix(positive, value * sum(scores) - SLACK)]
+    sign = 1 if config.largest else -1
+    weights = [math.exp(sign * (score - scores[0])) for score in scores]
+    return ranked[: _shortest_prefix(weights, value * sum(weights) * (1 - 1e-12))]
+
+
+def _shortest_prefix(items: list[float], bound: float) -> int:
+    """Length of the shortest prefix, of at least one item, whose sum reaches the bound; 0 if none does."""
+    reached = 0.0
+    for count, item in enumerate(items, start=1):
+        reached += item
+        if reached >= bound:
+            return count
+    return 0

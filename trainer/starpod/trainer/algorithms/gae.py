@@ -1,0 +1,66 @@
+"""Generalised advantage estimation (arXiv 1506.02438) over sampled tokens, whatever lies between them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    rewards_BT: Tensor,
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    bootstrap_B: Tensor | None = None,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    ends_BT: Tensor | None = None,
+) -> Tensor:
+    """Advantages [B, T], 0 where the mask is False.
+
+        delta_t = r_t + gamma V_next - V_t,    A_t = delta_t + gamma lam A_next
+
+    `next` is the next position whose mask is True; positions between may hold anything. After the last one V_next is
+    `bootstrap_B` (0 if None). ends_BT: positions after which the sum begins anew, with V_next 0. Works on turns as
+    well: [B, K]. The critic's targets are advantages + values.
+    """
+    next_value_B = torch.zeros_like(values_BT[:, 0]) if bootstrap_B is None else bootstrap_B.to(values_BT.dtype)
+    next_advantage_B = torch.zeros_like(next_value_B)
+    columns: list[Tensor] = []
+    for t in reversed(range(values_BT.shape[1])):
+        mask_B = mask_BT[:, t]
+        after_B, carried_B = next_value_B, next_advantage_B
+        if ends_BT is not None:
+            after_B, carried_B = (torch.where(ends_BT[:, t], 0.0, item) for item in (after_B, carried_B))
+        delta_B = rewards_BT[:, t] + gamma * after_B - values_BT[:, t]
+        next_advantage_B = torch.where(mask_B, delta_B + gamma * lam * carried_B, next_advantage_B)
+        next_value_B = torch.where(mask_B, values_BT[:, t], next_value_B)
+        columns.append(torch.where(mask_B, next_advantage_B, 0.0))
+    return torch.stack(columns[::-1], dim=1)
+
+
+def trajectory_baseline(
+    rewards_BT: Tensor,
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    bootstrap_B: Tensor | None = None,
+    gamma: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Every token's advantage is the episode's return minus the critic's value at its first sampled token.
+
+    Returns advantages [B, T] and returns [B, T], both 0 where the mask is False. The return is discounted per sampled
+    token and counted from the first one.
+    """
+    zeros_BT = torch.zeros_like(rewards_BT)
+    to_go_BT = gae(rewards_BT, zeros_BT, mask_BT, bootstrap_B=bootstrap_B, gamma=gamma, lam=1.0)
+    first_BT = first_token(mask_BT)
+    return_B = torch.where(first_BT, to_go_BT, 0.0).sum(1)
+    baseline_B = torch.where(first_BT, values_BT, 0.0).sum(1)
+    advantages_BT = torch.where(mask_BT, (return_B - baseline_B).unsqueeze(1), 0.0)
+    return advantages_BT, torch.where(mask_BT, return_B.unsqueeze(1), 0.0)
+
+
+def first_token(mask_BT: Tensor) -> Tensor:
+    """Bool [B, T]: True at the first True of each row."""
+    return mask_BT & (mask_BT.cumsum(1) == 1)

@@ -1,0 +1,215 @@
+"""The nested parts of the algorithm's configuration.
+
+Each has a field that names a kind (`where`, `kind`, `strategy`, `mode`). What a kind needs and was not given is filled
+in; what it has no use for is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from starpod.trainer.section import Section
+
+
+def _word(value: Any) -> Any:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Adds the defaults of the kind that is given, under what is given."""
+    if not isinstance(values, Mapping):
+        return values
+    return {**defaults.get(_word(values.get(kind, default)), {}), **values}
+
+
+class KLConfig(Section):
+    """Holding the policy near a frozen reference: the policy that training began with."""
+
+    where: Annotated[Literal["off", "reward", "loss"], BeforeValidator(_word)] = Field(
+        default="off",
+        description="reward: taken off each sampled token's reward; loss: added to the loss. off: no reference model.",
+    )
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k1", description="Estimator of the divergence. By default k1 in the reward, k3 in the loss."
+    )
+    coefficient: float = Field(default=0.0, ge=0, description="Weight of it. By default 0.001 where it is on.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: Any) -> Any:
+        defaults = {
+            "reward": {"estimator": "k1", "coefficient": 0.001},
+            "loss": {"estimator": "k3", "coefficient": 0.001},
+        }
+        return _fill(values, "where", "off", defaults)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> KLConfig:
+        if self.where == "off" and self.coefficient:
+            raise ValueError(
+                f"algorithm.kl.coefficient is {self.coefficient:g} but algorithm.kl.where is off: "
+                "set where to reward or loss, or drop the coefficient"
+            )
+        if self.where != "off" and not self.coefficient:
+            raise ValueError(f"algorithm.kl.where is {self.where} with a coefficient of 0: set where to off")
+        if self.where == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "algorithm.kl.estimator k1 does nothing in the loss, its gradient is zero on average: "
+                "use k2 or k3, or put it in the reward"
+            )
+        return self
+
+
+class TurnClipConfig(Section):
+    """Clipping that knows of turns: three readings of a per-turn decoupled clip. Off: one bound for all tokens."""
+
+    kind: Annotated[Literal["off", "decay", "turn_ratio", "prefix_guard"], BeforeValidator(_word)] = Field(
+        default="off",
+        description="decay: bounds that depend on the turn; turn_ratio: one ratio per turn; prefix_guard: a turn is "
+        "left out once the turns before it have drifted.",
+    )
+    decay: float | None = Field(
+        default=None, gt=0, description="Kind decay: both bounds shrink by this factor per turn. By default 0.9."
+    )
+    low: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
+        default=None, min_length=1, description="Kind decay: lower bounds by turn instead; the last one goes on."
+    )
+    high: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        default=None, min_length=1, description="Kind decay: upper bounds by turn instead; the last one goes on."
+    )
+    limit: float | None = Field(
+        default=None,
+        gt=1,
+        description="Kind prefix_guard: the product of the earlier turns' ratios must stay within [1/limit, limit]. "
+        "By default 1.5.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: Any) -> Any:
+        listed = isinstance(values, Mapping) and (values.get("low") is not None or values.get("high") is not None)
+        defaults: dict[str, dict[str, Any]] = {
+            "decay": {} if listed else {"decay": 0.9},
+            "prefix_guard": {"limit": 1.5},
+        }
+        return _fill(values, "kind", "off", defaults)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> TurnClipConfig:
+        given = {name for name in ("decay", "low", "high", "limit") if getattr(self, name) is not None}
+        used = {"decay": {"decay", "low", "high"}, "prefix_guard": {"limit"}}.get(self.kind, set())
+        if unused := sorted(given - used):
+            raise ValueError(
+                f"algorithm.turn_clip.{unused[0]} has no meaning with kind {self.kind}: drop it or change the kind"
+            )
+        if self.kind == "decay" and given not in ({"decay"}, {"low", "high"}):
+            raise ValueError("algorithm.turn_clip of kind decay takes either decay, or both low and high")
+        if self.kind == "prefix_guard" and self.limit is None:
+            raise ValueError("algorithm.turn_clip of kind prefix_guard needs a limit, e.g. 1.5")
+        return self
+
+
+class FilterConfig(Section):
+    """Which groups of a collection are trained on."""
+
+    strategy: Literal["none", "top_fraction", "top_p", "top_p_softmax", "top_k", "min_p"] = Field(
+        default="none",
+        description="none: all; top_fraction: a share of the groups; top_p: the best that hold a share of all scores; "
+        "top_p_softmax: likewise after a softmax; top_k: a number of groups; min_p: those near the best.",
+    )
+    value: float | None = Field(
+        default=None,
+        gt=0,
+        description="Of the strategy. By default top_fraction 0.25, top_p 0.9, top_p_softmax 0.9, min_p 0.5.",
+    )
+    score: Literal["reward_std", "reward_mean", "reward_sum", "entropy", "entropy_variance", "length"] = Field(
+        default="reward_std",
+        description="Of a group, from raw returns (ddof=1), the sampler's log-probabilities, or sampled tokens.",
+    )
+    largest: bool = Field(default=True, description="Whether high scores are the good ones.")
+    include_zero: bool = Field(
+        default=False, description="Whether groups with score 0 may be kept. Strategy none keeps every group."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: Any) -> Any:
+        shares = {"top_fraction": 0.25, "top_p": 0.9, "top_p_softmax": 0.9, "min_p": 0.5}
+        return _fill(values, "strategy", "none", {name: {"value": value} for name, value in shares.items()})
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> FilterConfig:
+        if self.strategy == "none":
+            if self.value is not None:
+                raise ValueError(
+                    f"algorithm.filter.value is {self.value:g} but algorithm.filter.strategy is none, which keeps "
+                    "every group: name a strategy, e.g. top_fraction, or set the value to null"
+                )
+        elif self.value is None:
+            raise ValueError(f"algorithm.filter.strategy {self.strategy} needs a value")
+        elif self.strategy == "top_k":
+            if self.value != int(self.value):
+                raise ValueError(
+                    f"algorithm.filter.value {self.value:g} with strategy top_k is a number of groups: give a whole "
+                    "number, or the strategy top_fraction"
+                )
+        elif self.value > 1:
+            raise ValueError(
+                f"algorithm.filter.value {self.value:g} with strategy {self.strategy} is a share: give one above 0 "
+                "and at most 1"
+            )
+        if self.strategy == "top_p" and not self.largest:
+            raise ValueError(
+                "algorithm.filter.largest is false: strategy top_p collects the largest scores until they hold a "
+                "share of the sum; use top_fraction, top_k, min_p or top_p_softmax for the smallest"
+            )
+        return self
+
+
+class DynamicSamplingConfig(Section):
+    """Groups whose members all did equally well teach nothing: others are asked for (DAPO, arXiv 2503.14476)."""
+
+    enabled: bool = Field(default=False, description="Whether to ask for others.")
+    max_rounds: int = Field(default=3, ge=1, description="How often, in one collection.")
+
+
+class GiGPOConfig(Section):
+    """Group-in-group advantages (arXiv 2505.10978)."""
+
+    weight: float = Field(default=1.0, ge=0, description="Weight of the step's advantage beside the episode's.")
+    gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn of a step's return.")
+    normalise: bool = Field(default=False, description="Whether both advantages are divided by a standard deviation.")
+
+
+class CorrectionConfig(Section):
+    """What to do about tokens that another policy sampled than the one that the update starts from."""
+
+    mode: Annotated[Literal["off", "truncated", "masked", "bypass"], BeforeValidator(_word)] = Field(
+        default="truncated",
+        description="truncated: importance weights of at most cap; masked: weights outside [1/cap, cap] become 0; "
+        "bypass: the sampler is the policy that ratios are taken to; off: as if all were fresh.",
+    )
+    level: Literal["token", "sequence"] = Field(
+        default="token", description="Whether each token has its own weight, or an episode the product of them."
+    )
+    cap: float | None = Field(default=None, ge=1, description="Largest weight. By default 2.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: Any) -> Any:
+        return _fill(values, "mode", "truncated", {"truncated": {"cap": 2.0}, "masked": {"cap": 2.0}})
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CorrectionConfig:
+        weighted = self.mode in ("truncated", "masked")
+        if weighted and self.cap is None:
+            raise ValueError(f"algorithm.correction.mode {self.mode} needs a cap, e.g. 2")
+        if not weighted and (self.cap is not None or self.level != "token"):
+            raise ValueError(
+                f"algorithm.correction.mode {self.mode} uses no weights: drop cap and level, or set mode to truncated"
+            )
+        return self
