@@ -17,9 +17,12 @@ from starpod.client import Fleet, Limits
 from starpod.trainer.agents.base import AgentRefused, Move, Task, play_all
 from starpod.trainer.agents.chat import ChatAgent
 from starpod.trainer.agents.scripted import Scripted
+from starpod.trainer.checkpoint import Checkpoints
+from starpod.trainer.config import Config, parse_config
 from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.episode_files import read_episodes
 from starpod.trainer.eval_cli import evaluate
+from starpod.trainer.models.policy import build_policy
 from starpod.trainer.results import summarise
 from starpod.trainer.statistics import pass_at_k, wilson_interval
 from tests.support import ROOT, ServerProcess, start_server
@@ -281,3 +284,73 @@ def test_figures_of_nothing_are_none() -> None:
     figures = summarise([make_episode(0, True, end="failed")])
     assert (figures["failed"], figures["success"], figures["return_mean"], figures["pass_at_k"]) == (1, None, None, {})
     json.dumps(figures, allow_nan=False)
+
+
+# --- models that are loaded here ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return parse_config(
+        {
+            "model": {"name": "tiny", "tiny": {"hidden": 16, "layers": 1, "heads": 2, "intermediate": 32}},
+            "environment": {"id": "frozen_lake-v1", "options": {"observation": "local", "size": 3}, "max_turns": 2},
+            "prompt": {"style": "compact"},
+            "sampling": {"max_reply_tokens": 12, "max_episode_tokens": 200},
+            "evaluation": {"temperature": 0.7},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run_folder(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a run leaves it, with one checkpoint of an untrained policy."""
+    folder = tmp_path_factory.mktemp("run")
+    texts = ["P 1 3 G 0 0 Up Left _ _ # _", "<think>Up Left</think><answer>Up</answer>"]
+    policy = build_policy(config.model, texts=texts, critic="none", seed=3)
+    policy.save(folder / "initial")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.save(25, {"policy": policy.state_dict()}, {"config": config.to_dict()}, score=0.5)
+    return folder
+
+
+def test_a_run_is_played_as_it_was_trained(server: ServerProcess, run_folder: Path, tmp_path: Path) -> None:
+    episodes = tmp_path / "episodes.jsonl"
+    arguments = ("-e", "frozen_lake", "--episodes", "6", "--samples", "2", "--jsonl", str(episodes))
+    values = report(server, str(run_folder), *arguments)
+    assert values["policy"]["step"] == 25
+    assert values["policy"]["temperature"] == 0.7
+    figures = values["environments"]["frozen_lake-v1"]
+    assert figures["options"] == {"observation": "local", "size": 3}
+    assert figures["limits"]["max_turns"] == 2
+    recorded = list(read_episodes(episodes))
+    assert [(episode.group, episode.member) for episode in recorded] == [(n // 2, n % 2) for n in range(12)]
+    assert all(len(turn.reply) <= 12 and len(turn.observation.split()) == 12 for e in recorded for turn in e.turns)
+    # A checkpoint of it is the same policy, and the same seeds are the same episodes.
+    again = report(server, str(run_folder / "checkpoints" / "step-00000025"), *arguments)
+    assert again["environments"] == values["environments"]
+    # What is said on the command line goes before.
+    other = report(server, str(run_folder), *arguments, "--option", "size=2", "--turns", "1", "--temperature", "0")
+    assert other["policy"]["temperature"] == 0
+    assert other["environments"]["frozen_lake-v1"]["options"]["size"] == 2
+    assert other["environments"]["frozen_lake-v1"]["turns_mean"] == 1
+
+
+def test_a_folder_with_a_model_is_played(server: ServerProcess, run_folder: Path) -> None:
+    values = report(server, str(run_folder / "initial"), "-e", "bandit", "--episodes", "3", "--max-tokens", "4")
+    assert values["environments"]["bandit-v1"]["episodes"] == 3
+    assert values["policy"]["temperature"] == 0.5
+
+
+@pytest.mark.parametrize("model", ["/absent/folder", "./absent", "a/b/c"])
+def test_a_model_that_is_not_there_is_said_so(server: ServerProcess, model: str) -> None:
+    result = run(server, model, "-e", "bandit")
+    assert result.exit_code == 1
+    assert "there is no such folder" in result.output
+
+
+def test_a_damaged_checkpoint_is_said_so(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    result = run(server, str(tmp_path), "-e", "bandit")
+    assert result.exit_code == 1
+    assert "has no checkpoint yet" in result.output

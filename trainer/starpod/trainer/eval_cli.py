@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich import box
@@ -20,9 +21,8 @@ from rich.table import Table
 from starpod.client import TLS, BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
 from starpod.client.catalog import find_environment, parse_options
 from starpod.client.spelling import near
-from starpod.trainer.agents.base import AgentRefused, Task, play_all
+from starpod.trainer.agents.base import AgentRefused, Sampling, Task, play_all
 from starpod.trainer.agents.scripted import Scripted
-from starpod.trainer.agents.tokens import Sampling, play_tokens
 from starpod.trainer.episode import Episode
 from starpod.trainer.episode_files import write_episodes
 from starpod.trainer.reference import REFERENCES
@@ -37,16 +37,24 @@ Play = Callable[[Fleet, Task, Sequence[int], int, Callable[[Episode], None]], Aw
 """Plays episodes from seeds: as `play_all` does, with the agent given."""
 
 
+def _as_it_is(task: Task) -> Task:
+    return task
+
+
 async def _nothing_to_close() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is evaluated: how it is called, how it plays, what there is to report of it afterwards."""
+    """What is evaluated: how it is called and how it plays.
+
+    fit: fills in what a task leaves open. facts: what there is to report of it afterwards.
+    """
 
     kind: str
     name: str
     play: Play
+    fit: Callable[[Task], Task] = _as_it_is
     facts: Callable[[], dict[str, Any]] = dict
     close: Callable[[], Awaitable[None]] = _nothing_to_close
 
@@ -72,6 +80,9 @@ class Policy:
 @click.option("--temperature", type=click.FloatRange(0), help="0 is greedy. Default: as in training, else the model's.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens of one reply. Default: as in training, else 400.")
 @click.option("--thinking/--no-thinking", default=None, help="Whether replies begin with reasoning.")
+@click.option(
+    "--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="What samples replies."
+)
 @click.option("--base-url", help="OpenAI-compatible endpoint, for openai:MODEL. Its key is read from OPENAI_API_KEY.")
 @click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests to it at a time.")
 @click.option(
@@ -99,6 +110,7 @@ def evaluate(
     temperature: float | None,
     max_tokens: int | None,
     thinking: bool | None,
+    engine: Literal["torch", "vllm"],
     base_url: str | None,
     concurrency: int,
     json_file: str,
@@ -121,7 +133,7 @@ def evaluate(
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
-    policy = _policy(model, sampling, base_url, concurrency)
+    policy = _policy(model, sampling, engine, base_url, concurrency)
     seeds = _seeds(seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
     try:
@@ -141,7 +153,6 @@ def evaluate(
         raise click.ClickException(str(error)) from error
     report = {
         "policy": {"kind": policy.kind, "name": policy.name, **policy.facts()},
-        "temperature": temperature,
         "address": address,
         "seeds": [seeds.start, seeds.stop],
         "samples": samples,
@@ -150,7 +161,7 @@ def evaluate(
             task.environment: {
                 "version": results[0].version,
                 "options": task.options,
-                "limits": {"turns": turns, "actions_per_turn": actions_per_turn, "actions": actions},
+                "limits": dataclasses.asdict(task.limits),
                 **summarise(results),
             }
             for task, results in played
@@ -190,7 +201,7 @@ async def _run(
     try:
         async with fleet:
             specs = pb.DescribeResponse(environments=await fleet.describe())
-            tasks = _tasks(specs, environments, assignments, version, limits)
+            tasks = [policy.fit(task) for task in _tasks(specs, environments, assignments, version, limits)]
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
                 for task in tasks:
                     bar = progress.add_task(task.environment, total=len(seeds) * samples)
@@ -204,7 +215,9 @@ async def _run(
     return played
 
 
-def _policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
+def _policy(
+    model: str, sampling: Sampling, engine: Literal["torch", "vllm"], base_url: str | None, concurrency: int
+) -> Policy:
     """What a name on the command line stands for."""
     if model.startswith(CHAT):
         return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
@@ -223,10 +236,17 @@ def _policy(model: str, sampling: Sampling, base_url: str | None, concurrency: i
             f"no policy {model!r}; did you mean {' or '.join(close)}?", param_hint="MODEL_OR_CHECKPOINT"
         )
 
-    async def sample(fleet: Fleet, task: Task, seeds: Sequence[int], samples: int, watch: Any) -> list[Episode]:
-        return await play_tokens(model, fleet, task, seeds, samples, sampling, watch)
+    return _token_policy(model, sampling, engine)
 
-    return Policy("tokens", model, sample)
+
+def _token_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> Policy:
+    from starpod.trainer.agents.tokens import TokenPolicy  # torch takes its time to import
+
+    try:
+        agent = TokenPolicy(model, sampling, engine)
+    except AgentRefused as error:
+        raise click.ClickException(str(error)) from error
+    return Policy("model", model, agent.play, agent.fit, agent.facts, agent.close)
 
 
 def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
@@ -253,12 +273,13 @@ def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurren
 
     def facts() -> dict[str, Any]:
         return {
+            "temperature": sampling.temperature,
             "base_url": base_url,
             "prompt_tokens": agent.prompt_tokens,
             "completion_tokens": agent.completion_tokens,
         }
 
-    return Policy("openai", model, play, facts, agent.close)
+    return Policy("openai", model, play, facts=facts, close=agent.close)
 
 
 def _seeds(first: int | None, count: int) -> range:

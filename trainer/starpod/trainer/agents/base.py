@@ -38,6 +38,15 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How replies are sampled. None: as the run that trained the policy does it, or as is usual where there is none."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    thinking: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """One reply of an agent: as text, and what is to be done by it. Without an action it costs a turn."""
 
