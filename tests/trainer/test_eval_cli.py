@@ -23,6 +23,7 @@ from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.episode_files import read_episodes
 from starpod.trainer.eval_cli import evaluate
 from starpod.trainer.models.policy import build_policy
+from starpod.trainer.reference import play_reference
 from starpod.trainer.results import summarise
 from starpod.trainer.statistics import pass_at_k, wilson_interval
 from tests.support import ROOT, ServerProcess, start_server
@@ -139,6 +140,15 @@ def test_a_dead_server_and_no_address() -> None:
     for address, status, words in (("127.0.0.1:1", 1, "no server answers"), ("localhost", 2, "host:port")):
         result = CliRunner().invoke(evaluate, ["random", address, "-e", "bandit"])
         assert (result.exit_code, words in result.output) == (status, True)
+
+
+async def test_references_play_as_they_do_beside_a_learning_curve(server: ServerProcess) -> None:
+    task = Task("frozen_lake-v1", actions=("Left", "Down", "Right", "Up"))
+    async with Fleet(server.address) as fleet:
+        episodes = await play_all(Scripted("random"), fleet, task, range(20))
+        for episode in episodes:
+            success, total, turns = await play_reference(fleet, "random", "frozen_lake-v1", episode.seed)
+            assert (success, total, turns) == (bool(episode.success), episode.total_reward, len(episode.turns))
 
 
 # --- a model behind an endpoint ----------------------------------------------------------------------------------

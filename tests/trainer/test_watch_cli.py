@@ -33,7 +33,7 @@ SOLVED = Episode(
     "1.0.0",
     seed=12,
     turns=[
-        make_turn("P_G [x]", ["Left", "Left"], 0.0, thought="[bold]the goal is right[/]", effective=0),
+        make_turn("P_G [x]", ["Left", "Left"], 0.0, thought="[bold]the goal\x1b[2J is right[/]", effective=0),
         make_turn("P_G", [], -0.1, well_formed=False, finish="length", parts={"environment": 0.0, "format": -0.1}),
         make_turn("P_G", ["Right", "Right"], 1.0),
     ],
@@ -64,7 +64,7 @@ def test_an_episode_turn_by_turn(file: Path) -> None:
     for text in (
         "Episode 1 of eval-000025.jsonl: frozen_lake-v1 1.0.0, seed 12, group 4, member 1",
         "P_G [x]",  # what is in the record is no markup
-        "[bold]the goal is right[/]",
+        "[bold]the goal\ufffd[2J is right[/]",
         "Left || Left",
         "changed nothing",
         "<raw>",

@@ -91,15 +91,15 @@ def show_turn(turn: Turn, number: int, total: float) -> RenderableType:
     facts.add_column(style="bright_black", no_wrap=True)
     facts.add_column(overflow="fold")
     if turn.thought is not None:
-        facts.add_row("thinks", Text(turn.thought, style="italic"))
+        facts.add_row("thinks", _text(turn.thought, style="italic"))
     if turn.actions:
-        facts.add_row("does", Text(" || ".join(turn.actions), style="bold"))
+        facts.add_row("does", _text(" || ".join(turn.actions), style="bold"))
     if not turn.well_formed:
-        facts.add_row("says", Text(turn.text or "(nothing)", style="yellow"))
+        facts.add_row("says", _text(turn.text or "(nothing)", style="yellow"))
     if remark := _remark(turn):
         facts.add_row("", Text(remark, style="yellow"))
     facts.add_row("reward", _reward(turn, total))
-    state = Panel(Text(turn.observation), title=f"turn {number}", title_align="left", padding=(0, 1), expand=False)
+    state = Panel(_text(turn.observation), title=f"turn {number}", title_align="left", padding=(0, 1), expand=False)
     return Group(state, facts)
 
 
@@ -112,12 +112,17 @@ def show_end(episode: Episode) -> RenderableType:
     line += f", total reward {episode.total_reward:+.4g}"
     parts: list[RenderableType] = []
     if episode.final_observation:
-        final = Text(episode.final_observation)
+        final = _text(episode.final_observation)
         parts.append(Panel(final, title="at the end", title_align="left", padding=(0, 1), expand=False))
     parts.append(Text(line, style=style))
     if episode.error:
-        parts.append(Text(episode.error, style="red"))
+        parts.append(_text(episode.error, style="red"))
     return Group(*parts, Text())
+
+
+def _text(text: str, style: str = "") -> Text:
+    """What a model or an environment wrote, without whatever would take the terminal over."""
+    return Text("".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text), style)
 
 
 def _remark(turn: Turn) -> str:

@@ -58,7 +58,7 @@ class Move:
 
 
 class Agent(Protocol):
-    """Chooses what to do, one turn at a time. It keeps nothing between turns: the episode so far is given to it.
+    """Chooses what to do, one turn at a time, for many episodes together. It is given the episode so far.
 
     want: what it needs observations to carry. at_once: episodes that it plays at the same time.
     """
