@@ -186,7 +186,7 @@ class AlgorithmConfig(Section):
             return values
         preset = values.get("preset", DEFAULT_PRESET)
         if not isinstance(preset, str) or preset not in PRESETS:
-            raise ValueError(f"no algorithm preset {preset!r}{nearest(str(preset), list(PRESETS))}")
+            raise ValueError(f"no algorithm preset {preset!r}{_nearest_preset(str(preset))}")
         resolved = {**PRESETS[preset], **{key: _overlay(PRESETS[preset], key, values[key]) for key in values}}
         advantage, loss = resolved.get("advantage", "gae"), resolved.get("policy_loss", "ppo")
         if advantage in WHITENED:
@@ -258,6 +258,12 @@ class AlgorithmConfig(Section):
                 f"algorithm.gigpo is set but {without} does not use it: set advantage to gigpo, or drop the section",
             ),
         ]
+
+
+def _nearest_preset(name: str) -> str:
+    """Names that hold the given one, such as `grpo`, come before those that are spelt like it."""
+    holding = [preset for preset in PRESETS if name.lower() in preset]
+    return f"; did you mean {' or '.join(holding)}?" if holding and name else nearest(name, list(PRESETS))
 
 
 def _overlay(preset: Mapping[str, Any], key: str, given: Any) -> Any:

@@ -1,0 +1,91 @@
+"""Rollouts, groups and random batches that the tests of the algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.episode import Episode, Group, Turn
+from starpod.trainer.rollout import Rollout
+
+
+def doubles(*rows: Sequence[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def a_rollout(
+    rewards: Sequence[Sequence[float]],
+    *,
+    groups: Sequence[int],
+    mask: Sequence[Sequence[int]] | None = None,
+    turns: Sequence[Sequence[int]] | None = None,
+    values: Sequence[Sequence[float]] | None = None,
+    old: Sequence[Sequence[float]] | None = None,
+    reference: Sequence[Sequence[float]] | None = None,
+    bootstrap: Sequence[float] | None = None,
+    state_keys: Sequence[Sequence[bytes]] = (),
+) -> Rollout:
+    """Everything in double precision; what is not given is 0, all tokens are sampled, and each is a turn."""
+    rewards_BT = doubles(*rewards)
+    zeros = torch.zeros_like(rewards_BT)
+    mask_BT = torch.tensor(mask, dtype=torch.bool) if mask is not None else torch.ones_like(rewards_BT).bool()
+    columns_BT = torch.arange(rewards_BT.shape[1]).expand(rewards_BT.shape)
+    old_BT = doubles(*old) if old is not None else zeros
+    return Rollout(
+        mask_BT=mask_BT,
+        turns_BT=torch.tensor(turns) if turns is not None else columns_BT,
+        rewards_BT=rewards_BT,
+        groups_B=torch.tensor(groups),
+        old_logprobs_BT=old_BT,
+        sampler_logprobs_BT=old_BT,
+        bootstrap_B=doubles(bootstrap)[0] if bootstrap is not None else zeros[:, 0],
+        values_BT=doubles(*values) if values is not None else None,
+        ref_logprobs_BT=doubles(*reference) if reference is not None else None,
+        state_keys=state_keys,
+    )
+
+
+def a_group(returns: Sequence[float], *, id: int = 0, logprobs: Sequence[Sequence[float]] | None = None) -> Group:
+    """One episode of one turn per return; `logprobs` of its tokens, or one token of log-probability 0."""
+    tokens = logprobs if logprobs is not None else [[0.0]] * len(returns)
+    return Group(
+        id,
+        [
+            Episode(
+                group=id,
+                member=member,
+                environment="frozen_lake-v1",
+                turns=[
+                    Turn(
+                        observation="",
+                        prompt=[],
+                        fresh=True,
+                        reply=[0] * len(own),
+                        logprobs=list(own),
+                        versions=[0] * len(own),
+                        finish="stop",
+                        text="",
+                        reward=reward,
+                    )
+                ],
+            )
+            for member, (reward, own) in enumerate(zip(returns, tokens, strict=True))
+        ],
+    )
+
+
+def random_layout(seed: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """mask_BT with holes, no row empty, and turns_BT: ascending, at times with a turn left out; -1 outside the mask."""
+    generator = torch.Generator().manual_seed(seed)
+    mask_BT = torch.rand(rows, columns, generator=generator) < 0.7
+    mask_BT[:, 0] |= ~mask_BT.any(1)
+    steps_BT = torch.randint(0, 3, (rows, columns), generator=generator) * (
+        torch.rand(rows, columns, generator=generator) < 0.4
+    )
+    return mask_BT, torch.where(mask_BT, steps_BT.cumsum(1), -1)
+
+
+def random_doubles(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,166 @@
+"""Which groups are kept, and which are asked for again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.dynamic_sampling import needs_reask
+from starpod.trainer.algorithms.filters import filter_groups, group_score, loss_scale, select
+from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
+from tests.trainer.algorithms.builders import a_group
+
+
+def kept(scores: list[float], **options: Any) -> list[int]:
+    return select(FilterConfig(**options), scores)
+
+
+@pytest.mark.parametrize(
+    ("scores", "value", "expected"),
+    [
+        ([0.5, 0.3, 0.1, 0.1, 0.0], 0.9, [0, 1, 2]),
+        ([0.0, 0.1, 0.5, 0.1, 0.3], 0.9, [1, 2, 4]),
+        ([0.5, 0.3, 0.1, 0.1, 0.0], 1.0, [0, 1, 2, 3]),
+        ([0.5, 0.3, 0.1, 0.1, 0.0], 0.5, [0]),
+        # 0.6 + 0.29 lies within the slack of 0.9; 0.6 + 0.28 does not.
+        ([0.6, 0.29, 0.11], 0.9, [0, 1]),
+        ([0.6, 0.28, 0.12], 0.9, [0, 1, 2]),
+        ([0.0, 0.0], 0.9, []),
+        ([], 0.9, []),
+    ],
+)
+@pytest.mark.parametrize("include_zero", [False, True])
+def test_top_p_keeps_the_best_that_hold_a_share_of_the_sum(
+    scores: list[float], value: float, expected: list[int], include_zero: bool
+) -> None:
+    assert kept(scores, strategy="top_p", value=value, include_zero=include_zero) == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "value", "options", "expected"),
+    [
+        ([0.1, 0.4, 0.2, 0.3], 0.25, {}, [1]),
+        ([0.1, 0.4, 0.2, 0.3], 0.26, {}, [1, 3]),
+        ([0.1, 0.4, 0.2, 0.3], 0.5, {"largest": False}, [0, 2]),
+        ([0.2, 0.2, 0.2, 0.2], 0.5, {}, [0, 1]),
+        ([0.2, 0.2, 0.2, 0.2], 0.5, {"largest": False}, [0, 1]),
+        ([0.0, 0.4, 0.0, 0.0], 0.5, {}, [1]),
+        ([0.0, 0.4, 0.0, 0.0], 0.5, {"include_zero": True}, [0, 1]),
+        ([0.0, 0.4, 0.0, 0.3], 1.0, {"include_zero": True}, [0, 1, 2, 3]),
+        ([0.0, 0.0], 1.0, {}, []),
+    ],
+)
+def test_top_fraction_keeps_a_share_of_all_groups_rounded_up(
+    scores: list[float], value: float, options: dict[str, Any], expected: list[int]
+) -> None:
+    assert kept(scores, strategy="top_fraction", value=value, **options) == expected
+
+
+def test_top_fraction_does_not_round_up_for_an_error_of_rounding() -> None:
+    assert 0.07 * 100 > 7
+    assert len(kept([1.0] * 100, strategy="top_fraction", value=0.07)) == 7
+
+
+def test_top_p_softmax_keeps_a_nucleus_and_at_least_one() -> None:
+    scores = [math.log(1), math.log(6), math.log(3)]
+    options: dict[str, Any] = {"strategy": "top_p_softmax", "include_zero": True}
+    assert kept(scores, value=0.1, **options) == [1]
+    assert kept(scores, value=0.6, **options) == [1]
+    assert kept(scores, value=0.61, **options) == [1, 2]
+    assert kept(scores, value=0.9, **options) == [1, 2]
+    assert kept(scores, value=1.0, **options) == [0, 1, 2]
+    assert kept([0.0, 0.0, 0.0], value=0.5, **options) == [0, 1]
+    assert kept([0.0, 0.0, 0.0], value=0.5, strategy="top_p_softmax") == []
+    # The smallest: weights 1, 1/6, 1/3.
+    assert kept(scores, value=0.6, largest=False, **options) == [0]
+    assert kept(scores, value=0.8, largest=False, **options) == [0, 2]
+    assert kept([1e4, -1e4], value=0.9, **options) == [0]
+
+
+def test_top_k_keeps_a_number_and_min_p_those_near_the_best() -> None:
+    scores = [0.1, 0.4, 0.0, 0.2, 0.3]
+    assert kept(scores, strategy="top_k", value=2) == [1, 4]
+    assert kept(scores, strategy="top_k", value=99) == [0, 1, 3, 4]
+    assert kept(scores, strategy="top_k", value=2, largest=False) == [0, 3]
+    assert kept(scores, strategy="top_k", value=2, largest=False, include_zero=True) == [0, 2]
+    assert kept(scores, strategy="min_p", value=0.5) == [1, 3, 4]
+    assert kept(scores, strategy="min_p", value=0.8) == [1]
+    assert kept(scores, strategy="min_p", value=0.4, largest=False) == [0, 3]
+    assert kept([0.0], strategy="min_p", value=0.5) == []
+
+
+def test_without_a_strategy_every_group_is_kept() -> None:
+    assert kept([0.0, 0.4, 0.0]) == [0, 1, 2]
+
+
+@given(
+    st.lists(st.floats(0, 10), max_size=30),
+    st.sampled_from(["top_fraction", "top_p", "top_p_softmax", "top_k", "min_p"]),
+    st.booleans(),
+    st.integers(1, 4),
+)
+def test_what_is_kept_is_in_order_and_at_least_as_good_as_what_is_not(
+    scores: list[float], strategy: Any, include_zero: bool, quarters: int
+) -> None:
+    value = quarters if strategy == "top_k" else quarters / 4
+    indices = kept(scores, strategy=strategy, value=value, include_zero=include_zero)
+    assert indices == sorted(set(indices))
+    if not include_zero:
+        assert all(scores[index] > 1e-10 for index in indices)
+    rest = [score for index, score in enumerate(scores) if index not in indices]
+    if indices and rest:
+        assert min(scores[index] for index in indices) >= max(rest)
+    if any(score > 1e-10 for score in scores):
+        assert indices
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.integers(1, 19), st.integers(1, 19))
+def test_a_larger_share_keeps_no_fewer(scores: list[float], first: int, second: int) -> None:
+    low, high = sorted([first / 20, second / 20])
+    for strategy in ("top_fraction", "top_p", "top_p_softmax"):
+        assert set(kept(scores, strategy=strategy, value=low)) <= set(kept(scores, strategy=strategy, value=high))
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_scored_on_raw_returns() -> None:
+    group = a_group([1.0, 0.0, 0.0, 1.0], logprobs=[[-1.0, -3.0], [-1.0], [-1.0, -1.0, -1.0], [-0.5, -0.5]])
+    assert group_score("reward_std", group) == pytest.approx(math.sqrt(1 / 3))
+    assert group_score("reward_mean", group) == 0.5
+    assert group_score("reward_sum", group) == 2.0
+    assert group_score("length", group) == 2.0
+    # Mean surprise of each episode: 2, 1, 1, .5.
+    assert group_score("entropy", group) == pytest.approx(1.125)
+    assert group_score("entropy_variance", group) == pytest.approx(0.3958333)
+    assert [group_score(score, a_group([])) for score in ("reward_std", "entropy", "length")] == [0, 0, 0]
+    assert group_score("entropy_variance", a_group([1.0])) == 0.0
+    with pytest.raises(ValueError, match="luck"):
+        group_score("luck", group)
+
+
+def test_starpo_s_keeps_the_most_uncertain_quarter() -> None:
+    groups = [a_group(returns, id=index) for index, returns in enumerate([[1, 1], [1, 0], [0.1, 0], [0, 0]])]
+    result = filter_groups(AlgorithmConfig().filter, groups)
+    assert result.indices == [1]
+    assert result.scores == pytest.approx([0, math.sqrt(0.5), 0.1 * math.sqrt(0.5), 0])
+    assert filter_groups(AlgorithmConfig().filter, groups[::3]).indices == []
+    assert filter_groups(AlgorithmConfig().filter, []).indices == []
+
+
+def test_the_loss_can_shrink_with_what_was_kept() -> None:
+    def scale(how: str) -> float:
+        return loss_scale(AlgorithmConfig(filter_loss_scaling=how), 0.25)
+
+    assert (scale("none"), scale("linear"), scale("sqrt")) == (1.0, 0.25, 0.5)
+
+
+def test_uniform_groups_are_asked_for_again() -> None:
+    groups = [a_group([1.0, 1.0]), a_group([1.0, 0.0]), a_group([0.0, 0.0]), a_group([1.0])]
+    assert needs_reask(DynamicSamplingConfig(enabled=True), groups) == [True, False, True, True]
+    assert needs_reask(DynamicSamplingConfig(), groups) == [False] * 4

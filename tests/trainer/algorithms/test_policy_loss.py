@@ -1,0 +1,280 @@
+"""The clipped loss: golden numbers, the readings of a clip per turn, gradients by finite differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from starpod.trainer.algorithms.averages import token_weights
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.gspo import stretch_log_ratio
+from starpod.trainer.algorithms.kl import kl_divergence
+from starpod.trainer.algorithms.policy_loss import PolicyLoss, policy_loss
+from starpod.trainer.algorithms.ratios import clamped_difference
+from starpod.trainer.algorithms.value_loss import value_loss
+from tests.trainer.algorithms.builders import doubles, random_doubles, random_layout
+
+KINDS: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "dual": {"dual_clip": 1.5},
+    "decay": {"turn_clip": {"kind": "decay", "decay": 0.5}},
+    "bounds": {"turn_clip": {"kind": "decay", "low": [0.3, 0.1], "high": [0.1, 0.4, 0.0]}},
+    "turn_ratio": {"turn_clip": {"kind": "turn_ratio"}},
+    "prefix_guard": {"turn_clip": {"kind": "prefix_guard", "limit": 1.2}},
+    "gspo": {"policy_loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
+}
+
+
+def a_config(**options: Any) -> AlgorithmConfig:
+    return AlgorithmConfig(preset="dapo", **options)
+
+
+def at_ratios(
+    config: AlgorithmConfig, ratios: list[float], advantages: list[float], turns: list[int] | None = None
+) -> PolicyLoss:
+    """One episode whose tokens have these ratios."""
+    logprobs = doubles(ratios).log()
+    turns_BT = torch.tensor([turns if turns is not None else [0] * len(ratios)])
+    mask = torch.ones(1, len(ratios), dtype=torch.bool)
+    return policy_loss(config, logprobs, torch.zeros_like(logprobs), doubles(advantages), mask, turns_BT)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual", "loss"),
+    [
+        (1.5, 1.0, None, -1.28),
+        (0.5, -1.0, None, 0.8),
+        (5.0, -1.0, 3.0, 3.0),
+        (5.0, -1.0, None, 5.0),
+        (0.5, 1.0, None, -0.5),
+        (1.0, 2.0, 3.0, -2.0),
+    ],
+)
+def test_the_clip_at_one_token(ratio: float, advantage: float, dual: float | None, loss: float) -> None:
+    result = at_ratios(a_config(dual_clip=dual), [ratio], [advantage])
+    assert result.per_token_BT.item() == pytest.approx(loss)
+    assert result.ratio_BT.item() == pytest.approx(ratio)
+
+
+def test_clipped_tokens_are_told_by_the_bound_that_stopped_them() -> None:
+    result = at_ratios(a_config(dual_clip=3.0), [1.5, 0.5, 1.5, 0.5, 1.1, 5.0], [1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
+    assert result.clipped_high_BT.tolist() == [[True, False, False, False, False, True]]
+    assert result.clipped_low_BT.tolist() == [[False, True, False, False, False, False]]
+
+
+def test_log_ratios_are_held_within_twenty() -> None:
+    items = clamped_difference(torch.tensor([-500.0, 3.0, 500.0]), torch.tensor([0.0, 1.0, 0.0]))
+    assert items.tolist() == [-20.0, 2.0, 20.0]
+    logprobs = doubles([300.0]).requires_grad_()
+    mask, turns = torch.tensor([[True]]), torch.tensor([[0]])
+    loss = policy_loss(a_config(), logprobs, doubles([-300.0]), doubles([-1.0]), mask, turns).per_token_BT
+    assert loss.item() == pytest.approx(math.exp(20))
+
+
+def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
+    log_ratio = doubles([0.1, 9.0, -0.05, 0.02])
+    mask = torch.tensor([[True, False, True, True]])
+    ratio = stretch_log_ratio(log_ratio, mask, torch.zeros(1, 4, dtype=torch.int64)).exp()
+    assert ratio[0, [0, 2, 3]].tolist() == pytest.approx([1.023608] * 3, abs=5e-7)
+    config = AlgorithmConfig(preset="dapo", policy_loss="gspo")
+    assert (config.clip_low, config.clip_high) == (3e-4, 4e-4)
+    result = policy_loss(
+        config, log_ratio, torch.zeros(1, 4), doubles([1, 1, 1, 1]), mask, torch.tensor([[0, -1, 0, 1]])
+    )
+    assert result.per_token_BT.tolist() == [pytest.approx([-1.0004, 0, -1.0004, -1.0004])]
+
+
+# --- per turn ---------------------------------------------------------------------------------------------------------
+
+# Two tokens in each of three turns.
+RATIOS, TURNS = [1.5, 1.5, 1.5, 1.5, 1.5, 1.05], [0, 0, 1, 1, 2, 2]
+
+
+def test_bounds_that_decay_with_the_turn() -> None:
+    config = a_config(clip_low=0.2, clip_high=0.4, turn_clip={"kind": "decay", "decay": 0.5})
+    assert at_ratios(config, RATIOS, [1.0] * 6, TURNS).per_token_BT.tolist() == [
+        pytest.approx([-1.4, -1.4, -1.2, -1.2, -1.1, -1.05])
+    ]
+    low = at_ratios(config, [0.5] * 6, [-1.0] * 6, TURNS).per_token_BT
+    assert low.tolist() == [pytest.approx([0.8, 0.8, 0.9, 0.9, 0.95, 0.95])]
+
+
+def test_bounds_that_are_listed_by_turn() -> None:
+    config = a_config(turn_clip={"kind": "decay", "low": [0.5, 0.1], "high": [0.1, 0.3]})
+    assert at_ratios(config, RATIOS, [1.0] * 6, TURNS).per_token_BT.tolist() == [
+        pytest.approx([-1.1, -1.1, -1.3, -1.3, -1.3, -1.05])
+    ]
+    low = at_ratios(config, [0.4] * 6, [-1.0] * 6, TURNS).per_token_BT
+    assert low.tolist() == [pytest.approx([0.5, 0.5, 0.9, 0.9, 0.9, 0.9])]
+
+
+def test_one_ratio_per_turn() -> None:
+    config = a_config(clip_low=0.2, clip_high=0.2, turn_clip={"kind": "turn_ratio"})
+    result = at_ratios(config, [4.0, 0.25, 2.0, 1.0, 0.5, 0.5], [1.0, 1.0, 1.0, 1.0, -1.0, -1.0], TURNS)
+    root = math.sqrt(2)
+    assert result.ratio_BT.tolist() == [pytest.approx([1.0, 1.0, root, root, 0.5, 0.5])]
+    assert result.per_token_BT.tolist() == [pytest.approx([-1.0, -1.0, -1.2, -1.2, 0.8, 0.8])]
+    assert result.clipped_high_BT.tolist() == [[False, False, True, True, False, False]]
+    assert result.clipped_low_BT.tolist() == [[False, False, False, False, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    # Ratios of the turns: 1.2, 1.2, 0.5. Products before each: 1, 1.2, 1.44.
+    [(1.1, [True, False, False]), (1.3, [True, True, False]), (1.5, [True, True, True])],
+)
+def test_a_turn_is_left_out_once_the_turns_before_it_have_drifted(limit: float, kept: list[bool]) -> None:
+    config = a_config(turn_clip={"kind": "prefix_guard", "limit": limit})
+    ratios = [1.2, 1.2, 1.44, 1.0, 0.5, 0.5]
+    result = at_ratios(config, ratios, [1.0] * 6, TURNS)
+    plain = at_ratios(a_config(), ratios, [1.0] * 6, TURNS)
+    kept_tokens = torch.tensor([kept]).repeat_interleave(2, dim=1)
+    torch.testing.assert_close(result.per_token_BT, torch.where(kept_tokens, plain.per_token_BT, 0.0))
+    assert torch.equal(result.clipped_high_BT, plain.clipped_high_BT | ~kept_tokens)
+
+
+def test_a_falling_prefix_is_left_out_too() -> None:
+    config = a_config(turn_clip={"kind": "prefix_guard", "limit": 1.3})
+    result = at_ratios(config, [0.7, 0.7, 1.0, 1.0, 1.0, 1.0], [1.0] * 6, TURNS)
+    assert result.per_token_BT[0, 2:].eq(0).all()
+    assert result.clipped_low_BT[0, 2:].all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=10, deadline=None)
+def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int) -> None:
+    mask, turns = random_layout(seed, 4, 7)
+    old = random_doubles(seed, 4, 7)
+    # One advantage per episode, where the ratio of a stretch has the gradient of its tokens'.
+    advantages = random_doubles(seed + 1, 4, 1).expand(4, 7)
+    weights = token_weights(mask, "seq-mean-token-mean", max_length=7).double()
+
+    def gradient(config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+        logprobs = old.clone().requires_grad_()
+        loss = (weights * policy_loss(config, logprobs, old, advantages, mask, turns).per_token_BT).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert logprobs.grad is not None
+        return loss.detach(), logprobs.grad
+
+    plain, other = gradient(a_config()), gradient(a_config(**KINDS[kind]))
+    torch.testing.assert_close(other, plain)
+    torch.testing.assert_close(plain[1], -weights * advantages)
+
+
+# --- gradients by finite differences ----------------------------------------------------------------------------------
+
+
+def check_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
+    assert torch.autograd.gradcheck(function, (at.clone().requires_grad_(),), eps=1e-6, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dual", "decay", "bounds", "prefix_guard"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_gradient_of_token_ratios(kind: str, seed: int) -> None:
+    mask, turns = random_layout(seed, 3, 6)
+    old, advantages = random_doubles(seed, 3, 6), random_doubles(seed + 1, 3, 6)
+    config = a_config(**KINDS[kind])
+    new = old + 0.3 * random_doubles(seed + 2, 3, 6)
+
+    def with_fixed_prefix(logprobs: Tensor) -> Tensor:
+        return policy_loss(config, logprobs, old, advantages, mask, turns).per_token_BT.sum()
+
+    check_gradient(with_fixed_prefix, new)
+
+
+@pytest.mark.parametrize("kind", ["gspo", "turn_ratio"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_gradient_of_stretch_ratios(kind: str, seed: int) -> None:
+    """Where advantage and weight are the same along a stretch, it is the gradient of the stretch's own ratio."""
+    mask, turns = random_layout(seed, 3, 6)
+    old, advantages = random_doubles(seed, 3, 6), random_doubles(seed + 1, 3, 1).expand(3, 6)
+    weights = token_weights(mask, "seq-mean-token-mean", max_length=6).double()
+    config = a_config(**KINDS[kind])
+    new = (old + 0.3 * random_doubles(seed + 2, 3, 6)).requires_grad_()
+
+    def loss(logprobs: Tensor) -> Tensor:
+        return (weights * policy_loss(config, logprobs, old, advantages, mask, turns).per_token_BT).sum()
+
+    loss(new).backward()  # type: ignore[no-untyped-call]
+    assert new.grad is not None
+    # autograd's own finite differences do not see through the stop-gradient, so take them here.
+    for place in mask.nonzero().tolist():
+        step = torch.zeros_like(new)
+        step[tuple(place)] = 1e-6
+        slope = ((loss(new + step) - loss(new - step)) / 2e-6).item()
+        assert new.grad[tuple(place)].item() == pytest.approx(slope, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_gradient_of_kl(estimator: Any) -> None:
+    reference = random_doubles(1, 3, 4)
+    check_gradient(lambda logprobs: kl_divergence(estimator, logprobs, reference).sum(), random_doubles(2, 3, 4))
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.2])
+def test_gradient_of_the_value_loss(value_clip: float | None) -> None:
+    old, returns = random_doubles(1, 3, 4), random_doubles(2, 3, 4)
+    check_gradient(
+        lambda values: value_loss(values, old, returns, value_clip).sum(), old + 0.3 * random_doubles(3, 3, 4)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_masked_has_no_loss_and_no_gradient_whatever_it_holds(kind: str) -> None:
+    mask, turns = random_layout(3, 3, 6)
+    logprobs = torch.where(mask, random_doubles(3, 3, 6), float("nan")).requires_grad_()
+    old = torch.where(mask, random_doubles(4, 3, 6), float("inf"))
+    advantages = torch.where(mask, random_doubles(5, 3, 6), float("nan"))
+    result = policy_loss(a_config(**KINDS[kind]), logprobs, old, advantages, mask, turns)
+    result.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    assert result.per_token_BT[~mask].eq(0).all() and result.per_token_BT.isfinite().all()
+    assert logprobs.grad[~mask].eq(0).all() and logprobs.grad.isfinite().all()
+    assert not (result.clipped_low_BT | result.clipped_high_BT)[~mask].any()
+    assert result.ratio_BT[~mask].eq(1).all()
+
+
+# --- KL and values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "difference", "expected"),
+    [
+        ("k1", 0.5, 0.5),
+        ("k2", 0.5, 0.125),
+        ("k3", 0.5, 0.106531),
+        ("k1", -0.5, -0.5),
+        ("k2", -0.5, 0.125),
+        ("k3", -0.5, 0.148721),
+    ],
+)
+def test_kl_estimators(estimator: Any, difference: float, expected: float) -> None:
+    assert kl_divergence(estimator, doubles([difference]), doubles([0.0])).item() == pytest.approx(expected, abs=5e-7)
+
+
+def test_k1_and_k3_are_unbiased() -> None:
+    policy, reference = doubles([0.5, 0.3, 0.2]), doubles([0.2, 0.3, 0.5])
+    exact = (policy * (policy / reference).log()).sum()
+    for estimator in ("k1", "k3"):
+        estimates = kl_divergence(estimator, policy.log(), reference.log())  # type: ignore[arg-type]
+        torch.testing.assert_close((policy * estimates).sum(), exact)
+
+
+@given(st.floats(-1e4, 1e4, allow_nan=False))
+def test_k3_is_never_negative_and_never_overflows(difference: float) -> None:
+    estimate = kl_divergence("k3", torch.tensor(difference), torch.tensor(0.0)).item()
+    assert 0 <= estimate <= math.exp(20.01)
+
+
+def test_the_value_loss_takes_the_worse_of_the_clipped_and_the_free_value() -> None:
+    values, old, returns = doubles([1.0, 0.1, 3.0]), doubles([0.0, 0.0, 0.0]), doubles([2.0, 2.0, 2.0])
+    assert value_loss(values, old, returns, None).tolist() == [pytest.approx([0.5, 0.5 * 1.9**2, 0.5])]
+    assert value_loss(values, old, returns, 0.5).tolist() == [pytest.approx([0.5 * 1.5**2, 0.5 * 1.9**2, 0.5 * 1.5**2])]
