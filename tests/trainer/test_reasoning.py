@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.reasoning.claims import read_claims
 from starpod.trainer.reasoning.reward import ReasoningConfig, judge, score_reasoning
 from starpod.trainer.reasoning.scene import CannotRead, Scene, legend_of, read_scene
-from tests.support import ServerProcess, start_server
+from tests.support import ROOT, ServerProcess, start_server
 
 # . 0123          . 012345
 # 0 G___          0 ######
@@ -211,6 +212,16 @@ def test_long_thoughts_take_linear_time(piece: str) -> None:
 def test_what_cannot_be_read_is_refused(environment: str, observation: str, words: str) -> None:
     with pytest.raises(CannotRead, match=words):
         score("Up Left", observation, environment)
+
+
+def test_every_example_of_the_documentation_is_a_claim() -> None:
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = page.partition("| Form | Examples |")[2].partition("The subjects are")[0]
+    examples = re.findall(r"`([^`]+)`", table)
+    assert len(examples) > 20
+    for example in examples:
+        families = ("frozen_lake", "sokoban")
+        assert any(read_claims(example, family, legend_of(family, "")) for family in families), example
 
 
 # --- a served environment ----------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers.utils import logging
 
 from starpod.client import Fleet, Limits
 from starpod.trainer.agents.base import AgentRefused, Sampling, Task
@@ -43,6 +45,8 @@ class TokenPolicy:
     def __init__(self, model: str, sampling: Sampling, engine: Literal["torch", "vllm"] = "torch") -> None:
         self.config: Config | None = None
         self._facts: dict[str, Any] = {}
+        if not sys.stderr.isatty():
+            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             self._policy = self._load(model)
             prompt = self.config.prompt if self.config else PromptConfig()
