@@ -81,9 +81,8 @@ def random_layout(seed: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     mask_BT = torch.rand(rows, columns, generator=generator) < 0.7
     mask_BT[:, 0] |= ~mask_BT.any(1)
-    steps_BT = torch.randint(0, 3, (rows, columns), generator=generator) * (
-        torch.rand(rows, columns, generator=generator) < 0.4
-    )
+    begins_BT = torch.rand(rows, columns, generator=generator) < 0.4
+    steps_BT = torch.where(begins_BT, torch.randint(1, 3, (rows, columns), generator=generator), 0)
     return mask_BT, torch.where(mask_BT, steps_BT.cumsum(1), -1)
 
 

@@ -49,7 +49,7 @@ def test_gae_steps_over_what_lies_between_sampled_tokens(gamma: float, lam: floa
 
 def test_a_reward_where_no_token_was_sampled_is_refused_with_what_to_do() -> None:
     rollout = a_rollout([[0, 0, 0.2, 0, 0, 1]], groups=[0], mask=[MASK], turns=[TURNS], values=[VALUES])
-    with pytest.raises(ValueError, match="episode 0 has a reward of 0.2 at position 2.*last sampled token"):
+    with pytest.raises(ValueError, match=r"episode 0 has a reward of 0\.2 at position 2.*last sampled token"):
         compute_advantages(AlgorithmConfig(), rollout)
 
 

@@ -1,0 +1,67 @@
+"""docs/algorithms.md says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from starpod.trainer.algorithms.advantages import ESTIMATORS
+from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
+from starpod.trainer.algorithms.sections import CorrectionConfig, FilterConfig, TurnClipConfig
+
+DOCS = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+
+
+def preset_row(name: str) -> str:
+    """A preset as its row of the table."""
+    config = AlgorithmConfig(preset=name)
+    kl, groups, correction = config.kl, config.filter, config.correction
+    dual = "-" if config.dual_clip is None else f"{config.dual_clip:g}"
+    kept = "all" if groups.value is None else f"{groups.strategy} {groups.value:g}"
+    cells = [
+        name,
+        config.advantage + (", whitened" if config.whiten else ""),
+        f"{config.clip_low:.3g}, {config.clip_high:g}, {dual}",
+        config.loss_average,
+        "off" if kl.where == "off" else f"{kl.estimator} x {kl.coefficient:g} in {kl.where}",
+        f"{config.entropy_coefficient:g}",
+        "uniform ones re-asked" if config.dynamic_sampling.enabled else kept,
+        correction.mode if correction.cap is None else f"{correction.mode} at {correction.cap:g}",
+        f"{config.epochs} x {config.minibatches}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table_after(heading: str) -> list[str]:
+    """The rows of the first table below a heading, without its head."""
+    lines = DOCS.split(f"## {heading}\n", 1)[1].splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
+    rows = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(line)
+    return rows
+
+
+def test_the_table_of_presets_is_what_the_code_has() -> None:
+    assert table_after("Presets") == [preset_row(name) for name in PRESETS]
+
+
+def test_every_choice_is_explained() -> None:
+    averages = get_args(AlgorithmConfig.model_fields["loss_average"].annotation)
+    assert [row.split("`")[1] for row in table_after("Averages")] == list(averages)
+    assert {row.split("`")[1] for row in table_after("Advantages")} == set(ESTIMATORS)
+    strategies = get_args(FilterConfig.model_fields["strategy"].annotation)
+    assert [row.split("`")[1] for row in table_after("Which groups are trained on")] == list(strategies)
+    modes = get_args(CorrectionConfig.model_fields["mode"].annotation)
+    assert {row.split("`")[1] for row in table_after("Data of another policy")} == set(modes)
+    for kind in set(get_args(TurnClipConfig.model_fields["kind"].annotation)) - {"off"}:
+        assert f"`turn_clip.kind={kind}`" in DOCS
+
+
+def test_the_files_that_are_named_exist() -> None:
+    folder = Path(__file__).parents[3] / "trainer" / "starpod" / "trainer" / "algorithms"
+    named = {word.strip("`,:.()") for word in DOCS.split() if word.strip("`,:.()").endswith(".py")}
+    assert len(named) > 12
+    assert [name for name in sorted(named) if not (folder / name).exists()] == []
