@@ -55,6 +55,7 @@ def train(
 def run_training(config: Config, path: Path, *, resume: bool) -> int:
     """Trains, writes the report, and returns the exit status."""
     import torch
+    import transformers
 
     from starpod.trainer.interrupts import Interrupts
     from starpod.trainer.loop import train as loop
@@ -64,6 +65,8 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
     from starpod.trainer.setup import open_run
 
     torch.set_num_threads(config.threads)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
 
     async def main() -> str:
         async with open_run(

@@ -25,5 +25,5 @@ async def train(run: Run) -> str:
             await run.evaluate()
         if run.due(run.config.checkpoint.every):
             run.save()
-    await run.finish()
+    await run.finish(reason)
     return reason

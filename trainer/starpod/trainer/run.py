@@ -8,6 +8,7 @@ from time import perf_counter, time
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from starpod.client import Fleet
@@ -15,9 +16,10 @@ from starpod.trainer.algorithms.dynamic_sampling import needs_reask
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale
 from starpod.trainer.checkpoint import Checkpoints, Loaded
 from starpod.trainer.collect import Collected, Player, Start
-from starpod.trainer.config import Config
+from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.engines.base import Engine
 from starpod.trainer.episode import Group, episodes_of
+from starpod.trainer.episode_files import read_groups
 from starpod.trainer.evaluate import evaluate, evaluate_reference
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.metrics import episode_metrics, latency_metrics
@@ -25,6 +27,7 @@ from starpod.trainer.models.policy import Policy
 from starpod.trainer.monitor.diversity import diversity
 from starpod.trainer.monitor.early_stop import EarlyStop
 from starpod.trainer.monitor.echo_trap import EchoTrap
+from starpod.trainer.monitor.information import InformationProbe
 from starpod.trainer.monitor.run_folder import RunFolder
 from starpod.trainer.monitor.screen import Screen
 from starpod.trainer.monitor.sinks import Sinks
@@ -86,10 +89,13 @@ class Run:
         self.elapsed = 0.0
         self.cursor = SeedCursor(config.seeds.train, config.seed)
         self.replay = ReplayBuffer(config.replay)
+        self._offline: list[Group] | None = None
         self.echo_trap = EchoTrap(config.monitor)
         self.early_stop = EarlyStop(config.monitor)
+        self.information = InformationProbe(config.monitor)
         self.stopped = ""
         self.success: float | None = None
+        self._evaluated = -1
         self.metrics: dict[str, float] = {}
         self._loaded_version = -1
         self._began = self._sitting = perf_counter()
@@ -104,6 +110,8 @@ class Run:
             tensors["reference"] = self.parallel.full_state_dict(self.learner.reference)
         if not self.parallel.is_main:
             return
+        # An older evaluation says nothing about these weights.
+        score = self.success if self._evaluated == self.step else None
         state = {
             "step": self.step,
             "version": self.version,
@@ -113,11 +121,12 @@ class Run:
             "learner": learner,
             "echo_trap": self.echo_trap.state_dict(),
             "early_stop": self.early_stop.state_dict(),
+            "information": self.information.state_dict(),
             "replay": self.replay.state_dict(),
             "rng": capture_rng(),
             "config": self.config.to_dict(),
         }
-        self.checkpoints.save(self.step, tensors, state, score=self.success)
+        self.checkpoints.save(self.step, tensors, state, score=score)
 
     def restore(self, loaded: Loaded) -> None:
         """Goes on from a checkpoint."""
@@ -131,6 +140,7 @@ class Run:
         self.cursor.load_state_dict(state["cursor"])
         self.echo_trap.load_state_dict(state["echo_trap"])
         self.early_stop.load_state_dict(state["early_stop"])
+        self.information.load_state_dict(state["information"])
         self.replay.load_state_dict(state["replay"])
         restore_rng(state["rng"])
 
@@ -221,7 +231,12 @@ class Run:
         self.metrics["time/sync"] = perf_counter() - began
 
     async def collect(self) -> list[Group]:
-        """P groups of N fresh episodes; too small ones, and with dynamic sampling uniform ones, are asked for again."""
+        """P groups of N fresh episodes; too small ones, and with dynamic sampling uniform ones, are asked for again.
+
+        Offline they come from files instead, P at a time, in an order that the run's seed shuffles anew at each pass.
+        """
+        if self.config.replay.offline:
+            return self._offline_groups()
         config = self.config.collect
         began, before = perf_counter(), self.engine.stats()
         groups: list[Group] = []
@@ -283,6 +298,20 @@ class Run:
             max(part.seconds for part in parts),
         )
 
+    def _offline_groups(self) -> list[Group]:
+        if self._offline is None:
+            self._offline = read_groups(self.config.replay.offline)
+            if not self._offline:
+                raise ConfigError(f"replay.offline {self.config.replay.offline} holds no episodes to train on")
+        count, size = len(self._offline), self.config.collect.groups
+        first = (self.step - 1) * size
+        groups = []
+        for index in range(first, first + size):
+            order = np.random.default_rng(derive(self.config.seed, "offline", index // count)).permutation(count)
+            groups.append(self._offline[order[index % count]])
+        self.metrics |= episode_metrics(groups)
+        return groups
+
     def _with_replayed(self, groups: list[Group]) -> list[Group]:
         """Fresh groups, and older ones from the buffer where replay is on."""
         if not self.replay.enabled:
@@ -304,6 +333,7 @@ class Run:
         self.metrics["update/skipped"] = float(not groups)
         if not groups:
             return
+        await asyncio.to_thread(self._diagnose, groups)
         self.screen.phase("updating")
         began = perf_counter()
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
@@ -315,6 +345,23 @@ class Run:
         self.metrics["time/update"] = seconds
         tokens = sum(episode.sampled_tokens for group in groups for episode in group.episodes)
         self.metrics["rate/trained_tokens_per_s"] = tokens / max(seconds, 1e-9)
+
+    def _diagnose(self, groups: Sequence[Group]) -> None:
+        """What is measured now and then, before the update: mutual information, gradients by reward deviation."""
+        began = perf_counter()
+        if self.information.due(self.step):
+            tokenizer = self.policy.tokenizer
+            self.metrics |= self.information.measure(
+                episodes_of(groups),
+                self.learner.log_likelihoods,
+                lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
+                torch.Generator().manual_seed(derive(self.config.seed, "information", self.step)),
+            )
+        every = self.config.monitor.gradients.every
+        if every and self.step % every == 0:
+            buckets = self.config.monitor.gradients.buckets
+            self.metrics |= self.learner.gradients(groups, version=self.version, buckets=buckets)
+        self.metrics["time/diagnose"] = perf_counter() - began
 
     def finish_step(self) -> None:
         """Diagnoses and logs the step."""
@@ -353,15 +400,17 @@ class Run:
                 for name in config.reference
             }
         summary["seconds"] = perf_counter() - began
-        self.success = summary["success"]
+        self.success, self._evaluated = summary["success"], self.step
         self.stopped = self.early_stop.evaluated(self.step, summary["success"]) or self.stopped
         if self.parallel.is_main:
             self.folder.append_evaluation(summary)
             self.folder.write_episodes(self.step, result.episodes[: config.keep_episodes])
         self.screen.evaluation(self.step, summary)
 
-    async def finish(self) -> None:
+    async def finish(self, reason: str) -> None:
         """Evaluates and saves the end, whatever it was."""
         if not self.interrupts.requested:
             await self.evaluate(last=True)
         self.save()
+        if self.parallel.is_main:
+            self.folder.end(reason, seconds=self._elapsed())

@@ -101,6 +101,7 @@ async def open_run(
             config.optimizer,
             parallel,
             temperature=config.sampling.temperature,
+            max_length=config.sampling.max_episode_tokens,
             seed=derive(config.seed, "minibatches"),
         )
         engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,22 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.averages import token_weights
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.correction import importance_weights
+from starpod.trainer.algorithms.correction import importance_weights, proximal_logprobs
 from starpod.trainer.algorithms.kl import kl_divergence
 from starpod.trainer.algorithms.policy_loss import policy_loss
 from starpod.trainer.algorithms.value_loss import value_loss
 from starpod.trainer.batch import Batch
-from starpod.trainer.episode import Group, episodes_of
+from starpod.trainer.episode import Episode, Group, Turn, episodes_of
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.monitor.gradients import gradient_report
 from starpod.trainer.optimizer_state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout import Rollout
 from starpod.trainer.section import Section
+
+
+COMPONENTS = ("task", "entropy", "kl", "critic")
+"""Of the loss."""
 
 
 class OptimizerConfig(Section):
@@ -71,7 +76,8 @@ class Scored:
 class Learner:
     """Owns the optimiser.
 
-    temperature: that of sampling; the trained distribution is the sampled one. reference: frozen policy of the KL term.
+    temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the constant
+    of the loss average seq-mean-token-sum-norm. reference: frozen policy of the KL term.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Learner:
         parallel: Parallel,
         *,
         temperature: float = 1.0,
+        max_length: int = 1,
         reference: Policy | None = None,
         seed: int = 0,
     ) -> None:
@@ -90,6 +97,7 @@ class Learner:
         self.config = optimizer
         self.parallel = parallel
         self.temperature = temperature
+        self.max_length = max_length
         self.reference = reference
         self.steps = 0
         self.generator = torch.Generator().manual_seed(seed)
@@ -176,6 +184,41 @@ class Learner:
             self.policy, self.optimizer, unflatten_optimizer(tensors, values["optimizer"])
         )
 
+    # --- diagnostics --------------------------------------------------------------------------------------------------
+
+    def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
+        """Gradient norms by reward deviation of the groups and by component of the loss; no step is taken."""
+        kept = [group for group in groups if group.episodes]
+
+        def backward(part: Sequence[Group], component: str) -> None:
+            batch = Batch(episodes_of(part), self.parallel.device)
+            rollout, _ = self.prepare(batch, version)
+            advantages = compute_advantages(self.algorithm, rollout)
+            rows = range(len(batch))
+            self.accumulate(
+                batch, rollout, advantages.advantages_BT, advantages.returns_BT, rows, 1.0, components=(component,)
+            )
+
+        return gradient_report(self.policy, kept, backward, buckets=buckets)
+
+    @torch.no_grad()
+    def log_likelihoods(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[float]:
+        """Log-probability of each continuation after its prompt, in nats."""
+        turns = [
+            Turn("", list(prompt), True, list(ids), [0.0] * len(ids), [0] * len(ids), "stop", "")
+            for prompt, ids in zip(prompts, continuations, strict=True)
+        ]
+        batch = Batch([Episode(index, 0, "", turns=[turn]) for index, turn in enumerate(turns)], self.parallel.device)
+        sums = torch.zeros(len(batch), device=batch.device)
+        for rows, mine in self._share(batch, range(len(batch))):
+            packed = batch.pack(rows)
+            scores = self.policy.score(
+                packed.tokens_SL, packed.lengths_S, packed.sampled_SL, temperature=self.temperature
+            )
+            if mine:
+                sums[rows] = batch.unpack(rows, scores.logprobs_N).sum(1)
+        return self.parallel.sum(sums).tolist()
+
     # --- scoring ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -244,7 +287,8 @@ class Learner:
         tally: Tally,
     ) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.accumulate(batch, rollout, advantages_BT, returns_BT, rows, scale, tally)
+        for name, value in self.accumulate(batch, rollout, advantages_BT, returns_BT, rows, scale).items():
+            tally.add(name, value)
         norm = float(self.parallel.clip_grad_norm(self.policy, self.config.max_grad_norm))
         if math.isfinite(norm):
             self.steps += 1
@@ -263,18 +307,17 @@ class Learner:
         returns_BT: Tensor | None,
         rows: Sequence[int],
         scale: float,
-        tally: Tally,
-    ) -> None:
-        """Adds the gradient of one optimiser step's loss over these rows."""
+        components: Container[str] = COMPONENTS,
+    ) -> dict[str, float]:
+        """Adds the gradient of one optimiser step's loss over these rows, or of some of its components; metrics."""
         algorithm = self.algorithm
         mask_BT = batch.mask_BT[list(rows)]
         weights_BT = torch.zeros_like(rollout.rewards_BT)
-        weights_BT[list(rows)] = scale * token_weights(
-            mask_BT, algorithm.loss_average, max_length=rollout.mask_BT.shape[1]
-        )
+        weights_BT[list(rows)] = scale * token_weights(mask_BT, algorithm.loss_average, max_length=self.max_length)
         value_weights_BT = torch.zeros_like(weights_BT)
-        value_weights_BT[list(rows)] = scale * token_weights(mask_BT, "token-mean", max_length=mask_BT.shape[1])
+        value_weights_BT[list(rows)] = scale * token_weights(mask_BT, "token-mean", max_length=1)
         correction_BT = importance_weights(algorithm.correction, rollout)
+        proximal_BT = proximal_logprobs(algorithm.correction, rollout)
         sums = Sums(self.parallel.device)
         for block, mine in self._share(batch, rows):
             packed = batch.pack(block)
@@ -289,18 +332,18 @@ class Learner:
             logprobs_BT = batch.unpack(block, scores.logprobs_N.float())
             assert scores.entropy_N is not None
             entropy_BT = batch.unpack(block, scores.entropy_N.float())
-            old_BT, mask = rollout.old_logprobs_BT[block], rollout.mask_BT[block]
+            old_BT, mask = proximal_BT[block], rollout.mask_BT[block]
             result = policy_loss(algorithm, logprobs_BT, old_BT, advantages_BT[block], mask, rollout.turns_BT[block])
             weights = weights_BT[block]
-            per_token_BT = result.per_token_BT * correction_BT[block]
-            if algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
+            per_token_BT = result.per_token_BT * correction_BT[block] * float("task" in components)
+            if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_BT = kl_divergence(algorithm.kl.estimator, logprobs_BT, rollout.ref_logprobs_BT[block])
                 per_token_BT = per_token_BT + algorithm.kl.coefficient * divergence_BT
-            if algorithm.entropy_coefficient:
+            if "entropy" in components and algorithm.entropy_coefficient:
                 per_token_BT = per_token_BT - algorithm.entropy_coefficient * entropy_BT
             loss = (weights * per_token_BT).sum()
             sums.add("update/loss", loss, mine)
-            if algorithm.needs_critic and returns_BT is not None and rollout.values_BT is not None:
+            if "critic" in components and returns_BT is not None and rollout.values_BT is not None:
                 assert scores.values_N is not None
                 values_BT = batch.unpack(block, scores.values_N.float())
                 squared_BT = value_loss(values_BT, rollout.values_BT[block], returns_BT[block], algorithm.value_clip)
@@ -315,8 +358,7 @@ class Learner:
                 sums.add("policy/clip_fraction_low", (result.clipped_low_BT * uniform).sum(), mine)
                 sums.add("policy/clip_fraction_high", (result.clipped_high_BT * uniform).sum(), mine)
                 sums.add("policy/ratio_max", result.ratio_BT[mask].max(), mine)
-        for name, value in sums.reduce(self.parallel).items():
-            tally.add(name, value)
+        return sums.reduce(self.parallel)
 
 
 class Sums:

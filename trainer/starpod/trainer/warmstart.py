@@ -39,7 +39,11 @@ class WarmStartConfig(Section):
         default=0.2,
         ge=0,
         lt=1,
-        description="Share of moves that are played at random so that mistakes are seen too. They are not imitated.",
+        description="Share of moves that are played at random, so that mistakes are seen too.",
+    )
+    imitate_noise: bool = Field(
+        default=False,
+        description="Whether these are imitated like the others: the policy still explores where the expert is sure.",
     )
     thought: str = Field(
         default="{action}",
@@ -104,8 +108,8 @@ async def gather_demonstrations(
                 noisy = rng.random() < config.noise
                 played = choose_randomly(seen, actions, rng) if noisy else action
                 transition = await session.step(played or action)
-                # What the expert says is right whatever is played: a noisy turn shows the played action, unlabelled.
-                moves.append(Move(seen.text, played or action, not noisy, transition.reward))
+                imitate = config.imitate_noise or not noisy
+                moves.append(Move(seen.text, played or action, imitate, transition.reward))
         finally:
             await session.close()
         progress()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.sampling import Uniforms, draw
-from starpod.trainer.engines.slot_cache import SlotCache, Span, pad
+from starpod.trainer.engines.slot_cache import Feed, SlotCache, Span, pad
 from starpod.trainer.engines.slots import Slots
 from starpod.trainer.episode import Finish
 
@@ -86,15 +86,20 @@ class Batcher:
         self.running, self.waiting = [], deque()
         return jobs
 
-    def step(self, trunk: nn.Module, head: nn.Module, version: int) -> list[tuple[Job, Reply]]:
-        """Feeds the model once and samples where a context has been read to its end. Returns what is finished."""
+    def step(
+        self, read: Callable[[Feed], Tensor], head: Callable[[Tensor], Tensor], version: int
+    ) -> list[tuple[Job, Reply]]:
+        """Feeds the model once and samples where a context has been read to its end. Returns what is finished.
+
+        read: hidden states of the rows of a feed. head: logits of hidden states.
+        """
         self._drop_cancelled()
         self._admit()
         jobs, spans = self._choose()
         if not spans:
             return []
         feed = self.cache.lay_out(spans)
-        states = self.cache.run(trunk, feed)
+        states = read(feed)
         ready: list[Job] = []
         rows: list[int] = []
         for job, span, row in zip(jobs, spans, feed.last, strict=True):
@@ -132,7 +137,7 @@ class Batcher:
         return jobs, spans
 
     def _sample(
-        self, jobs: Sequence[Job], states: torch.Tensor, rows: list[int], head: nn.Module, version: int
+        self, jobs: Sequence[Job], states: Tensor, rows: list[int], head: Callable[[Tensor], Tensor], version: int
     ) -> list[tuple[Job, Reply]]:
         # Whole vectors of rows here as well.
         padded = rows + [rows[0]] * (pad(len(rows)) - len(rows))

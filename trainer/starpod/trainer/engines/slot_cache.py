@@ -121,29 +121,28 @@ class SlotCache:
         tensors = torch.tensor([tokens, positions, slots], device=self.device)
         tokens_R, positions_R, slots_R = tensors
         writes = (slots_R * (self.key_value_heads * self.length) + positions_R)[:, None] + self._head_offsets
-        keys = [pad(max(positions[first:end], default=0) + 1) for first, end, _ in [(0, width, low), *rows]]
-        dense = _Block(0, width, low, keys[0], self._mask(positions_R[:width], keys[0], 0)) if width else None
-        batch = 1 if self.one_query else 2
-        blocks = [
-            _Block(first, end, slot, seen, self._mask(positions_R[first:end], seen, batch))
-            for (first, end, slot), seen in zip(rows, keys[1:], strict=True)
+        rows = [(0, width, low), *rows]
+        keys = [pad(max(positions[first:last], default=0) + 1) for first, last, _ in rows]
+        masks = self._masks(positions_R, max(keys))
+        dense, *blocks = [
+            _Block(first, last, slot, seen, masks[first:last, :seen])
+            for (first, last, slot), seen in zip(rows, keys, strict=True)
         ]
-        return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), dense, blocks)
+        return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), dense if width else None, blocks)
 
-    def _mask(self, positions_R: Tensor, keys: int, kind: int) -> Tensor:
-        """What is added to scores, [..., keys]: rows stand where sequences (0), heads (1) or queries (2) do."""
+    def _masks(self, positions_R: Tensor, keys: int) -> Tensor:
+        """What is added to the scores of each row, [R, keys]."""
         hidden = self._places[:keys] > positions_R[:, None]
-        mask = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype).masked_fill_(hidden, -torch.inf)
-        shared = self.heads // self.key_value_heads
-        if kind == 0:
-            return (mask if shared == 1 else mask.repeat_interleave(self.key_value_heads, 0))[:, None, None]
-        if kind == 1:
-            return mask.repeat_interleave(shared, 0)[None, :, None]
-        return mask[None, None]
+        zeros = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype)
+        return zeros.masked_fill_(hidden, -torch.inf)
+
+    def begin(self, feed: Feed) -> None:
+        """What `update` is going to take in belongs to these rows."""
+        self._writes = feed.writes
 
     def run(self, trunk: nn.Module, feed: Feed) -> Tensor:
         """Feeds the rows to a model whose attention is ATTENTION. Hidden states, [R, hidden]."""
-        self._writes = feed.writes
+        self.begin(feed)
         states: Tensor = trunk(
             input_ids=feed.tokens_R1,
             position_ids=feed.positions_R1,
@@ -180,7 +179,8 @@ class SlotCache:
             # Heads that share keys must not become queries of one call, so sequences and key heads change places.
             query = query.reshape(rows * self.key_value_heads, shared, 1, self.width)
             keys, values = (cached.flatten(0, 1)[:, None].expand(-1, shared, -1, -1) for cached in (keys, values))
-        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask, scale=scale)
+        mask = block.mask if shared == 1 else block.mask.repeat_interleave(self.key_value_heads, 0)
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None, None], scale=scale)
         return out.reshape(rows, self.heads, self.width)
 
     def _one_query(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
@@ -191,7 +191,8 @@ class SlotCache:
         keys, values = (
             cached[block.slot][:, None, : block.keys].expand(-1, rows * shared, -1, -1) for cached in (keys, values)
         )
-        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask, scale=scale)
+        mask = block.mask if shared == 1 else block.mask.repeat_interleave(shared, 0)
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask[None, :, None], scale=scale)
         out = out.reshape(self.key_value_heads, rows, shared, self.width).transpose(0, 1)
         return out.reshape(rows, self.heads, self.width)
 
@@ -203,7 +204,7 @@ class SlotCache:
             cached[block.slot : block.slot + 1, :, : block.keys].repeat_interleave(shared, 1)
             for cached in (keys, values)
         )
-        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask, scale=scale)
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask[None, None], scale=scale)
         return out[0].transpose(0, 1)
 
 

@@ -7,6 +7,7 @@ import copy
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.batcher import Batcher, Job
+from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import head_of, plain, trunk_of
@@ -27,16 +29,17 @@ class TorchEngine:
     read. It computes in one thread of its own, so that the event loop serves the network meanwhile. Where all slots are
     busy, requests wait; where idle conversations hold them, the one unused for longest loses its cache.
 
-    model: a Policy, or a transformers causal LM, with or without adapters. Its parameters are shared, not copied: an
-    optimiser's step is seen at once, and must happen while the engine is paused or idle. slots: replies at a time.
-    max_context: tokens of prompt and reply together. prefill_rows: prompt tokens that one step reads.
+    model: a Policy, or a transformers causal LM, with or without adapters. Its parameters are shared where they can be,
+    so no second model is held. They must not change while the engine samples, and `load` must be called when they have.
+    slots: replies at a time. max_context: tokens of prompt and reply together. prefill_rows: prompt tokens that one step
+    reads.
 
     On a CPU with one thread, a reply's tokens and log-probabilities depend on its prompt, seed and weights alone, bit
     for bit (see slot_cache.py).
     """
 
     def __init__(
-        self, model: nn.Module, *, slots: int = 128, max_context: int = 4096, prefill_rows: int = 2048
+        self, model: nn.Module, *, slots: int = 128, max_context: int = 4096, prefill_rows: int = 4096
     ) -> None:
         if slots < 1 or max_context < 2 or prefill_rows < 1:
             raise ValueError("an engine needs at least 1 slot, a context of 2 tokens and 1 prefill row")
@@ -45,8 +48,9 @@ class TorchEngine:
         parameter = next(self._model.parameters())
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._stats = EngineStats(slots=slots)
-        cache = SlotCache(self._model.config, slots, max_context, parameter.device, parameter.dtype)
-        self._batcher = Batcher(cache, self._stats, prefill_rows=prefill_rows)
+        self._cache = SlotCache(self._model.config, slots, max_context, parameter.device, parameter.dtype)
+        self._lean = LeanDecoder(self._model, self._cache) if LeanDecoder.fits(self._model) else None
+        self._batcher = Batcher(self._cache, self._stats, prefill_rows=prefill_rows)
         self._version = 0
         self._inbox: deque[Job | str] = deque()  # jobs, and conversations to be forgotten, in the order of the calls
         self._executor = ThreadPoolExecutor(1, "torch-engine", torch.set_num_threads, (torch.get_num_threads(),))
@@ -91,6 +95,8 @@ class TorchEngine:
         if not self._paused or self._worker is not None:
             raise RuntimeError("weights are loaded while the engine is paused: call pause() first")
         _share_weights(_causal_lm(model), self._model)
+        if self._lean is not None:
+            self._lean.refresh()
         self._version = version
         self._take_inbox()
         self._batcher.drop_caches()
@@ -145,14 +151,15 @@ class TorchEngine:
 
     def _work(self) -> None:
         """Steps until there is nothing to do, or a pause is asked for."""
-        trunk, head = trunk_of(self._model), head_of(self._model)
+        head = head_of(self._model)
+        read = partial(self._cache.run, trunk_of(self._model)) if self._lean is None else self._lean.run
         with torch.inference_mode():
             while not self._paused:
                 self._take_inbox()
                 if not self._batcher.busy:
                     return
                 began = perf_counter()
-                finished = self._batcher.step(trunk, head, self._version)
+                finished = self._batcher.step(read, head, self._version)
                 self._stats.seconds += perf_counter() - began
                 if finished:
                     loop = finished[0][0].handle[0]

@@ -34,20 +34,25 @@ START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logpr
 class VllmServer:
     """One server: its calls, asked again where that is harmless, and its errors in words.
 
-    A reply depends on its request alone, and control calls set a state: all may be repeated.
+    A reply depends on its request alone, and control calls set a state, but for those of a broadcast.
     """
 
     def __init__(self, url: str, *, key: str, timeout: float, retries: int) -> None:
         self.url = url.rstrip("/")
         self.client = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=retries)
 
-    async def post(self, path: str, body: Any = None, *, session: str = "", **query: str) -> Any:
-        """The JSON reply. Raises EngineError, or NotThere where the server has no such path."""
-        # A router in front of several servers keeps a session on the one that has its cache.
-        headers = {"X-Session-ID": session} if session else {}
-        return await self._ask(
-            self.client.post(path, body=body, cast_to=object, options={"params": query, "headers": headers}), path
-        )
+    async def post(self, path: str, body: Any = None, *, session: str = "", once: bool = False, **query: str) -> Any:
+        """The JSON reply. Raises EngineError, or NotThere where the server has no such path.
+
+        once: do not ask again, because others take part in what the call does.
+        """
+        options: dict[str, Any] = {"params": query}
+        if session:
+            # A router in front of several servers keeps a session on the one that has its cache.
+            options["headers"] = {"X-Session-ID": session}
+        if once:
+            options["max_retries"] = 0
+        return await self._ask(self.client.post(path, body=body, cast_to=object, options=options), path)
 
     async def get(self, path: str, **query: str) -> Any:
         """Likewise."""
@@ -218,7 +223,7 @@ class NcclSender:
         update = {"update_info": {"names": names, "dtype_names": types, "shapes": shapes}}
         framed = await self._frame("/start_weight_update")
         # The servers wait for the broadcast inside this call.
-        calls = [asyncio.ensure_future(server.post("/update_weights", update)) for server in self._servers]
+        calls = [asyncio.ensure_future(server.post("/update_weights", update, once=True)) for server in self._servers]
         await self._together(calls, asyncio.to_thread(self._broadcast, model))
         if framed:
             await self._frame("/finish_weight_update")
@@ -230,7 +235,7 @@ class NcclSender:
     async def _frame(self, path: str) -> bool:
         """Asks all servers; False where they are of a version that does without."""
         try:
-            await asyncio.gather(*(server.post(path) for server in self._servers))
+            await asyncio.gather(*(server.post(path, once=True) for server in self._servers))
         except NotThere:
             return False
         return True
@@ -251,7 +256,8 @@ class NcclSender:
         calls, first = [], 1
         for server, size in zip(self._servers, sizes, strict=True):
             place = {"master_address": self._host, "master_port": self._port, "rank_offset": first, "world_size": world}
-            calls.append(asyncio.ensure_future(server.post("/init_weight_transfer_engine", {"init_info": place})))
+            call = server.post("/init_weight_transfer_engine", {"init_info": place}, once=True)
+            calls.append(asyncio.ensure_future(call))
             first += size
         return await self._together(calls, asyncio.to_thread(rendezvous))
 

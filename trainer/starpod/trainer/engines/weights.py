@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,10 @@ def write_weights(model: nn.Module, folder: Path) -> None:
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    plain(model).config.save_pretrained(part)
+    config = copy.deepcopy(plain(model).config)
+    config.architectures = [type(plain(model)).__name__]
+    config.dtype = next(model.parameters()).dtype
+    config.save_pretrained(part)
     shard: dict[str, Tensor] = {}
     held = shards = 0
     for name, weight in weights_of(model):

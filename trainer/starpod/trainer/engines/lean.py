@@ -1,0 +1,104 @@
+"""The forward pass of small Llama-like decoders, in fewer and larger kernels than the modules of transformers take.
+
+A tiny model on a CPU spends more time between kernels than in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM
+
+from starpod.trainer.engines.slot_cache import Feed, SlotCache
+
+_PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights of a layer: queries, keys and values in one matrix, gate and up in another."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class LeanDecoder:
+    """Reads rows as `SlotCache.run` does, with weights as they were at the last `refresh`."""
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model = model
+        self.cache = cache
+        self.epsilon: float = model.config.rms_norm_eps
+        rotary = model.model.rotary_emb
+        angles = torch.arange(cache.length, device=cache.device)[:, None].float() * rotary.inv_freq.float()
+        # The sign of `rotate_half` goes into the sine, which leaves a mere roll of the vector's halves.
+        self._cosines = angles.cos().repeat(1, 2) * rotary.attention_scaling
+        self._sines = torch.cat((-angles.sin(), angles.sin()), -1) * rotary.attention_scaling
+        self.refresh()
+
+    @staticmethod
+    def fits(model: Any) -> bool:
+        """Whether this class knows the model: in float32 on a CPU, with nothing wrapped around its layers."""
+        if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or model.dtype != torch.float32:
+            return False
+        layers = model.model.layers
+        return (
+            model.device.type == "cpu"
+            and model.config.hidden_act == "silu"
+            and model.model.rotary_emb.rope_type == "default"
+            and all(type(layer.get_submodule(name)) is nn.Linear for layer in layers for name in (*_PARTS, *_MLP))
+            and all(layer.get_submodule(name).bias is None for layer in layers for name in _MLP)
+        )
+
+    def refresh(self) -> None:
+        """Takes the model's weights as they are now."""
+        with torch.no_grad():
+            self._layers = [self._fuse(layer) for layer in self.model.model.layers]
+
+    def _fuse(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return _Layer(
+            layer.input_layernorm.weight,
+            torch.cat([part.weight for part in inputs]),
+            None if inputs[0].bias is None else torch.cat([part.bias for part in inputs]),
+            attention.o_proj.weight,
+            attention.o_proj.bias,
+            layer.post_attention_layernorm.weight,
+            torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            mlp.down_proj.weight,
+        )
+
+    def run(self, feed: Feed) -> Tensor:
+        """Hidden states of the rows, [R, hidden]."""
+        cache, model = self.cache, self.model.model
+        heads, shared, width = cache.heads, cache.key_value_heads, cache.width
+        positions_R = feed.positions_R1[:, 0]
+        cosines, sines = (table.index_select(0, positions_R)[:, None] for table in (self._cosines, self._sines))
+        states = model.embed_tokens(feed.tokens_R1[:, 0])
+        shape = states.shape[-1:]
+        cache.begin(feed)
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(states, shape, layer.attention_norm, self.epsilon)
+            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * shared, width)
+            turned = qkv[:, : heads + shared]
+            turned = torch.addcmul(turned * cosines, turned.roll(width // 2, -1), sines)
+            keys, values = cache.update(turned[:, heads:], qkv[:, heads + shared :], index)
+            seen = cache.attend(feed, turned[:, :heads, None], keys, values, None)
+            states = states + linear(seen.flatten(1), layer.out, layer.out_bias)
+            normed = rms_norm(states, shape, layer.mlp_norm, self.epsilon)
+            gate, up = linear(normed, layer.gate_up).chunk(2, -1)
+            states += linear(silu(gate).mul_(up), layer.down)
+        out: Tensor = rms_norm(states, shape, model.norm.weight, self.epsilon)
+        return out
