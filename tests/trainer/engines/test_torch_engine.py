@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.engines.base import Reply, Request
-from starpod.trainer.engines.slot_cache import SlotCache
+from starpod.trainer.engines.lean import LeanDecoder
+from starpod.trainer.engines.slot_cache import SlotCache, Span
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import LoraConfig, ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
@@ -120,6 +122,28 @@ def test_the_sampler_and_the_trainer_agree(name: int) -> None:
         scores = POLICY.score(torch.tensor([whole.tokens]), torch.tensor([length]), sampled_BL, temperature=0.7)
     sampler_N = torch.tensor([logprob for _, reply in replies for logprob in reply.logprobs])
     torch.testing.assert_close(sampler_N, scores.logprobs_N, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("key_value_heads", [1, 2, 4])
+def test_the_lean_decoder_computes_what_the_modules_do(key_value_heads: int) -> None:
+    policy = tiny_policy(tiny={"hidden": 64, "heads": 4, "key_value_heads": key_value_heads})
+    for parameter in policy.model.parameters():
+        # Biases and norms start at 0 and 1, where mistakes would not show.
+        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+    states = []
+    for lean in (False, True):
+        engine = TorchEngine(policy.model, slots=4, max_context=64)
+        cache, model = engine._cache, engine._model
+        assert LeanDecoder.fits(model)
+        read = LeanDecoder(model, cache).run if lean else partial(cache.run, model.model)
+        with torch.inference_mode():
+            for spans in (
+                [Span(0, 0, [1, 2, 3]), Span(2, 0, [4])],
+                [Span(0, 3, [5]), Span(1, 0, [6]), Span(2, 1, [7]), Span(3, 0, [8, 9])],
+            ):
+                feed = cache.lay_out(spans)
+                states.append(read(feed)[torch.tensor(feed.last)])
+    torch.testing.assert_close(states[:2], states[2:], atol=1e-5, rtol=1e-5)
 
 
 async def test_only_what_is_new_of_a_conversation_is_read() -> None:
@@ -258,6 +282,17 @@ async def test_loading_wants_a_pause_and_a_model_of_the_same_shape() -> None:
             await engine.load(1, tiny_policy().model)
 
 
+async def test_a_models_modules_serve_where_the_lean_decoder_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the architecture, replies are the same in any company."""
+    monkeypatch.setattr(LeanDecoder, "fits", lambda model: False)
+    names = list(range(6))
+    expected = await alone(names)
+    async with an_engine(slots=3, prefill_rows=7) as engine:
+        assert engine._lean is None
+        plays = await asyncio.gather(*(play(engine, name) for name in names))
+    assert dict(zip(names, plays, strict=True)) == expected
+
+
 async def test_adapters_are_sampled_with(tmp_path: Any) -> None:
     tiny_policy().save(tmp_path)
     config = ModelConfig(name=str(tmp_path), lora=LoraConfig(rank=4))
@@ -292,7 +327,7 @@ async def test_an_error_reaches_everyone_who_waits_and_the_engine_goes_on(monkey
             raise MemoryError("no memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr(SlotCache, "run", explode)
+            patch.setattr(SlotCache, "attend", explode)
             asked = [engine.generate(request([1, 2], conversation=str(i))) for i in range(3)]
             for result in await asyncio.gather(*asked, return_exceptions=True):
                 assert isinstance(result, MemoryError)

@@ -31,8 +31,7 @@ class TorchEngine:
 
     model: a Policy, or a transformers causal LM, with or without adapters. Its parameters are shared where they can be,
     so no second model is held. They must not change while the engine samples, and `load` must be called when they have.
-    slots: replies at a time. max_context: tokens of prompt and reply together. prefill_rows: prompt tokens that one step
-    reads.
+    slots: replies at a time. max_context: tokens of prompt and reply together. prefill_rows: prompt tokens of one step.
 
     On a CPU with one thread, a reply's tokens and log-probabilities depend on its prompt, seed and weights alone, bit
     for bit (see slot_cache.py).
