@@ -47,6 +47,7 @@ class FakeCore:
         self._salts: dict[str, int] = {}
         if folder is not None:
             config = AutoConfig.from_pretrained(folder)
+            assert config.architectures, "vLLM finds its model class by this"
             self.model = AutoModelForCausalLM.from_config(config).eval()
             self.reload(folder)
             self.log.clear()

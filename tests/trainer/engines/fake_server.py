@@ -25,7 +25,7 @@ from tests.trainer.engines.vllm_facts import (
 class FakeServer:
     """dev: whether the development endpoints are on. new_updates: whether weight updates have a start and a finish.
 
-    faults: status codes (or 0: a connection cut) that the next requests to /inference/v1/generate get.
+    faults: status codes (or 0: a connection cut) that the next requests to `faulty` get.
     sessions: the X-Session-ID of each generation.
     """
 
@@ -38,6 +38,7 @@ class FakeServer:
         self.logprobs_mode = logprobs_mode
         self.max_model_len = 4096
         self.faults: list[int] = []
+        self.faulty = "/inference/v1/generate"
         self.sessions: list[str] = []
         self.asked = 0
         self.inits: list[dict[str, Any]] = []
@@ -112,6 +113,10 @@ class FakeServer:
             assert set(body or ()) <= BODIES.get(path, set()), f"{path} takes no {body}"
             if not self.dev:
                 return 404, {"detail": "Not Found"}
+        self.asked += path == self.faulty
+        if path == self.faulty and self.faults:
+            status = self.faults.pop(0)
+            return status, {"error": {"message": "on purpose", "type": "Fault", "code": status}}
         match method, path:
             case "POST", "/inference/v1/generate":
                 return await self._generate(body, headers)
@@ -150,10 +155,6 @@ class FakeServer:
         return 404, {"detail": "Not Found"}
 
     async def _generate(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, Any]:
-        self.asked += 1
-        if self.faults:
-            status = self.faults.pop(0)
-            return status, {"error": {"message": "on purpose", "type": "Fault", "code": status}}
         assert set(body) <= GENERATE_REQUEST, f"unknown keys: {set(body) - GENERATE_REQUEST}"
         values = body["sampling_params"]
         assert set(values) <= SAMPLING_PARAMETERS, f"unknown keys: {set(values) - SAMPLING_PARAMETERS}"

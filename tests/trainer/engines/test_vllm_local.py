@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_local import LocalVllm
 from starpod.trainer.engines.vllm_worker import WeightReceiver
 from starpod.trainer.models.policy import Policy
+from tests.support import ROOT
 from tests.trainer.engines import fake_vllm, vllm_facts
 from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.trainer.engines.fake_vllm import AsyncLLM
@@ -227,22 +230,22 @@ def test_the_installed_package_has_the_recorded_signatures() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-class TestRealVllm(EngineConformance):
-    """The package itself, in float32 so that its numbers can be compared."""
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_package_agrees_with_the_trainer(tmp_path: Path, dtype: str) -> None:
+    """Log-probabilities, hand-overs by both ways, and replies over a hand-over, on the real thing."""
+    pytest.importorskip("vllm")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--dtype", dtype, "--json", str(tmp_path / "check.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
-    tolerance = 5e-3
 
-    @pytest.fixture
-    def policy(self) -> Policy:
-        pytest.importorskip("vllm")
-        return make_policy(head=32)
-
-    @pytest.fixture
-    async def engine(self, policy: Policy) -> AsyncIterator[LocalVllm]:
-        engine = LocalVllm(
-            EngineConfig(name="vllm", dtype="float32", gpu_memory_fraction=0.1, slots=16),
-            policy.model,
-            max_context=MAX_CONTEXT,
-        )
-        yield engine
-        await engine.close()
+def test_without_a_gpu_the_check_says_so_in_one_line() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, "-m", "benchmarks.gpu_check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gpu-check needs a GPU, and torch sees none on this machine\n"

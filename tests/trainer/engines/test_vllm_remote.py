@@ -212,10 +212,9 @@ class Group:
         Group.sent.append(tensor.clone())
 
 
-@pytest.mark.parametrize("new_updates", [True, False], ids=["start and finish", "update alone"])
-async def test_weights_are_broadcast_in_the_announced_order(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch, new_updates: bool
-) -> None:
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for vllm's communicator and torch's GPU."""
     contents = {
         "vllm": {},
         "vllm.distributed": {},
@@ -231,13 +230,15 @@ async def test_weights_are_broadcast_in_the_announced_order(
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr(Group, "made", [])
     monkeypatch.setattr(Group, "sent", [])
+    monkeypatch.setattr(NcclSender, "_device_of", lambda self, model: torch.device("cuda"))
+
+
+@pytest.mark.parametrize("new_updates", [True, False], ids=["start and finish", "update alone"])
+async def test_weights_are_broadcast_in_the_announced_order(policy: Policy, nccl: None, new_updates: bool) -> None:
     servers = [FakeServer(FakeCore(model=copy_of(policy)), new_updates=new_updates) for _ in range(2)]
     async with servers[0].serve() as one, servers[1].serve() as two:
         engine = connect(one, two, handover="nccl", nccl_address="10.0.0.1:29500")
-        sender = engine._nccl
-        assert isinstance(sender, NcclSender)
         model = policy.model
-        monkeypatch.setattr(sender, "_device_of", lambda model: torch.device("cuda"))
         await engine.pause()
         await engine.load(1, model)
         await engine.resume()
@@ -258,6 +259,19 @@ async def test_weights_are_broadcast_in_the_announced_order(
     assert len(Group.sent) == 2 * len(parameters)
     for sent, parameter in zip(Group.sent, parameters.values(), strict=False):
         assert torch.equal(sent, parameter)
+
+
+async def test_a_failed_broadcast_is_not_tried_again(policy: Policy, nccl: None) -> None:
+    """The others that take part in it would be left waiting."""
+    server = FakeServer(FakeCore(model=copy_of(policy)))
+    server.faulty, server.faults = "/update_weights", [500]
+    async with server.serve() as url:
+        engine = connect(url, handover="nccl", nccl_address="127.0.0.1:29500")
+        await engine.pause()
+        with pytest.raises(EngineError, match="refused /update_weights"):
+            await engine.load(1, policy.model)
+        await engine.close()
+    assert server.asked == 1
 
 
 async def test_nccl_needs_a_gpu(policy: Policy) -> None:

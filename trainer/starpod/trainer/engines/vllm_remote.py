@@ -15,7 +15,7 @@ import itertools
 import shutil
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,20 @@ class VllmServer:
         self.url = url.rstrip("/")
         self.client = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=retries)
 
-    async def post(self, path: str, body: Any = None, *, session: str = "", once: bool = False, **query: str) -> Any:
+    async def post(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        session: str = "",
+        once: bool = False,
+    ) -> Any:
         """The JSON reply. Raises EngineError, or NotThere where the server has no such path.
 
         once: do not ask again, because others take part in what the call does.
         """
-        options: dict[str, Any] = {"params": query}
+        options: Any = {"params": query or {}}
         if session:
             # A router in front of several servers keeps a session on the one that has its cache.
             options["headers"] = {"X-Session-ID": session}
@@ -54,9 +62,9 @@ class VllmServer:
             options["max_retries"] = 0
         return await self._ask(self.client.post(path, body=body, cast_to=object, options=options), path)
 
-    async def get(self, path: str, **query: str) -> Any:
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Likewise."""
-        return await self._ask(self.client.get(path, cast_to=object, options={"params": query}), path)
+        return await self._ask(self.client.get(path, cast_to=object, options={"params": query or {}}), path)
 
     async def _ask(self, call: Any, path: str) -> Any:
         try:
@@ -145,7 +153,7 @@ class RemoteVllm(ServedEngine):
             if self._right:
                 return
             for server in self._servers:
-                info = await server.get("/server_info", config_format="json")
+                info = await server.get("/server_info", {"config_format": "json"})
                 model = (info.get("vllm_config") or {}).get("model_config") or {}
                 if (mode := model.get("logprobs_mode", "processed_logprobs")) != "processed_logprobs":
                     raise EngineError(
@@ -161,7 +169,7 @@ class RemoteVllm(ServedEngine):
 
     async def _halt(self) -> None:
         await self._check()
-        await self._all("/pause", mode="abort")
+        await self._all("/pause", query={"mode": "abort"})
 
     async def _go_on(self) -> None:
         await self._all("/resume")
@@ -185,8 +193,8 @@ class RemoteVllm(ServedEngine):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def _all(self, path: str, body: Any = None, **query: str) -> None:
-        await asyncio.gather(*(server.post(path, body, **query) for server in self._servers))
+    async def _all(self, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> None:
+        await asyncio.gather(*(server.post(path, body, query=query) for server in self._servers))
 
     async def _shut_down(self) -> None:
         for server in self._servers:
