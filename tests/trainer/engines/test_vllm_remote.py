@@ -67,9 +67,10 @@ async def test_the_order_of_a_hand_over(policy: Policy, tmp_path: Path) -> None:
         engine = connect(one, two, handover_folder=str(tmp_path))
         await engine.pause()
         await engine.load(1, changed(policy))
-        assert list(tmp_path.iterdir()) == []
+        assert not list(tmp_path.rglob("*.safetensors"))
         await engine.resume()
         await engine.close()
+    assert not list(tmp_path.iterdir())
     assert [server.core.log for server in servers] == [["pause", "reload", "resume"]] * 2
 
 
@@ -281,3 +282,23 @@ async def test_nccl_needs_a_gpu(policy: Policy) -> None:
         with pytest.raises(EngineError, match="on the CPU"):
             await engine.load(1, policy.model)
         await engine.close()
+
+
+async def test_two_engines_of_one_server_do_not_meet(policy: Policy) -> None:
+    """Ids of requests and salts of caches are each engine's own: a second run, or a run that was started again."""
+    core = FakeCore(model=copy_of(policy))
+    async with FakeServer(core).serve() as url:
+        engines = [connect(url), connect(url)]
+        for engine in engines:
+            await engine.pause()
+            await engine.load(1, changed(policy, seed=len(core.log)))
+            await engine.resume()
+            await engine.generate(ask([1, 2, 3]))
+        await asyncio.gather(*(engine.generate(ask([1, 2, 3])) for engine in engines[1:] * 2))
+        for engine in engines:
+            await engine.close()
+
+
+def test_a_key_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="api_key_file"):
+        connect("http://127.0.0.1:1", api_key_file=str(tmp_path / "none"))

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from time import perf_counter
+from uuid import uuid4
 
 import torch
 
@@ -39,6 +40,9 @@ class ServedEngine(ABC):
         self._slots = slots
         self._max_context = max_context
         self._version = 0
+        # Of this engine among all that the server serves, and of its weights among all that it loads.
+        self._name = f"starpod-{uuid4().hex[:12]}"
+        self._loads = 0
         self._open = asyncio.Event()
         self._open.set()
         self._closed = False
@@ -121,6 +125,7 @@ class ServedEngine(ABC):
         """As `Engine.load`. Raises EngineError where the weights did not arrive: the server's are then not known."""
         if self._open.is_set():
             raise RuntimeError("load is called between pause and resume")
+        self._loads += 1
         await self._hand_over(version, model)
         self._version = version
 
@@ -173,7 +178,9 @@ class ServedEngine(ABC):
         # What goes on draws from a stream of its own: the server's would begin again with the first tokens' draws.
         seed = derive(request.seed, len(sampled)) if sampled else request.seed
         prompt = request.prompt + sampled if sampled else request.prompt
-        call = asyncio.ensure_future(self._sample(request, prompt, limit - len(sampled), seed, str(self._version)))
+        call = asyncio.ensure_future(
+            self._sample(request, prompt, limit - len(sampled), seed, f"{self._name}-{self._loads}")
+        )
         if not self._calls:
             self._busy_since = perf_counter()
         self._calls.add(call)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.served import Piece, ServedEngine
 from starpod.trainer.engines.vllm_worker import pack_handles
-from starpod.trainer.engines.weights import weights_of, write_weights
+from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 
 MISSING = "engine vllm needs the package vllm, on a machine with a GPU: pip install 'starpod[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
@@ -53,8 +51,7 @@ class LocalVllm(ServedEngine):
         self._ipc = config.handover == "ipc" or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
         if self._ipc and not on_gpu:
             raise EngineError("engine.handover ipc reads the policy's GPU memory, and the policy is on the CPU")
-        self._own_folder = not config.handover_folder
-        self._folder = Path(config.handover_folder or tempfile.mkdtemp(prefix="starpod-vllm-"))
+        self._folder = make_folder(config.handover_folder)
         start = self._folder / "start"
         try:
             write_weights(model, start)
@@ -75,7 +72,7 @@ class LocalVllm(ServedEngine):
                 )
             )
         except BaseException:
-            self._remove_folder()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         shutil.rmtree(start, ignore_errors=True)
 
@@ -95,7 +92,7 @@ class LocalVllm(ServedEngine):
         tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
         last: Any = None
         try:
-            async for output in self._llm.generate(tokens, parameters, request_id=f"starpod-{next(self._ids)}"):
+            async for output in self._llm.generate(tokens, parameters, request_id=f"{self._name}-{next(self._ids)}"):
                 last = output
         except ValueError as error:
             raise EngineError(f"vLLM refused a request: {error}") from error
@@ -123,9 +120,11 @@ class LocalVllm(ServedEngine):
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
                 return
             folder = self._folder / f"weights-{version}"
-            await asyncio.to_thread(write_weights, model, folder)
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                await asyncio.to_thread(write_weights, model, folder)
+                await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:
             raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
 
@@ -134,8 +133,4 @@ class LocalVllm(ServedEngine):
 
     async def _shut_down(self) -> None:
         await asyncio.to_thread(self._llm.shutdown)
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
-        if self._own_folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)

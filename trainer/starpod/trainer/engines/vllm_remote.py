@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.served import Piece, ServedEngine
-from starpod.trainer.engines.weights import weights_of, write_weights
+from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 
@@ -99,21 +98,23 @@ class RemoteVllm(ServedEngine):
 
     def __init__(self, config: EngineConfig, *, max_context: int) -> None:
         super().__init__(slots=config.slots, max_context=max_context)
-        key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""
+        try:
+            key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""
+        except OSError as error:
+            raise EngineError(f"engine.api_key_file cannot be read: {error}") from None
         self._servers = [
             VllmServer(url, key=key, timeout=config.timeout, retries=config.retries) for url in config.urls
         ]
         self._ids = itertools.count()
         self._checked = asyncio.Lock()
         self._right = False
-        self._own_folder = "" if config.handover_folder else tempfile.mkdtemp(prefix="starpod-vllm-")
-        self._folder = Path(config.handover_folder or self._own_folder)
+        self._folder = make_folder(config.handover_folder)
         self._nccl = NcclSender(self._servers, config.nccl_address) if config.handover == "nccl" else None
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         await self._check()
         body = {
-            "request_id": f"starpod-{next(self._ids)}",
+            "request_id": f"{self._name}-{next(self._ids)}",
             "token_ids": prompt,
             "cache_salt": salt,
             "sampling_params": {
@@ -179,12 +180,9 @@ class RemoteVllm(ServedEngine):
             await self._nccl.send(model)
             return
         folder = self._folder / f"weights-{version}"
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        await asyncio.to_thread(write_weights, model, folder)
         try:
-            await self._all(
-                "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
-            )
+            await asyncio.to_thread(write_weights, model, folder)
+            await self._all("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         except Refused as error:
             raise EngineError(
                 f"{error}. It has to see the trainer's {folder} under the same name: set engine.handover_folder to a "
@@ -199,8 +197,7 @@ class RemoteVllm(ServedEngine):
     async def _shut_down(self) -> None:
         for server in self._servers:
             await server.client.close()
-        if self._own_folder:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class NcclSender:
@@ -274,6 +271,8 @@ class NcclSender:
         part hangs without it."""
         mine = asyncio.ensure_future(work)
         done, _ = await asyncio.wait((*calls, mine), return_when=asyncio.FIRST_EXCEPTION)
+        for call in {*calls, mine} - done:
+            call.cancel()
         for call in (*calls, mine):
             if call in done and (error := call.exception()) is not None:
                 raise error

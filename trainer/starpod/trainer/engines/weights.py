@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors.torch import save_file
@@ -31,6 +33,15 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if below:
             weight = weight + _adapters(model.get_submodule(layer), weight)
         yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), weight
+
+
+def make_folder(parent: str) -> Path:
+    """A fresh folder for weights: in `parent`, as readable as other files there, or a private temporary one."""
+    if not parent:
+        return Path(tempfile.mkdtemp(prefix="starpod-vllm-"))
+    folder = Path(parent).resolve() / f"starpod-vllm-{uuid4().hex[:12]}"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def write_weights(model: nn.Module, folder: Path) -> None:
