@@ -18,7 +18,9 @@ class TinyConfig(Section):
     hidden: int = Field(default=64, ge=8, description="Width of the residual stream.")
     layers: int = Field(default=2, ge=1, description="Decoder layers.")
     heads: int = Field(default=4, ge=1, description="Attention heads.")
-    key_value_heads: int | None = Field(default=None, ge=1, description="Fewer of them share keys; null: as heads.")
+    key_value_heads: int | None = Field(
+        default=2, ge=1, description="Heads of keys and values: fewer than heads are read faster; null: as many."
+    )
     intermediate: int = Field(default=192, ge=8, description="Width inside the MLP.")
     vocabulary: int = Field(default=1024, ge=320, description="Most entries of the tokenizer, 256 bytes included.")
     positions: int = Field(default=4096, ge=16, description="Longest context.")
