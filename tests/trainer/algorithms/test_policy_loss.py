@@ -64,9 +64,10 @@ def test_the_clip_at_one_token(ratio: float, advantage: float, dual: float | Non
 
 
 def test_clipped_tokens_are_told_by_the_bound_that_stopped_them() -> None:
-    result = at_ratios(a_config(dual_clip=3.0), [1.5, 0.5, 1.5, 0.5, 1.1, 5.0], [1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
-    assert result.clipped_high_BT.tolist() == [[True, False, False, False, False, True]]
-    assert result.clipped_low_BT.tolist() == [[False, True, False, False, False, False]]
+    ratios = [1.5, 0.5, 1.5, 0.5, 1.25, 0.75, 5.0]
+    result = at_ratios(a_config(dual_clip=3.0), ratios, [1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0])
+    assert result.clipped_high_BT.tolist() == [[True, False, False, False, False, False, True]]
+    assert result.clipped_low_BT.tolist() == [[False, True, False, False, False, True, False]]
 
 
 def test_log_ratios_are_held_within_twenty() -> None:

@@ -32,6 +32,6 @@ def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
 
     count_g = total(torch.ones_like(values_n))
     mean_g = total(values_n) / count_g
-    deviation_n = torch.where(count_g[index_n] > 1, values_n - mean_g[index_n], 0.0)
+    deviation_n = values_n - mean_g[index_n]
     std_g = (total(deviation_n.square()) / (count_g - 1).clamp(min=1)).sqrt()
     return GroupStatistics(mean_g[index_n], std_g[index_n], count_g[index_n], deviation_n)

@@ -50,10 +50,8 @@ def turn_table(mask_BT: Tensor, turns_BT: Tensor) -> TurnTable:
     first_BT = mask_BT & (turns_BT != before_BT)
     count = int(index_BT.max()) + 1
     shape = (mask_BT.shape[0], count)
-    mask_BK = torch.zeros(shape, dtype=torch.int64, device=mask_BT.device)
-    mask_BK = mask_BK.scatter_add(1, index_BT, mask_BT.long())
+    tokens_BK = torch.zeros(shape, dtype=torch.int64, device=mask_BT.device).scatter_add(1, index_BT, mask_BT.long())
     # A token is its turn's last if as many of the turn's tokens have been seen as there are.
     seen_BT = mask_BT.long().cumsum(1)
-    ends_BK = mask_BK.cumsum(1)
-    last_BT = mask_BT & (seen_BT == ends_BK.gather(1, index_BT))
-    return TurnTable(mask_BT, index_BT, mask_BK > 0, first_BT, last_BT)
+    last_BT = mask_BT & (seen_BT == tokens_BK.cumsum(1).gather(1, index_BT))
+    return TurnTable(mask_BT, index_BT, tokens_BK > 0, first_BT, last_BT)
