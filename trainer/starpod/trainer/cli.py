@@ -65,8 +65,8 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
     from starpod.trainer.setup import open_run
 
     torch.set_num_threads(config.threads)
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
     async def main() -> str:
         async with open_run(

@@ -164,9 +164,10 @@ def _set(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
         values = below
     last = keys[-1]
     if len(keys) == 1 and last in SHORTHANDS and isinstance(value, str):
-        # One word names the thing and leaves what else is set, but a preset's own choices come with it.
+        # One word names the thing and leaves what else is set; but changes to one preset make no sense in another.
         old = values.get(last)
-        value = {**(old if isinstance(old, dict) else {}), SHORTHANDS[last]: value}
+        kept = old if isinstance(old, dict) and last != "algorithm" else {}
+        value = {**kept, SHORTHANDS[last]: value}
     values[last] = value
 
 

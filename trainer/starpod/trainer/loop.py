@@ -10,7 +10,7 @@ async def train(run: Run) -> str:
 
     A signal ends it after the present step; what was learnt is saved either way.
     """
-    if run.step == 0:
+    if not run.resumed:
         await run.warm_start()
         await run.evaluate()
         run.save()

@@ -60,7 +60,7 @@ class Run:
         parallel: Parallel,
         folder: RunFolder,
         checkpoints: Checkpoints,
-        sinks: Sinks,
+        sinks: Sinks | None,
         screen: Screen,
         interrupts: Interrupts,
         demonstrations: Sequence[Demonstration],
@@ -84,6 +84,7 @@ class Run:
         self.demonstrations = demonstrations
         self.scribe = scribe
         self.actions = actions
+        self.resumed = False
         self.step = 0
         self.version = 0
         self.elapsed = 0.0
@@ -130,6 +131,7 @@ class Run:
 
     def restore(self, loaded: Loaded) -> None:
         """Goes on from a checkpoint."""
+        self.resumed = True
         state = loaded.state
         self.parallel.load_full_state_dict(self.policy, loaded.tensors["policy"])
         if self.config.algorithm.needs_reference:
@@ -337,8 +339,11 @@ class Run:
         self.screen.phase("updating")
         began = perf_counter()
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
+        offline = bool(self.config.replay.offline)
         for _ in range(self.config.replay.reuse):
-            metrics = await asyncio.to_thread(self.learner.learn, groups, version=self.version, scale=scale)
+            # Other runs' versions are not ours: of their episodes nothing is fresh.
+            version = -1 if offline else self.version
+            metrics = await asyncio.to_thread(self.learner.learn, groups, version=version, scale=scale)
             self.version += 1
             self.metrics |= metrics
         seconds = perf_counter() - began
@@ -376,7 +381,8 @@ class Run:
         seconds = metrics["time/step"] = perf_counter() - self._began
         inside = metrics.get("time/generate", 0.0) + metrics.get("time/update", 0.0)
         metrics["time/share_outside"] = max(0.0, 1 - inside / seconds)
-        self.sinks.write(self.step, metrics, warnings)
+        if self.sinks is not None:
+            self.sinks.write(self.step, metrics, warnings)
         self.screen.step(self.step, self.config.stop.iterations, metrics)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------

@@ -118,15 +118,18 @@ async def open_run(
             want=Want(state_key=config.algorithm.needs_state_key),
             actions=facts.actions,
         )
-        sinks = stack.enter_context(
-            Sinks(
-                config.monitor.sinks,
-                folder.path,
-                warn=screen.warn,
-                run_config=config.to_dict(),
-                resumed_step=resumed_step,
+        sinks = None
+        if parallel.is_main:
+            sinks = stack.enter_context(
+                Sinks(
+                    config.monitor.sinks,
+                    folder.path,
+                    warn=screen.warn,
+                    run_id=folder.id,
+                    run_config=config.to_dict(),
+                    resumed_step=resumed_step,
+                )
             )
-        )
         run = Run(
             config,
             fleet=fleet,

@@ -33,7 +33,6 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout import Rollout
 from starpod.trainer.section import Section
 
-
 COMPONENTS = ("task", "entropy", "kl", "critic")
 """Of the loss."""
 
@@ -76,8 +75,8 @@ class Scored:
 class Learner:
     """Owns the optimiser.
 
-    temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the constant
-    of the loss average seq-mean-token-sum-norm. reference: frozen policy of the KL term.
+    temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
+    constant of the loss average seq-mean-token-sum-norm. reference: frozen policy of the KL term.
     """
 
     def __init__(

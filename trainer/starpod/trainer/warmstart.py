@@ -33,7 +33,7 @@ class WarmStartConfig(Section):
     lr: float = Field(default=1e-3, gt=0, description="Learning rate; falls to a tenth along a cosine.")
     actions: Literal["expert", "random"] = Field(
         default="expert",
-        description="Whose actions are imitated: the environment's expert's, or any valid one, which teaches the format.",
+        description="Whose actions are imitated: the expert's, or any valid one, which teaches the format alone.",
     )
     noise: float = Field(
         default=0.2,
