@@ -15,12 +15,14 @@ READY := $(VENV)/.ready
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
 PROTO_VENV := .venv-proto
+GPU_VENV := .venv-gpu
+GPU_READY := $(GPU_VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
 # First and by itself: where a CPU build of exactly this version is at hand, pip takes it.
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train test bench lint format proto proto-check clean
+.PHONY: help train test bench gpu-check lint format proto proto-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +37,12 @@ bench: $(BENCH_READY) ## Measure steps per second, latency and memory against ot
 	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
 	@$(BENCH_VENV)/bin/python -m benchmarks.stages
 	@$(BENCH_VENV)/bin/python -m benchmarks.sessions
+	@$(BENCH_VENV)/bin/python -m benchmarks.collection
+
+gpu-check: ## On a machine with a GPU: vLLM and the trainer agree, and how fast both are
+	@command -v nvidia-smi > /dev/null || { echo "gpu-check needs a GPU, and this machine shows none" >&2; exit 2; }
+	@$(MAKE) --no-print-directory $(GPU_READY)
+	@$(GPU_VENV)/bin/python -m benchmarks.gpu_check $(ARGS)
 
 lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/ruff check .
@@ -58,7 +66,7 @@ proto-check: $(PROTO_READY) ## Fail if the checked-in stubs are stale
 	test -z "$${stale:-}"
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(PROTO_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(PROTO_VENV) $(GPU_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.
@@ -79,7 +87,14 @@ $(READY): pyproject.toml constraints.txt
 $(BENCH_READY): pyproject.toml constraints.txt
 	@echo "Making $(BENCH_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(BENCH_VENV)
-	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,bench]'
+	@$(BENCH_VENV)/$(PIP_INSTALL) torch==$(TORCH)
+	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,trainer,bench]'
+	@touch $@
+
+$(GPU_READY): pyproject.toml
+	@echo "Making $(GPU_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(GPU_VENV)
+	@$(GPU_VENV)/$(PIP_INSTALL) -e '.[server,trainer,vllm,dev]'
 	@touch $@
 
 $(PROTO_READY): proto/requirements.txt

@@ -114,7 +114,8 @@ def _table(name: str, results: list[dict[str, object]]) -> Table:
     for variant in dict.fromkeys(result["variant"] for result in results):
         ends = [result["after"]["success"] for result in results if result["variant"] == variant]  # type: ignore[index]
         if len(ends) > 1:
-            table.add_row(str(variant), "mean", "", f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}", "", "")
+            spread = f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}"
+            table.add_row(str(variant), "mean", "", spread, "", "")
     for policy, summary in results[0]["reference"].items():  # type: ignore[attr-defined]
         table.add_row(f"reference: {policy}", "", "", _interval(summary), "", "")
     return table

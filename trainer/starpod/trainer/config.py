@@ -178,7 +178,8 @@ def _explain(item: Any) -> str:
         return f"no key {place!r}{nearest(str(item['loc'][-1]), _siblings(item['loc']))}"
     message = item["msg"].removeprefix("Value error, ")
     given = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
-    return f"{place}: {message}{given}" if place else message
+    # A section's own sentences name their keys themselves.
+    return f"{place}: {message}{given}" if place and f"{place}." not in message else f"{message}{given}"
 
 
 def _siblings(place: Sequence[int | str]) -> list[str]:

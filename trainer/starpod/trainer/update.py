@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import compute_advantages
+from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
 from starpod.trainer.algorithms.averages import token_weights
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.correction import importance_weights, proximal_logprobs
@@ -124,14 +124,15 @@ class Learner:
         batch = Batch(episodes_of(groups), self.parallel.device)
         rollout, metrics = self.prepare(batch, version)
         advantages = compute_advantages(self.algorithm, rollout)
-        advantages_BT, returns_BT = advantages.advantages_BT, advantages.returns_BT
-        if returns_BT is not None and rollout.values_BT is not None:
-            metrics["critic/explained_variance"] = explained_variance(rollout.values_BT, returns_BT, rollout.mask_BT)
+        if advantages.returns_BT is not None and rollout.values_BT is not None:
+            metrics["critic/explained_variance"] = explained_variance(
+                rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
+            )
         tally = Tally()
         for _ in range(self.algorithm.epochs):
             order = torch.randperm(len(batch), generator=self.generator).tolist()
             for rows in split(order, self.algorithm.minibatches):
-                self._step(batch, rollout, advantages_BT, returns_BT, rows, scale, tally)
+                self._step(batch, rollout, advantages, rows, scale, tally)
         metrics |= tally.means()
         metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         return metrics
@@ -194,9 +195,7 @@ class Learner:
             rollout, _ = self.prepare(batch, version)
             advantages = compute_advantages(self.algorithm, rollout)
             rows = range(len(batch))
-            self.accumulate(
-                batch, rollout, advantages.advantages_BT, advantages.returns_BT, rows, 1.0, components=(component,)
-            )
+            self.accumulate(batch, rollout, advantages, rows, 1.0, components=(component,))
 
         return gradient_report(self.policy, kept, backward, buckets=buckets)
 
@@ -279,14 +278,13 @@ class Learner:
         self,
         batch: Batch,
         rollout: Rollout,
-        advantages_BT: Tensor,
-        returns_BT: Tensor | None,
+        advantages: Advantages,
         rows: list[int],
         scale: float,
         tally: Tally,
     ) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        for name, value in self.accumulate(batch, rollout, advantages_BT, returns_BT, rows, scale).items():
+        for name, value in self.accumulate(batch, rollout, advantages, rows, scale).items():
             tally.add(name, value)
         norm = float(self.parallel.clip_grad_norm(self.policy, self.config.max_grad_norm))
         if math.isfinite(norm):
@@ -302,8 +300,7 @@ class Learner:
         self,
         batch: Batch,
         rollout: Rollout,
-        advantages_BT: Tensor,
-        returns_BT: Tensor | None,
+        advantages: Advantages,
         rows: Sequence[int],
         scale: float,
         components: Container[str] = COMPONENTS,
@@ -314,7 +311,10 @@ class Learner:
         weights_BT = torch.zeros_like(rollout.rewards_BT)
         weights_BT[list(rows)] = scale * token_weights(mask_BT, algorithm.loss_average, max_length=self.max_length)
         value_weights_BT = torch.zeros_like(weights_BT)
-        value_weights_BT[list(rows)] = scale * token_weights(mask_BT, "token-mean", max_length=1)
+        value_weights_BT[list(rows)] = scale * token_weights(
+            advantages.value_mask_BT[list(rows)], "token-mean", max_length=1
+        )
+        returns_BT = advantages.returns_BT
         correction_BT = importance_weights(algorithm.correction, rollout)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
         sums = Sums(self.parallel.device)
@@ -332,7 +332,9 @@ class Learner:
             assert scores.entropy_N is not None
             entropy_BT = batch.unpack(block, scores.entropy_N.float())
             old_BT, mask = proximal_BT[block], rollout.mask_BT[block]
-            result = policy_loss(algorithm, logprobs_BT, old_BT, advantages_BT[block], mask, rollout.turns_BT[block])
+            result = policy_loss(
+                algorithm, logprobs_BT, old_BT, advantages.advantages_BT[block], mask, rollout.turns_BT[block]
+            )
             weights = weights_BT[block]
             per_token_BT = result.per_token_BT * correction_BT[block] * float("task" in components)
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
