@@ -1,0 +1,93 @@
+"""Writes docs/configuration.md from the sections of the configuration.
+
+python docs/configuration.py
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from starpod.trainer.algorithms.config import DEFAULT_PRESET, PRESETS, AlgorithmConfig
+from starpod.trainer.config import Config
+from starpod.trainer.section import Section
+
+PAGE = Path(__file__).with_name("configuration.md")
+
+HEAD = """\
+# Configuration
+
+Every key of `starpod train`, from the code (`python docs/configuration.py` writes this page, a test compares them). How
+a configuration is put together is told in [training.md](training.md#configurations). Defaults are those of a file that
+says nothing else; the configurations that come with the package change some. Of the algorithm they are those of its
+preset: where it says "in starpo-s", [other presets](algorithms.md#presets) have another value. A key is written in full
+on the command line: `optimizer.lr=0.001`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    presets = [dict(sections(Config(algorithm=AlgorithmConfig(preset=name)))) for name in PRESETS]
+    tables = []
+    for prefix, section in sections(Config()):
+        differ = {name for name, value in section if any(getattr(other[prefix], name) != value for other in presets)}
+        tables.append(table(prefix, section, differ - {"preset"}))
+    return "\n".join([HEAD, *tables])
+
+
+def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
+    """A section as it is by default and all below it, each with its dotted key, in the order of their fields."""
+    yield prefix, section
+    for name, value in section:
+        if isinstance(value, Section):
+            yield from sections(value, f"{prefix}.{name}" if prefix else name)
+
+
+def table(prefix: str, section: Section, differ: Collection[str]) -> str:
+    """One section: its heading, what it is, its own keys. Sections below it have tables of their own.
+
+    differ: names of keys to which presets give different values.
+    """
+    rows = []
+    for name, value in section:
+        if not isinstance(value, Section):
+            field = type(section).model_fields[name]
+            default = show(value) + (f" in {DEFAULT_PRESET}" if name in differ else "")
+            cells = f"`{name}`", kind(field.annotation), default, field.description or ""
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    title = f"{'##' if '.' not in prefix else '###'} {prefix or 'Top level'}"
+    about = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
+    head = ["| Key | Values | Default | Meaning |", "|---|---|---|---|"] if rows else []
+    return "\n".join([title, "", about, "", *head, *rows, *([""] if rows else [])])
+
+
+def kind(annotation: Any) -> str:
+    """A type in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return kind(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(kind(argument) for argument in arguments)
+    if origin is tuple:
+        return f"list of {kind(arguments[0])}" if arguments[-1] is Ellipsis else f"{len(arguments)} numbers"
+    if origin is dict or annotation is dict:
+        return "keys and values"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "keys and values"
+    return {bool: "true, false", int: "whole number", float: "number", str: "text", type(None): "null"}[annotation]
+
+
+def show(value: Any) -> str:
+    """As YAML takes it."""
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value}`" if isinstance(value, str) and value else f"`{json.dumps(value)}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
