@@ -1,7 +1,7 @@
 """Plays every environment with two scripted policies, through a fleet over services on this machine.
 
-It does not train: there is no trainer yet. It shows the loop that one will drive: many episodes at once, each a
-coroutine of its own, over several server processes that the client finds through one address.
+It does not train (`starpod train` does). It shows how a program of your own drives the client: many episodes at once,
+each a coroutine of its own, over several server processes that the client finds through one address.
 
 python examples/scripted_policy.py [--episodes 64] [--address HOST:PORT]
 """
@@ -118,7 +118,6 @@ def main() -> None:
     parser.add_argument("--address", help="use this server instead of starting one")
     arguments = parser.parse_args()
     console = Console()
-    console.print("There is no trainer yet: this plays scripted policies and learns nothing.", style="yellow")
     services = contextlib.nullcontext(arguments.address) if arguments.address else local_services(arguments.workers)
     with services as address:
         start = perf_counter()

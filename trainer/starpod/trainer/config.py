@@ -107,7 +107,7 @@ def load_config(source: str, words: Sequence[str] = ()) -> Config:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"{word!r}: the value is not YAML: {error}") from None
+            raise ConfigError(f"{word!r}: the value is not YAML: {_line(error)}") from None
         _set(values, key.split("."), value)
     return parse_config(values)
 
@@ -130,7 +130,7 @@ def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
             f"no configuration {source!r}{nearest(source, list(known))}: give a YAML file, or one of {', '.join(known)}"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"cannot read {path}: {_line(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} does not hold keys and values")
     base = values.pop("base", None)
@@ -180,6 +180,10 @@ def _explain(item: Any) -> str:
     given = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
     # A section's own sentences name their keys themselves.
     return f"{place}: {message}{given}" if place and f"{place}." not in message else f"{message}{given}"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _siblings(place: Sequence[int | str]) -> list[str]:

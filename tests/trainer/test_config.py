@@ -1,0 +1,91 @@
+"""The configuration tree: files and words give the same thing, and mistakes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from starpod.trainer.algorithms.config import PRESETS
+from starpod.trainer.config import Config, ConfigError, load_config, parse_config, shipped
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_what_comes_with_the_package_is_valid(name: str) -> None:
+    config = load_config(name)
+    assert parse_config(config.to_dict()) == config
+    assert shipped()[name].read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_preset_is_one_word_on_any_configuration(preset: str) -> None:
+    config = load_config("frozen_lake", [f"algorithm={preset}"])
+    assert config.algorithm == parse_config({"algorithm": preset}).algorithm
+
+
+def test_words_and_files_mean_the_same(tmp_path: Path) -> None:
+    words = ["collect.groups=5", "environment.options.size=8", "model.tiny.hidden=32", "title=A lake", "engine=torch"]
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "base: frozen_lake\ntitle: A lake\nengine: torch\ncollect: {groups: 5}\n"
+        "environment: {options: {size: 8}}\nmodel: {tiny: {hidden: 32}}\n"
+    )
+    assert load_config(str(file)) == load_config("frozen_lake", words)
+    assert load_config(str(file)).environment.options["observation"] == "local"
+
+
+def test_later_words_go_before_earlier_ones() -> None:
+    assert load_config("frozen_lake", ["stop.iterations=1", "stop.iterations=2"]).stop.iterations == 2
+    changed = load_config("frozen_lake", ["algorithm=dapo", "algorithm.clip_high=0.3"])
+    assert (changed.algorithm.preset, changed.algorithm.clip_high) == ("dapo", 0.3)
+
+
+def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
+    config = load_config("sokoban", ["algorithm=gigpo"])
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.to_dict()))
+    assert load_config(str(file)) == config
+
+
+def test_it_cannot_be_changed() -> None:
+    with pytest.raises(ValueError):
+        Config().seed = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["collect.gruops=4"], "no key 'collect.gruops'; did you mean groups"),
+        (["colect.groups=4"], "no key 'colect'; did you mean collect"),
+        (["algorithm=starpo-x"], "no algorithm preset 'starpo-x'"),
+        (["collect.groups=many"], "collect.groups"),
+        (["collect.min_group_size=9"], "every group would be dropped"),
+        (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size at least 2"),
+        (["sampling.top_p=0.9"], "another distribution"),
+        (["stop.iterations"], "key=value"),
+        (["title=[1"], "not YAML"),
+        (["seed.x=1"], "seed: Input should be a valid integer"),
+        (["evaluation.reference=[oracle]"], "no reference policy 'oracle'"),
+    ],
+)
+def test_mistakes_are_told(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("frozen_lake", words)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="frozen_lake"):
+        load_config("frozen_lak")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="keys and values"):
+        load_config(str(tmp_path / "list.yaml"))
+    (tmp_path / "torn.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(str(tmp_path / "torn.yaml"))
+    loop = tmp_path / "loop.yaml"
+    loop.write_text(f"base: {loop}\n")
+    with pytest.raises(ConfigError, match="comes back to itself"):
+        load_config(str(loop))
