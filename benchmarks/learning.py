@@ -23,7 +23,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.table import Table
 
-from starpod.trainer.monitor.report import write_comparison
+from starpod.trainer.monitor.comparison import write_comparison
 from starpod.trainer.monitor.run_folder import RunFolder
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"

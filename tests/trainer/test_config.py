@@ -35,6 +35,15 @@ def test_words_and_files_mean_the_same(tmp_path: Path) -> None:
     assert load_config(str(file)).environment.options["observation"] == "local"
 
 
+def test_another_preset_takes_the_place_of_a_bases_algorithm(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: frozen_lake\nalgorithm: {preset: starpo-grpo, epochs: 2}\n")
+    given = {"algorithm": {"preset": "starpo-grpo", "epochs": 2}}
+    assert load_config(str(file)).algorithm == parse_config(given).algorithm
+    file.write_text("base: frozen_lake\nalgorithm: {epochs: 2}\n")
+    assert load_config(str(file)).algorithm.filter == load_config("frozen_lake").algorithm.filter
+
+
 def test_later_words_go_before_earlier_ones() -> None:
     assert load_config("frozen_lake", ["stop.iterations=1", "stop.iterations=2"]).stop.iterations == 2
     changed = load_config("frozen_lake", ["algorithm=dapo", "algorithm.clip_high=0.3"])

@@ -171,8 +171,8 @@ numbers = st.floats(-1e6, 1e6, allow_nan=False)
 @given(st.lists(numbers, min_size=1, max_size=20), st.booleans())
 def test_an_axis_encloses_its_values_in_few_round_steps(values: list[float], zero: bool) -> None:
     ticks = axis(values, zero=zero)
-    assert ticks[0] <= min(values) + 1e-6 * abs(min(values)) + 1e-9
-    assert ticks[-1] >= max(values) - 1e-6 * abs(max(values)) - 1e-9
+    assert ticks[0] <= min(values) + 1e-6 * max(map(abs, values)) + 1e-9
+    assert ticks[-1] >= max(values) - 1e-6 * max(map(abs, values)) - 1e-9
     assert 2 <= len(ticks) <= 9 and ticks == sorted(set(ticks))
     assert not zero or ticks[0] <= 0 <= ticks[-1]
 

@@ -28,6 +28,8 @@ def test_it_holds_what_was_asked_for_and_with_what_code(tmp_path: Path) -> None:
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, CONFIG)
+    RunFolder.create(tmp_path, CONFIG)  # nothing was measured yet: a start that failed is no run
+    folder.metrics.write_text("")
     before = folder.facts.read_text()
     with pytest.raises(RunExists, match=r"holds a run already.*--resume.*--run-dir"):
         RunFolder.create(tmp_path, {"seed": 2})

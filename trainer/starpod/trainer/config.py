@@ -148,6 +148,8 @@ def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         if key in SHORTHANDS and isinstance(value, str):
             value = {SHORTHANDS[key]: value}
         old = merged.get(key)
+        if key == "algorithm" and isinstance(old, dict) and value.get("preset", old.get("preset")) != old.get("preset"):
+            old = None  # changes to one preset make no sense in another
         merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
     return merged
 

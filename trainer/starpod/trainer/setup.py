@@ -31,6 +31,10 @@ from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
 
 
+INITIAL = "initial"
+"""The folder of a tiny run's first policy: its tokenizer is needed as long as the run is."""
+
+
 @contextlib.asynccontextmanager
 async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
     """The fleet of the configured servers, or of services started on this machine."""
@@ -89,6 +93,9 @@ async def open_run(
             if parallel.is_main:
                 demonstrations = await _demonstrate(config, fleet, facts)
             demonstrations = parallel.broadcast_object(demonstrations)
+        if loaded is None and parallel.is_main:
+            shutil.rmtree(folder.path / INITIAL, ignore_errors=True)  # of a start that failed
+        parallel.barrier()
         policy = make_policy(config, scribe, demonstrations, folder, parallel)
         policy.to(parallel.device)
         # Sampling from a sharded model would be collective at every token: it gets a whole one, kept up to date.
@@ -172,7 +179,7 @@ def make_policy(
     seed = derive(config.seed, "weights")
     if config.model.name != TINY:
         return build_policy(config.model, texts=None, critic=critic, seed=seed)
-    kept = folder.path / "initial"
+    kept = folder.path / INITIAL
     if parallel.is_main and not kept.exists():
         texts = list(scribe.texts(demonstrations))
         temporary = folder.path / ".temporary-initial"

@@ -101,8 +101,9 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether it holds a run."""
-        return any(file.exists() for file in (self.config, self.facts, self.metrics))
+        """Whether it holds a run: something was measured or saved. A start that failed at once leaves none."""
+        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return saved or self.metrics.exists() or self.evaluations.exists()
 
     @property
     def id(self) -> str:
