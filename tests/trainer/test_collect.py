@@ -148,6 +148,7 @@ async def test_windows_begin_a_sample_each_turn(server: ServerProcess, template:
     assert all(turn.fresh for turn in episode.turns)
     samples = samples_of(episode)
     assert len(samples) == len(episode.turns)
+    assert episode.tail_fresh
     for sample, request, turn in zip(samples, engine.requests, episode.turns, strict=True):
         assert sample.tokens == request.prompt + turn.reply
         assert sum(sample.sampled) == len(turn.reply)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 
 import pytest
@@ -17,93 +16,10 @@ from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.batch import Batch
-from starpod.trainer.episode import Episode, Group, Turn
-from starpod.trainer.models.config import ModelConfig, TinyConfig
-from starpod.trainer.models.policy import Policy, build_policy
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, LogprobGap, OptimizerConfig
-
-VERSION = 3
-IDS = 256
-"""Every tokenizer has the bytes."""
-
-
-@functools.cache
-def _built(critic: str) -> Policy:
-    shape = TinyConfig(hidden=16, layers=1, heads=2, key_value_heads=1, intermediate=24, vocabulary=335)
-    return build_policy(
-        ModelConfig(tiny=shape),
-        texts=["Left || Right"],
-        critic=critic,  # type: ignore[arg-type]
-        seed=0,
-    )
-
-
-def learner(algorithm: AlgorithmConfig, *, lr: float = 1e-3, budget: int = 8192, opinion: bool = False) -> Learner:
-    """opinion: whether the critic, if there is one, has any; a new one says 0."""
-    policy = copy.deepcopy(_built("shared" if algorithm.needs_critic else "none"))
-    with torch.no_grad():
-        for parameter in policy.critic_parameters() if opinion else ():
-            parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
-    return Learner(
-        policy,
-        algorithm,
-        OptimizerConfig(lr=lr, critic_lr=lr, micro_batch_tokens=budget),
-        Parallel(),
-        max_length=64,
-        reference=copy.deepcopy(_built("none")) if algorithm.needs_reference else None,
-    )
-
-
-def say(policy: Policy, episode: Episode) -> Episode:
-    """The episode with the log-probabilities that this policy gives its replies."""
-    batch = Batch([episode])
-    packed = batch.pack([0])
-    with torch.no_grad():
-        told = policy.score(packed.tokens_SL, packed.lengths_S, packed.sampled_SL).logprobs_N.tolist()
-    for turn in episode.turns:
-        turn.logprobs, told = told[: len(turn.reply)], told[len(turn.reply) :]
-    return episode
-
-
-def turn(prompt: list[int], reply: list[int], reward: float, *, fresh: bool, key: bytes = b"s") -> Turn:
-    return Turn(
-        "",
-        prompt,
-        fresh,
-        reply,
-        [0.0] * len(reply),
-        [VERSION] * len(reply),
-        "stop",
-        "",
-        reward=reward,
-        state_key=key,
-    )
-
-
-def group_of(policy: Policy, number: int, rewards: tuple[float, ...], *, turns: int = 2) -> Group:
-    """Members that share their prompts and reply differently, each rewarded at the end."""
-    generator = torch.Generator().manual_seed(number)
-
-    def ids(count: int) -> list[int]:
-        drawn: list[int] = torch.randint(0, IDS, (count,), generator=generator).tolist()
-        return drawn
-
-    prompts = [ids(3 + place) for place in range(turns)]
-    episodes = []
-    for member, reward in enumerate(rewards):
-        own = [
-            turn(
-                prompt,
-                ids(1 + (number + member + place) % 4),
-                reward if place == turns - 1 else 0.0,
-                fresh=place == 0 or number % 2 == 1,
-                key=str((number, place)).encode(),
-            )
-            for place, prompt in enumerate(prompts)
-        ]
-        episodes.append(say(policy, Episode(number, member, "lake", turns=own, end="terminal")))
-    return Group(number, episodes)
+from starpod.trainer.episode import Episode, Group
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.update import Learner, LogprobGap
+from tests.trainer.tiny_learner import VERSION, group_of, make_learner, say, turn
 
 
 def gradient(of: Learner, groups: list[Group]) -> tuple[Tensor, dict[str, float]]:
@@ -133,7 +49,7 @@ def chance(policy: Policy, episode: Episode) -> float:
 )
 def test_no_cut_into_micro_batches_changes_gradient_or_metrics(budget: int, preset: str, average: str) -> None:
     algorithm = AlgorithmConfig(preset=preset, loss_average=average)  # type: ignore[arg-type]
-    whole, cut = learner(algorithm, opinion=True), learner(algorithm, budget=budget, opinion=True)
+    whole, cut = make_learner(algorithm, opinion=True), make_learner(algorithm, budget=budget, opinion=True)
     groups = [
         group_of(whole.policy, number, rewards) for number, rewards in enumerate([(1.0, 0.0, 0.5), (0.0, 1.0, 0.2)])
     ]
@@ -149,7 +65,7 @@ def test_no_cut_into_micro_batches_changes_gradient_or_metrics(budget: int, pres
 
 @pytest.mark.parametrize("wrong", [0.5, -0.5, math.nan])
 def test_falsified_logprobs_of_the_present_version_stop_the_run(wrong: float) -> None:
-    of = learner(AlgorithmConfig(preset="starpo-grpo"))
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
     group = group_of(of.policy, 0, (1.0, 0.0))
     before = copy.deepcopy(of.policy.state_dict())
     group.episodes[1].turns[0].logprobs[-1] += wrong
@@ -159,7 +75,7 @@ def test_falsified_logprobs_of_the_present_version_stop_the_run(wrong: float) ->
 
 
 def test_logprobs_of_another_version_may_differ() -> None:
-    of = learner(AlgorithmConfig(preset="starpo-grpo"))
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
     group = group_of(of.policy, 0, (1.0, 0.0))
     group.episodes[1].turns[0].logprobs[-1] += 0.5
     assert "policy/logprob_gap_max" not in of.learn([group], version=VERSION + 1)
@@ -170,7 +86,7 @@ def test_logprobs_of_another_version_may_differ() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_makes_the_better_reply_likelier(preset: str) -> None:
-    of = learner(AlgorithmConfig(preset=preset, minibatches=1), lr=3e-4)
+    of = make_learner(AlgorithmConfig(preset=preset, minibatches=1), lr=3e-4)
     groups = [group_of(of.policy, number, (1.0, 0.0)) for number in range(3)]
     before = [[chance(of.policy, episode) for episode in group.episodes] for group in groups]
     metrics = of.learn(groups, version=VERSION)
@@ -180,7 +96,10 @@ def test_each_preset_makes_the_better_reply_likelier(preset: str) -> None:
         gained = chance(of.policy, group.episodes[0]) - better
         lost = chance(of.policy, group.episodes[1]) - worse
         assert gained > lost
-    assert sum(chance(of.policy, group.episodes[0]) - better for group, (better, _) in zip(groups, before)) > 0
+    assert (
+        sum(chance(of.policy, group.episodes[0]) - better for group, (better, _) in zip(groups, before, strict=True))
+        > 0
+    )
 
 
 # --- what has no influence --------------------------------------------------------------------------------------------
@@ -191,7 +110,7 @@ def weights(of: Learner) -> list[Tensor]:
 
 
 def test_failed_episodes_have_no_influence() -> None:
-    one, other = (learner(AlgorithmConfig(preset="starpo-s")) for _ in range(2))
+    one, other = (make_learner(AlgorithmConfig(preset="starpo-s")) for _ in range(2))
     group = group_of(one.policy, 0, (1.0, 0.0, 0.0))
     lost = dataclasses.replace(copy.deepcopy(group.episodes[0]), member=3, end="failed")
     lost.turns[-1].reward = 100.0
@@ -203,7 +122,7 @@ def test_failed_episodes_have_no_influence() -> None:
 
 def test_groups_that_the_filter_drops_have_no_influence() -> None:
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "filter": {"value": 0.5}})
-    one, other = (learner(algorithm) for _ in range(2))
+    one, other = (make_learner(algorithm) for _ in range(2))
     telling, alike = group_of(one.policy, 0, (1.0, 0.0)), group_of(one.policy, 1, (1.0, 1.0))
     kept = filter_groups(algorithm.filter, [alike, telling])
     assert kept.indices == [1]
@@ -214,6 +133,63 @@ def test_groups_that_the_filter_drops_have_no_influence() -> None:
 
 
 def test_more_minibatches_than_episodes_train_each_once() -> None:
-    of = learner(AlgorithmConfig(preset="starpo-grpo", minibatches=8))
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo", minibatches=8))
     of.learn([group_of(of.policy, 0, (1.0, 0.0, 0.5))], version=VERSION)
     assert of.steps == 3
+
+
+# --- episodes that end early ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(fresh: bool) -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
+    (episode,) = group_of(of.policy, 1, (0.5,)).episodes
+    tail = [7, 8, 9]
+    episode.end, episode.tail, episode.tail_fresh = "max_turns", tail, fresh
+    # Had it gone on, the next reply would have had this context.
+    longer = copy.deepcopy(episode)
+    longer.turns.append(turn(tail, [5], 0.0, fresh=fresh))
+    value = of.score(Batch([longer])).values_BT
+    assert value is not None
+    found = of.score(Batch([episode])).bootstrap_B
+    assert found.item() == pytest.approx(value[0, longer.sampled_tokens - 1].item(), abs=1e-6)
+    assert found.item() != 0
+    episode.end = "terminal"
+    assert of.score(Batch([episode])).bootstrap_B.item() == 0
+
+
+def test_an_episode_without_a_token_is_left_out() -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
+    group = group_of(of.policy, 0, (1.0, 0.0))
+    group.episodes.append(Episode(0, 2, "lake", end="context"))
+    assert math.isfinite(of.learn([group], version=VERSION)["update/loss"])
+
+
+# --- gradients, on request --------------------------------------------------------------------------------------------
+
+
+def test_gradients_by_bucket_are_of_the_whole_batchs_advantages() -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-s"), opinion=True)
+    alike, telling = group_of(of.policy, 0, (0.0, 0.0)), group_of(of.policy, 1, (1.0, 0.0))
+    alone = of.gradients([alike], version=VERSION, buckets=2)
+    beside = of.gradients([alike, telling], version=VERSION, buckets=2)
+    # Whitened by itself a group where all earn alike seems to have as much to teach as any other.
+    assert beside["gradients/zero/task"] != pytest.approx(alone["gradients/zero/task"], rel=0.05)
+    assert beside["gradients/zero/groups"] == beside["gradients/1/groups"] == 1
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_that_goes_on_is_as_if_it_had_never_stopped_but_takes_new_rates() -> None:
+    one = make_learner(AlgorithmConfig(preset="starpo-s"))
+    groups = [group_of(one.policy, number, (1.0, 0.0, 0.2)) for number in range(2)]
+    one.learn(groups, version=VERSION)
+    other, faster = make_learner(one.algorithm), make_learner(one.algorithm, lr=0.5)
+    for learner in (other, faster):
+        learner.policy.load_state_dict(one.policy.state_dict())
+        learner.load_state(*copy.deepcopy(one.state()))
+    assert one.learn(groups, version=-1) == other.learn(groups, version=-1)
+    assert all(map(torch.equal, weights(one), weights(other)))
+    assert faster.learn(groups, version=-1)["update/learning_rate"] == 0.5

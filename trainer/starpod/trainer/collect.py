@@ -259,7 +259,7 @@ class Player:
             if over or room < 1:
                 episode.end = over or "context"
                 if episode.end != "terminal":
-                    episode.tail = prompt.appended
+                    episode.tail, episode.tail_fresh = prompt.appended, prompt.fresh
                 episode.final_observation = text
                 return
             began = perf_counter()

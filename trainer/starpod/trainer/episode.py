@@ -78,7 +78,7 @@ class Episode:
     end: why it ended. success: None where the environment cannot say.
     error: what failed, where `end` is "failed".
     final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another
-        reply, where the episode was cut short by a limit: what a critic bootstraps from.
+        reply, where the episode was cut short by a limit: what a critic bootstraps from. tail_fresh: as `Turn.fresh`.
     """
 
     group: int
@@ -94,6 +94,7 @@ class Episode:
     error: str = ""
     final_observation: str = ""
     tail: list[int] = field(default_factory=list)
+    tail_fresh: bool = False
 
     @property
     def failed(self) -> bool:
@@ -147,5 +148,8 @@ class Group:
 
 
 def episodes_of(groups: Sequence[Group]) -> list[Episode]:
-    """All episodes that may be trained on, in the order of the groups."""
-    return [episode for group in groups for episode in group.episodes]
+    """All episodes that may be trained on, in the order of the groups.
+
+    Those without a sampled token are left out: their first prompt was too long, and there is nothing to train.
+    """
+    return [episode for group in groups for episode in group.episodes if episode.sampled_tokens]

@@ -180,21 +180,28 @@ class Learner:
         """Puts back what `state` gave."""
         self.steps = values["steps"]
         self.generator.set_state(torch.tensor(values["generator"], dtype=torch.uint8))
+        kept = ("rate", "betas", "eps", "weight_decay")
+        configured = [{name: group[name] for name in kept} for group in self.optimizer.param_groups]
         self.parallel.load_optimizer_state(
             self.policy, self.optimizer, unflatten_optimizer(tensors, values["optimizer"])
         )
+        # The rates that are configured now, which may have been changed.
+        for group, settings in zip(self.optimizer.param_groups, configured, strict=True):
+            group |= settings
 
     # --- diagnostics --------------------------------------------------------------------------------------------------
 
     def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
         """Gradient norms by reward deviation of the groups and by component of the loss; no step is taken."""
-        kept = [group for group in groups if group.episodes]
+        kept = [group for group in groups if episodes_of([group])]
+        batch = Batch(episodes_of(kept), self.parallel.device)
+        rollout, _ = self.prepare(batch, version)
+        # Of the whole batch, as in an update: whitened alone, a bucket without deviation would show a gradient.
+        advantages = compute_advantages(self.algorithm, rollout)
+        place = {id(episode): row for row, episode in enumerate(batch.episodes)}
 
         def backward(part: Sequence[Group], component: str) -> None:
-            batch = Batch(episodes_of(part), self.parallel.device)
-            rollout, _ = self.prepare(batch, version)
-            advantages = compute_advantages(self.algorithm, rollout)
-            rows = range(len(batch))
+            rows = [place[id(episode)] for episode in episodes_of(part)]
             self.accumulate(batch, rollout, advantages, rows, 1.0, components=(component,))
 
         return gradient_report(self.policy, kept, backward, buckets=buckets)
@@ -251,9 +258,9 @@ class Learner:
         for row, episode in enumerate(batch.episodes):
             if episode.terminated or not episode.tail:
                 continue
-            sample = batch.samples[row][-1]
+            before = [] if episode.tail_fresh else batch.samples[row][-1].tokens
             # A value is that of the context before a token: one more token, whose own id does not matter.
-            tokens = [*sample.tokens, *episode.tail, episode.tail[-1]]
+            tokens = [*before, *episode.tail, episode.tail[-1]]
             sampled = torch.zeros(1, len(tokens), dtype=torch.bool, device=batch.device)
             sampled[0, -1] = True
             scores = self.policy.score(

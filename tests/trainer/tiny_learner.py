@@ -1,0 +1,98 @@
+"""A learner over a policy of a few thousand parameters, and groups that it sampled."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import torch
+
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.batch import Batch
+from starpod.trainer.episode import Episode, Group, Turn
+from starpod.trainer.models.config import ModelConfig, TinyConfig
+from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.update import Learner, OptimizerConfig
+
+VERSION = 3
+IDS = 256
+"""Every tokenizer has the bytes."""
+
+
+@functools.cache
+def built(critic: str) -> Policy:
+    shape = TinyConfig(hidden=16, layers=1, heads=2, key_value_heads=1, intermediate=24, vocabulary=335)
+    return build_policy(
+        ModelConfig(tiny=shape),
+        texts=["Left || Right"],
+        critic=critic,  # type: ignore[arg-type]
+        seed=0,
+    )
+
+
+def make_learner(algorithm: AlgorithmConfig, *, lr: float = 1e-3, budget: int = 8192, opinion: bool = False) -> Learner:
+    """opinion: whether the critic, if there is one, has any; a new one says 0."""
+    policy = copy.deepcopy(built("shared" if algorithm.needs_critic else "none"))
+    with torch.no_grad():
+        for parameter in policy.critic_parameters() if opinion else ():
+            parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
+    return Learner(
+        policy,
+        algorithm,
+        OptimizerConfig(lr=lr, critic_lr=lr, micro_batch_tokens=budget),
+        Parallel(),
+        max_length=64,
+        reference=copy.deepcopy(built("none")) if algorithm.needs_reference else None,
+    )
+
+
+def say(policy: Policy, episode: Episode) -> Episode:
+    """The episode with the log-probabilities that this policy gives its replies."""
+    batch = Batch([episode])
+    packed = batch.pack([0])
+    with torch.no_grad():
+        told = policy.score(packed.tokens_SL, packed.lengths_S, packed.sampled_SL).logprobs_N.tolist()
+    for turn in episode.turns:
+        turn.logprobs, told = told[: len(turn.reply)], told[len(turn.reply) :]
+    return episode
+
+
+def turn(prompt: list[int], reply: list[int], reward: float, *, fresh: bool, key: bytes = b"s") -> Turn:
+    return Turn(
+        "",
+        prompt,
+        fresh,
+        reply,
+        [0.0] * len(reply),
+        [VERSION] * len(reply),
+        "stop",
+        "",
+        reward=reward,
+        state_key=key,
+    )
+
+
+def group_of(policy: Policy, number: int, rewards: tuple[float, ...], *, turns: int = 2) -> Group:
+    """Members that share their prompts and reply differently, each rewarded at the end."""
+    generator = torch.Generator().manual_seed(number)
+
+    def ids(count: int) -> list[int]:
+        drawn: list[int] = torch.randint(0, IDS, (count,), generator=generator).tolist()
+        return drawn
+
+    prompts = [ids(3 + place) for place in range(turns)]
+    episodes = []
+    for member, reward in enumerate(rewards):
+        own = [
+            turn(
+                prompt,
+                ids(1 + (number + member + place) % 4),
+                reward if place == turns - 1 else 0.0,
+                fresh=place == 0 or number % 2 == 1,
+                key=str((number, place)).encode(),
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+        episodes.append(say(policy, Episode(number, member, "lake", turns=own, end="terminal")))
+    return Group(number, episodes)
