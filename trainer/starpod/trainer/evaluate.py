@@ -64,7 +64,11 @@ class Evaluation:
 
 
 async def evaluate(player: Player, seeds: Sequence[int], *, purpose: str, temperature: float) -> Evaluation:
-    """One episode per held-out seed."""
+    """One episode per held-out seed.
+
+    The random streams of the replies depend on the run's seed, `purpose` and the place in `seeds`: passes of one
+    purpose share them on purpose, so that two of them differ by the policy and not by luck.
+    """
     starts = [Start(index, seed) for index, seed in enumerate(seeds)]
     collected = await player.collect(starts, 1, purpose=purpose, temperature=temperature)
     return Evaluation([episode for group in collected.groups for episode in group.episodes], collected.failed)

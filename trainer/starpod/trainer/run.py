@@ -118,6 +118,8 @@ class Run:
             "version": self.version,
             "elapsed": self._elapsed(),
             "success": self.success,
+            "evaluated": self._evaluated,
+            "stopped": self.stopped,
             "cursor": self.cursor.state_dict(),
             "learner": learner,
             "echo_trap": self.echo_trap.state_dict(),
@@ -138,7 +140,9 @@ class Run:
             self._freeze_reference(loaded.tensors["reference"])
         self.learner.load_state(loaded.tensors["optimizer"], state["learner"])
         self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
-        self.success = state["success"]
+        self.success, self._evaluated = state["success"], state["evaluated"]
+        if state["config"]["monitor"]["early_stop"] == self.config.monitor.early_stop.to_dict():
+            self.stopped = state["stopped"]
         self.cursor.load_state_dict(state["cursor"])
         self.echo_trap.load_state_dict(state["echo_trap"])
         self.early_stop.load_state_dict(state["early_stop"])
@@ -246,22 +250,21 @@ class Run:
         failed = dropped = 0
         latencies: list[float] = []
         self.screen.phase("collecting")
-        rounds = (
-            self.config.algorithm.dynamic_sampling.max_rounds if self.config.algorithm.dynamic_sampling.enabled else 0
-        )
-        for _ in range(1 + max(config.max_rounds - 1, rounds)):
-            missing = config.groups - len(groups)
-            if not missing:
-                break
+        dynamic = self.config.algorithm.dynamic_sampling
+        wanted, asked = config.groups, 0
+        while wanted:
             first = self.cursor.taken
-            seeds = self.cursor.take(missing)
+            seeds = self.cursor.take(wanted)
             collected = await self._collect_starts([Start(first + index, seed) for index, seed in enumerate(seeds)])
             failed += collected.failed
             dropped += collected.dropped
             latencies += collected.latencies
-            uniform = needs_reask(self.config.algorithm.dynamic_sampling, collected.groups)
+            uniform = needs_reask(dynamic, collected.groups)
             reasked += [group for group, again in zip(collected.groups, uniform, strict=True) if again]
             groups += [group for group, again in zip(collected.groups, uniform, strict=True) if not again]
+            small = wanted - len(collected.groups)
+            wanted = (small if asked < config.max_rounds else 0) + (sum(uniform) if asked < dynamic.max_rounds else 0)
+            asked += 1
         after = self.engine.stats()
         seconds = perf_counter() - began
         generating = after.seconds - before.seconds
@@ -274,7 +277,7 @@ class Run:
             "collect/groups_dropped": float(dropped),
             "collect/groups_reasked": float(len(reasked)),
             "time/collect": seconds,
-            "time/generate": generating,
+            "time/generate_wait": generating,
             "time/environment_wait": max(seconds - generating, 0.0),
             "rate/sampled_tokens_per_s": (after.sampled - before.sampled) / max(generating, 1e-9),
             "rate/environment_steps_per_s": turns / max(seconds, 1e-9),
@@ -305,12 +308,12 @@ class Run:
             self._offline = read_groups(self.config.replay.offline)
             if not self._offline:
                 raise ConfigError(f"replay.offline {self.config.replay.offline} holds no episodes to train on")
-        count, size = len(self._offline), self.config.collect.groups
-        first = (self.step - 1) * size
-        groups = []
-        for index in range(first, first + size):
-            order = np.random.default_rng(derive(self.config.seed, "offline", index // count)).permutation(count)
-            groups.append(self._offline[order[index % count]])
+        count = len(self._offline)
+        size = min(self.config.collect.groups, count)
+        # What is left over at the end of a pass waits for the next one: no batch holds a group twice.
+        sweep, batch = divmod(self.step - 1, count // size)
+        order = np.random.default_rng(derive(self.config.seed, "offline", sweep)).permutation(count)
+        groups = [self._offline[index] for index in order[batch * size : (batch + 1) * size]]
         self.metrics |= episode_metrics(groups)
         return groups
 
@@ -331,25 +334,28 @@ class Run:
         return [groups[index] for index in kept.indices]
 
     async def learn(self, groups: Sequence[Group]) -> None:
-        """One update, or none where the filter kept nothing."""
-        self.metrics["update/skipped"] = float(not groups)
-        if not groups:
+        """One update, or none where the filter kept nothing to train on."""
+        nothing = not episodes_of(groups)
+        self.metrics["update/skipped"] = float(nothing)
+        if nothing:
             return
         await asyncio.to_thread(self._diagnose, groups)
         self.screen.phase("updating")
         began = perf_counter()
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
-        offline = bool(self.config.replay.offline)
         for _ in range(self.config.replay.reuse):
-            # Other runs' versions are not ours: of their episodes nothing is fresh.
-            version = -1 if offline else self.version
-            metrics = await asyncio.to_thread(self.learner.learn, groups, version=version, scale=scale)
+            metrics = await asyncio.to_thread(self.learner.learn, groups, version=self._fresh_version, scale=scale)
             self.version += 1
             self.metrics |= metrics
         seconds = perf_counter() - began
         self.metrics["time/update"] = seconds
         tokens = sum(episode.sampled_tokens for group in groups for episode in group.episodes)
         self.metrics["rate/trained_tokens_per_s"] = tokens / max(seconds, 1e-9)
+
+    @property
+    def _fresh_version(self) -> int:
+        """Whose tokens the present policy sampled. Other runs' versions are not ours: offline nothing is fresh."""
+        return -1 if self.config.replay.offline else self.version
 
     def _diagnose(self, groups: Sequence[Group]) -> None:
         """What is measured now and then, before the update: mutual information, gradients by reward deviation."""
@@ -365,7 +371,7 @@ class Run:
         every = self.config.monitor.gradients.every
         if every and self.step % every == 0:
             buckets = self.config.monitor.gradients.buckets
-            self.metrics |= self.learner.gradients(groups, version=self.version, buckets=buckets)
+            self.metrics |= self.learner.gradients(groups, version=self._fresh_version, buckets=buckets)
         self.metrics["time/diagnose"] = perf_counter() - began
 
     def finish_step(self) -> None:
@@ -379,7 +385,7 @@ class Run:
         metrics |= self.echo_trap.metrics
         self.stopped = self.early_stop.update(self.step, metrics) or self.stopped
         seconds = metrics["time/step"] = perf_counter() - self._began
-        inside = metrics.get("time/generate", 0.0) + metrics.get("time/update", 0.0)
+        inside = metrics.get("time/generate_wait", 0.0) + metrics.get("time/update", 0.0)
         metrics["time/share_outside"] = max(0.0, 1 - inside / seconds)
         if self.sinks is not None:
             self.sinks.write(self.step, metrics, warnings)
@@ -406,8 +412,11 @@ class Run:
                 for name in config.reference
             }
         summary["seconds"] = perf_counter() - began
-        self.success, self._evaluated = summary["success"], self.step
-        self.stopped = self.early_stop.evaluated(self.step, summary["success"]) or self.stopped
+        if result.episodes:
+            self.success, self._evaluated = summary["success"], self.step
+            self.stopped = self.early_stop.evaluated(self.step, summary["success"]) or self.stopped
+        else:
+            self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")
         if self.parallel.is_main:
             self.folder.append_evaluation(summary)
             self.folder.write_episodes(self.step, result.episodes[: config.keep_episodes])
@@ -415,7 +424,8 @@ class Run:
 
     async def finish(self, reason: str) -> None:
         """Evaluates and saves the end, whatever it was."""
-        if not self.interrupts.requested:
+        # One rank may have got the signal alone, and evaluating is for all of them or none.
+        if not self.parallel.any(self.interrupts.requested):
             await self.evaluate(last=True)
         self.save()
         if self.parallel.is_main:

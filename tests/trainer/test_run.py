@@ -1,0 +1,204 @@
+"""The steps of a run: what is asked for again, what a checkpoint brings back, what the end does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from starpod.trainer.checkpoint import Checkpoints
+from starpod.trainer.collect import Collected, Start
+from starpod.trainer.config import Config
+from starpod.trainer.engines.base import EngineStats
+from starpod.trainer.episode import Episode, Group, Turn
+from starpod.trainer.episode_files import write_episodes
+from starpod.trainer.monitor.plain import SilentScreen
+from starpod.trainer.monitor.run_folder import RunFolder
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.run import Run
+from tests.trainer.tiny_learner import make_learner
+
+Outcome = Callable[[int], list[float]]
+"""The returns of the episodes of the n-th start that is asked for; fewer than asked: the others failed."""
+
+
+class ScriptedPlayer:
+    """Plays nothing: groups come out as `outcome` says. rounds: how many starts were asked for at once."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.rounds: list[int] = []
+        self.asked = 0
+
+    async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1, **_: object) -> Collected:
+        collected = Collected()
+        self.rounds.append(len(starts))
+        for start in starts:
+            returns = self.outcome(self.asked)
+            self.asked += 1
+            episodes = [episode(start.id, member, value) for member, value in enumerate(returns)]
+            collected.failed += size - len(episodes)
+            if len(episodes) < min_size:
+                collected.dropped += 1
+            else:
+                collected.groups.append(Group(start.id, episodes))
+        return collected
+
+
+def episode(group: int, member: int, reward: float) -> Episode:
+    turn = Turn("", [1, 2], True, [3], [-1.0], [0], "stop", "", reward=reward)
+    return Episode(group, member, "lake", turns=[turn], end="terminal", success=reward > 0)
+
+
+def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: str = "run", **values: Any) -> Run:
+    values = {"evaluation": {"episodes": 4, "reference": []}, "collect": {"groups": 4, "group_size": 2}} | values
+    config = Config.model_validate(values)
+    folder = RunFolder.create(tmp_path / path, config.to_dict(), resume=True)
+    learner = make_learner(config.algorithm)
+    engine = SimpleNamespace(stats=EngineStats)
+    run = Run(
+        config,
+        fleet=cast(Any, SimpleNamespace(recoveries=0)),
+        policy=learner.policy,
+        sampler=learner.policy,
+        make_reference=lambda: learner.policy,
+        engine=cast(Any, engine),
+        player=cast(Any, ScriptedPlayer(outcome)),
+        learner=learner,
+        parallel=Parallel(),
+        folder=folder,
+        checkpoints=Checkpoints(folder.checkpoints, config.checkpoint),
+        sinks=None,
+        screen=SilentScreen(),
+        interrupts=cast(Any, SimpleNamespace(requested=False, signal=None)),
+        demonstrations=[],
+        scribe=cast(Any, None),
+        actions=(),
+    )
+    run._loaded_version = run.version
+    return run
+
+
+# --- asking again -----------------------------------------------------------------------------------------------------
+
+
+async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configured(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda _: [1.0], collect={"groups": 4, "group_size": 2, "max_rounds": 2})
+    assert await run.collect() == []
+    assert cast(Any, run.player).rounds == [4, 4, 4]
+    assert run.metrics["collect/groups_dropped"] == 12
+
+
+async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_says(tmp_path: Path) -> None:
+    algorithm = {"preset": "dapo", "dynamic_sampling": {"enabled": True, "max_rounds": 1}}
+    # Of the first four one is uniform, and so is all that is asked for instead.
+    run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 2 or n > 3 else [1.0, 0.0], algorithm=algorithm)
+    groups = await run.collect()
+    assert cast(Any, run.player).rounds == [4, 1]
+    assert [group.id for group in groups] == [0, 1, 3]
+    assert run.metrics["collect/groups_reasked"] == 2
+    # The curve is of all that was played: choosing must not look like learning.
+    assert run.metrics["collect/success"] == 7 / 10
+
+
+async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
+    run = make_run(tmp_path, algorithm="starpo-grpo")
+    before = run.version
+    await run.learn([Group(0, [Episode(0, 0, "lake", end="context"), Episode(0, 1, "lake", end="context")])])
+    assert run.metrics["update/skipped"] == 1
+    assert run.version == before
+
+
+# --- offline ----------------------------------------------------------------------------------------------------------
+
+
+async def test_offline_no_batch_holds_a_group_twice_and_a_pass_holds_each_once(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, float(n % 2)) for n in range(12)])
+    run = make_run(tmp_path, replay={"offline": str(tmp_path / "played.jsonl")})
+    batches = []
+    for _ in range(4):
+        run.begin_step()
+        batches.append([group.id for group in await run.collect()])
+    assert all(len(set(batch)) == 4 for batch in batches)
+    assert batches[0] != batches[1]
+    small = make_run(tmp_path, replay={"offline": str(tmp_path / "played.jsonl")}, collect={"groups": 2})
+    seen = []
+    for _ in range(3):
+        small.begin_step()
+        seen += [group.id for group in await small.collect()]
+    assert sorted(seen) == list(range(6))
+
+
+async def test_offline_episodes_are_never_taken_for_the_present_policys(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, float(n % 2)) for n in range(4)])
+    run = make_run(
+        tmp_path,
+        algorithm="starpo-grpo",
+        replay={"offline": str(tmp_path / "played.jsonl")},
+        monitor={"gradients": {"every": 1}},
+    )
+    run.begin_step()
+    # Version 0 of another run sampled them, and this run is at version 0: their log-probabilities are other ones.
+    await run.learn(run.filter(await run.collect()))
+    assert run.metrics["gradients/1/groups"] >= 1
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tmp_path: Path) -> None:
+    early = {"early_stop": {"low_success_times": 1}}
+    run = make_run(tmp_path, lambda _: [0.0], monitor=early)
+    run.begin_step()
+    await run.evaluate()
+    reason = run.reason_to_stop()
+    assert "success was below" in reason
+    run.save()
+
+    again = make_run(tmp_path, monitor=early)
+    loaded = again.checkpoints.latest()
+    assert loaded is not None and loaded.score == 0.0
+    again.restore(loaded)
+    assert again.reason_to_stop() == reason
+    # Saved once more before anything else happened, as a signal does: its score is not lost.
+    again.save()
+    saved = again.checkpoints.latest()
+    assert saved is not None and (saved.path, saved.score) != (loaded.path, None) and saved.score == 0.0
+
+    regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
+    regardless.restore(saved)
+    assert regardless.reason_to_stop() == ""
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mine", "others"), [(False, False), (False, True), (True, False)])
+async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: bool, others: bool) -> None:
+    run = make_run(tmp_path)
+    run.interrupts = cast(Any, SimpleNamespace(requested=mine, signal=None))
+    run.parallel = TwoRanks(others)
+    await run.finish("over")
+    assert bool(cast(Any, run.player).rounds) == (not mine and not others)
+
+
+class TwoRanks(Parallel):
+    """The other rank's flag is as given."""
+
+    def __init__(self, other: bool) -> None:
+        super().__init__()
+        self.other = other
+
+    def any(self, flag: bool) -> bool:
+        return flag or self.other
+
+
+async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda _: [], monitor={"early_stop": {"low_success_times": 1}})
+    run.begin_step()
+    await run.evaluate()
+    assert run.success is None
+    assert run.reason_to_stop() == ""
