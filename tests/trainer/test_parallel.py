@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+import threading
 from itertools import chain
 from pathlib import Path
 
@@ -105,3 +106,21 @@ def test_two_ranks_do_what_one_does(tmp_path):
         (name, key) for name in two.tensors for key in two.tensors[name]
     }
     assert one.state == two.state
+
+
+async def test_threads_compute_on_the_ranks_own_gpu(monkeypatch):
+    """Without a GPU: what torch would be told, and by which thread."""
+    told = []
+
+    def set_device(device):
+        told.append((torch.cuda._utils._get_device_index(device), threading.get_ident()))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    # torch takes no device without an index.
+    assert Parallel.start("auto").device == torch.device("cuda:0")
+    parallel = Parallel.start("cuda:1")
+    ran_in = await parallel.in_thread(threading.get_ident)
+    assert ran_in != threading.get_ident()
+    assert told == [(0, threading.get_ident()), (1, threading.get_ident()), (1, ran_in)]

@@ -8,8 +8,9 @@ the ranks, never their mean. https://docs.pytorch.org/docs/stable/distributed.fs
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -49,9 +50,9 @@ class Parallel:
         if chosen.type == "cuda":
             if world > 1 and chosen.index is not None:
                 raise ValueError(f"device {device}: of several processes each takes its own GPU; give device=cuda")
-            if world > 1:
-                chosen = torch.device("cuda", local)
-            if (chosen.index or 0) >= torch.cuda.device_count():
+            # torch takes no device without an index for the current one.
+            chosen = torch.device("cuda", local if world > 1 else chosen.index or 0)
+            if chosen.index >= torch.cuda.device_count():
                 raise ValueError(f"device {chosen} is not there: torch sees {torch.cuda.device_count()} GPUs")
             torch.cuda.set_device(chosen)
         if world > 1:
@@ -123,6 +124,17 @@ class Parallel:
         items = [item]
         dist.broadcast_object_list(items, src=0)
         return items[0]
+
+    async def in_thread(self, work: Callable[..., Item], /, *arguments: Any, **named: Any) -> Item:
+        """Runs it in a thread, on this rank's device: a thread of its own begins on the first GPU, whatever the others
+        chose, and there FSDP would make its streams."""
+
+        def on_device() -> Item:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            return work(*arguments, **named)
+
+        return await asyncio.to_thread(on_device)
 
     def barrier(self) -> None:
         """Returns when all ranks have come here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
@@ -205,7 +204,7 @@ class Run:
             if step % 10 == 0 or step == config.steps:
                 self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token")
 
-        await asyncio.to_thread(
+        await self.parallel.in_thread(
             imitate,
             self.policy,
             episodes,
@@ -339,12 +338,13 @@ class Run:
         self.metrics["update/skipped"] = float(nothing)
         if nothing:
             return
-        await asyncio.to_thread(self._diagnose, groups)
+        await self.parallel.in_thread(self._diagnose, groups)
         self.screen.phase("updating")
         began = perf_counter()
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
         for _ in range(self.config.replay.reuse):
-            metrics = await asyncio.to_thread(self.learner.learn, groups, version=self._fresh_version, scale=scale)
+            version = self._fresh_version
+            metrics = await self.parallel.in_thread(self.learner.learn, groups, version=version, scale=scale)
             self.version += 1
             self.metrics |= metrics
         seconds = perf_counter() - began
