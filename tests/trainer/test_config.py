@@ -71,6 +71,8 @@ def test_it_cannot_be_changed() -> None:
         (["collect.groups=many"], "collect.groups"),
         (["collect.min_group_size=9"], "every group would be dropped"),
         (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size at least 2"),
+        (["collect.group_size=1", "collect.min_group_size=1", "algorithm.filter.strategy=top_p"], "every group of one"),
+        (["evaluation.episodes=20000"], "fewer than the 20000 episodes"),
         (["sampling.top_p=0.9"], "another distribution"),
         (["stop.iterations"], "key=value"),
         (["title=[1"], "not YAML"),

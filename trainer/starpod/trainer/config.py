@@ -85,6 +85,14 @@ class Config(Section):
                 f"algorithm.advantage {self.algorithm.advantage} compares the members of a group; "
                 "give collect.group_size at least 2"
             )
+        chosen = self.algorithm.filter
+        compares = chosen.strategy != "none" and chosen.score in ("reward_std", "entropy_variance")
+        if self.collect.group_size < 2 and (self.algorithm.dynamic_sampling.enabled or compares):
+            raise ValueError(
+                "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, and would "
+                "drop every group of one; give collect.group_size at least 2, or set algorithm.filter.strategy to none"
+            )
+        self.seeds.evaluation_seeds(self.evaluation.episodes)
         return self
 
 

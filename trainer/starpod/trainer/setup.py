@@ -13,7 +13,7 @@ from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
 from starpod.trainer.checkpoint import Checkpoints
 from starpod.trainer.collect import EnvironmentConfig, Player
-from starpod.trainer.config import Config
+from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.conversation import Template
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
@@ -29,7 +29,6 @@ from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.services import local_services
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
-
 
 INITIAL = "initial"
 """The folder of a tiny run's first policy: its tokenizer is needed as long as the run is."""
@@ -74,6 +73,11 @@ async def open_run(
 
     Raises ConfigError, RunExists, ServiceFailed, StarpodError and whatever stops a model from being loaded.
     """
+    if parallel.world > 1 and config.engine.name != "torch":
+        raise ConfigError(
+            f"engine {config.engine.name} is for one process: each of {parallel.world} would pause it and load its "
+            "weights under the others' hands; with torchrun give engine=torch"
+        )
     defaults = Config().to_dict()
     folder = RunFolder(path)
     if parallel.is_main:
@@ -86,6 +90,12 @@ async def open_run(
     async with contextlib.AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(connect(config.environment))
         facts = await read_facts(fleet, config.environment.id)
+        if config.algorithm.needs_state_key and not facts.state_key:
+            raise ConfigError(
+                f"algorithm.advantage gigpo compares turns that began in the same state, and {config.environment.id} "
+                "does not tell states apart (it has no state_key); choose another advantage, or set "
+                "algorithm.gigpo.weight to 0"
+            )
         scribe = Scribe(config.warm_start, config.prompt, facts.actions)
         demonstrations: list[Demonstration] = []
         if loaded is None and (config.warm_start.steps or config.model.name == TINY):

@@ -1,0 +1,47 @@
+"""What cannot work is refused before anything is started or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from starpod.trainer import setup
+from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.monitor.plain import SilentScreen
+from starpod.trainer.parallel import Parallel
+
+
+async def open_run(config: Config, path: Path, parallel: Parallel) -> None:
+    interrupts = cast(Any, None)
+    async with setup.open_run(
+        config, path, resume=False, parallel=parallel, screen=SilentScreen(), interrupts=interrupts
+    ):
+        raise AssertionError("it began")
+
+
+@pytest.mark.parametrize("engine", [{"name": "vllm"}, {"name": "vllm_remote", "urls": ["http://127.0.0.1:1"]}])
+async def test_engines_of_one_process_are_refused_under_torchrun(tmp_path: Path, engine: dict[str, Any]) -> None:
+    config = Config.model_validate({"engine": engine})
+    with pytest.raises(ConfigError, match="engine=torch"):
+        await open_run(config, tmp_path / "run", Parallel(1, 2))
+    assert not (tmp_path / "run").exists()
+
+
+async def test_an_environment_without_state_keys_is_refused_for_gigpo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nothing:
+        async def __aenter__(self) -> Nothing:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    async def facts(fleet: object, environment_id: str) -> setup.Facts:
+        return setup.Facts(("Left",), state_key=False)
+
+    monkeypatch.setattr(setup, "connect", lambda config: Nothing())
+    monkeypatch.setattr(setup, "read_facts", facts)
+    with pytest.raises(ConfigError, match="state_key"):
+        await open_run(Config.model_validate({"algorithm": "gigpo"}), tmp_path / "run", Parallel())
