@@ -11,7 +11,7 @@ import pytest
 
 from starpod.trainer.checkpoint import Checkpoints
 from starpod.trainer.collect import Collected, Start
-from starpod.trainer.config import Config
+from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.episode import Episode, Group, Turn
 from starpod.trainer.episode_files import write_episodes
@@ -173,6 +173,16 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     assert regardless.reason_to_stop() == ""
 
 
+async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:
+    run = make_run(tmp_path, algorithm="starpo-s")
+    run.save()
+    loaded = run.checkpoints.latest()
+    assert loaded is not None
+    changed = make_run(tmp_path, algorithm="starpo-ppo")
+    with pytest.raises(ConfigError, match=r"kl\.where"):
+        changed.restore(loaded)
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +193,16 @@ async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: boo
     run.parallel = TwoRanks(others)
     await run.finish("over")
     assert bool(cast(Any, run.player).rounds) == (not mine and not others)
+
+
+async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.begin_step()
+    await run.evaluate()
+    await run.finish("over")
+    assert len(cast(Any, run.player).rounds) == 1
+    saved = run.checkpoints.latest()
+    assert saved is not None and saved.score == 0.5
 
 
 class TwoRanks(Parallel):

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
 from starpod.trainer import setup
+from starpod.trainer.cli import train
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.monitor.plain import SilentScreen
 from starpod.trainer.parallel import Parallel
@@ -45,3 +47,11 @@ async def test_an_environment_without_state_keys_is_refused_for_gigpo(
     monkeypatch.setattr(setup, "read_facts", facts)
     with pytest.raises(ConfigError, match="state_key"):
         await open_run(Config.model_validate({"algorithm": "gigpo"}), tmp_path / "run", Parallel())
+
+
+def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(train, [])
+    assert told.exit_code == 2
+    assert "--run-dir" in told.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,8 @@ def train(
     if dry_run:
         click.echo(yaml.safe_dump(resolved.to_dict(), sort_keys=False, allow_unicode=True), nl=False)
         return 0
+    if run_dir is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
     name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return run_training(resolved, run_dir or Path("runs") / name, resume=resume)
 

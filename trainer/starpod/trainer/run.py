@@ -134,6 +134,11 @@ class Run:
         """Goes on from a checkpoint."""
         self.resumed = True
         state = loaded.state
+        if self.config.algorithm.needs_reference and "reference" not in loaded.tensors:
+            raise ConfigError(
+                f"algorithm.kl.where is {self.config.algorithm.kl.where}, but the run began without a KL term, so its "
+                "checkpoint holds no reference policy: resume with algorithm.kl.where=off, or begin another run"
+            )
         self.parallel.load_full_state_dict(self.policy, loaded.tensors["policy"])
         if self.config.algorithm.needs_reference:
             self._freeze_reference(loaded.tensors["reference"])
@@ -423,9 +428,10 @@ class Run:
         self.screen.evaluation(self.step, summary)
 
     async def finish(self, reason: str) -> None:
-        """Evaluates and saves the end, whatever it was."""
+        """Evaluates and saves the end, whatever it was. The same weights are not evaluated twice."""
+        due = self._evaluated != self.step or self.config.evaluation.greedy
         # One rank may have got the signal alone, and evaluating is for all of them or none.
-        if not self.parallel.any(self.interrupts.requested):
+        if not self.parallel.any(self.interrupts.requested) and due:
             await self.evaluate(last=True)
         self.save()
         if self.parallel.is_main:
