@@ -38,7 +38,6 @@ class Variant:
     changes: tuple[str, ...] = ()
 
 
-GRID = ("stop.minutes=null", "stop.iterations=150", "evaluation.every=15")
 EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "frozen_lake": (Variant("StarPO-S", "frozen_lake"),),
     "sokoban": (Variant("StarPO-S", "sokoban"),),
@@ -46,10 +45,10 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "countdown": (Variant("StarPO-S", "countdown"),),
     "echo_trap": (
         Variant("GRPO, learning rate 1e-3", "echo_trap"),
-        Variant("StarPO-S, learning rate 5e-4", "echo_trap", ("algorithm=starpo-s", "optimizer.lr=0.0005")),
+        Variant("StarPO-S, learning rate 1e-3", "echo_trap", ("algorithm=starpo-s", "algorithm.filter.value=0.5")),
     ),
     "filter": tuple(
-        Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}",))
+        Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=60"))
         for share in (0.25, 0.5, 0.75, 1.0)
     ),
 }
