@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -112,6 +112,15 @@ async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
     assert run.version == before
 
 
+async def test_the_rate_of_sampling_is_that_of_all_ranks(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.parallel = TwoRanks(False)
+    stats = iter([EngineStats(), EngineStats(sampled=30, seconds=2.0)])
+    cast(Any, run.engine).stats = lambda: next(stats)
+    await run.collect()
+    assert run.metrics["rate/sampled_tokens_per_s"] == 30.0
+
+
 # --- offline ----------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +215,7 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
 
 
 class TwoRanks(Parallel):
-    """The other rank's flag is as given."""
+    """The other rank's flag is as given; it does as much as this one."""
 
     def __init__(self, other: bool) -> None:
         super().__init__()
@@ -214,6 +223,9 @@ class TwoRanks(Parallel):
 
     def any(self, flag: bool) -> bool:
         return flag or self.other
+
+    def sum_floats(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: 2 * value for name, value in values.items()}
 
 
 async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp_path: Path) -> None:

@@ -272,6 +272,8 @@ class Run:
         after = self.engine.stats()
         seconds = perf_counter() - began
         generating = after.seconds - before.seconds
+        # Each rank samples its share; the clock is this one's.
+        sampled = self.parallel.sum_floats({"tokens": after.sampled - before.sampled})["tokens"]
         turns = sum(len(episode.turns) for group in (*groups, *reasked) for episode in group.episodes)
         self.metrics |= (
             episode_metrics([*groups, *reasked]) | latency_metrics(latencies) | diversity(episodes_of(groups))
@@ -283,7 +285,7 @@ class Run:
             "time/collect": seconds,
             "time/generate_wait": generating,
             "time/environment_wait": max(seconds - generating, 0.0),
-            "rate/sampled_tokens_per_s": (after.sampled - before.sampled) / max(generating, 1e-9),
+            "rate/sampled_tokens_per_s": sampled / max(generating, 1e-9),
             "rate/environment_steps_per_s": turns / max(seconds, 1e-9),
             "rate/episodes_per_s": sum(len(group.episodes) for group in (*groups, *reasked)) / max(seconds, 1e-9),
         }
