@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,10 +24,19 @@ from time import perf_counter
 from rich.console import Console
 from rich.table import Table
 
-from starpod.trainer.monitor.comparison import write_comparison
+from starpod.trainer.monitor.comparison import EVALUATION, write_comparison
 from starpod.trainer.monitor.run_folder import RunFolder
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
+
+
+SIGNALS = (
+    "collect/reward_std_in_group",
+    "policy/entropy",
+    "update/grad_norm",
+    "collect/response_diversity",
+)
+"""Of the Echo Trap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,10 @@ def main() -> None:
                 folders.setdefault(variant.name, []).append(folder)
         RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
-        write_comparison(folders, RESULTS / f"learning_{name}.html")
+        metrics = (EVALUATION, *SIGNALS) if name == "echo_trap" else (EVALUATION,)
+        _, *charts = write_comparison(folders, arguments.runs / name / f"learning_{name}.html", metrics=metrics)
+        for chart in charts:
+            shutil.copy(chart, RESULTS)
         console.print(_table(name, results))
 
 

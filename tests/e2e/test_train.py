@@ -24,7 +24,9 @@ SMALL = (
     "frozen_lake",
     "collect.groups=4",
     "collect.group_size=4",
-    "warm_start.steps=12",
+    "warm_start.steps=40",
+    "warm_start.lr=0.005",
+    "warm_start.noise=0.5",
     "warm_start.episodes=60",
     "warm_start.batch_size=16",
     "evaluation.episodes=8",
@@ -38,8 +40,11 @@ SMALL = (
 )
 
 
+COMMAND = (sys.executable, "-m", "starpod.client.main")
+
+
 def command(*words: str, run_dir: Path, resume: bool = False) -> list[str]:
-    base = [sys.executable, "-m", "starpod.client.main", "train", *SMALL, *words, "--run-dir", str(run_dir)]
+    base = [*COMMAND, "train", *SMALL, *words, "--run-dir", str(run_dir)]
     return [*base, "--resume"] if resume else base
 
 
@@ -83,6 +88,7 @@ def test_a_run_leaves_a_folder_worth_reading(undisturbed: Path) -> None:
         assert values["collect/episodes"] == 16
         assert values["collect/failed"] == 0
         assert 0 <= values["collect/kept_fraction"] <= 1
+    assert sum("update/grad_norm" in record["metrics"] for record in metrics) >= 3, "hardly anything was learnt from"
     evaluations = lines(undisturbed / "evaluations.jsonl")
     assert [record["step"] for record in evaluations] == [0, 2, 4, 6]
     assert evaluations[0]["reference"]["random"]["success"] >= 0
@@ -159,6 +165,21 @@ def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     assert kills >= 2
     assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["metrics"]["collect/recoveries"] > 0
     assert learnt(tmp_path / "run") == learnt(undisturbed)
+
+
+@pytest.mark.slow
+def test_two_ranks_do_what_one_does(undisturbed: Path, tmp_path: Path) -> None:
+    """torchrun with two processes, the policy sharded between them: the same figures to float tolerance."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", *COMMAND]
+    arguments = command("stop.iterations=2", run_dir=tmp_path / "run")[3:]
+    done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = lines(tmp_path / "run" / "metrics.jsonl"), lines(undisturbed / "metrics.jsonl")
+    for one, other in zip(ours, theirs[: len(ours)], strict=True):
+        a = {key: value for key, value in one["metrics"].items() if not key.startswith(CLOCKED)}
+        b = {key: value for key, value in other["metrics"].items() if not key.startswith(CLOCKED)}
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+    assert len(ours) == 2
 
 
 def test_nothing_is_overwritten(undisturbed: Path) -> None:
