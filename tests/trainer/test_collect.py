@@ -108,6 +108,14 @@ async def test_an_unknown_action_is_an_outcome(server: ServerProcess, template: 
     assert turn.valid < len(turn.actions)
 
 
+async def test_the_last_turn_may_solve_it(server: ServerProcess, template: Template) -> None:
+    lake = LAKE.model_copy(update={"max_turns": 2})
+    ((episode,),), _ = await collect(
+        server.address, template, lambda request, context: reply("Down", "Right"), [Start(0, 1)], 1, environment=lake
+    )
+    assert (episode.end, episode.terminated, episode.success, episode.tail) == ("terminal", True, True, [])
+
+
 async def test_limits_end_an_episode(server: ServerProcess, template: Template) -> None:
     ((turns,),), _ = await collect(
         server.address, template, lambda request, context: "<think>never an answer", [Start(0, 1)], 1

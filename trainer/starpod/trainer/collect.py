@@ -253,7 +253,8 @@ class Player:
             number = len(episode.turns) + 1
             actions_left = max(limits.max_actions - actions_used, 0) if limits.max_actions else None
             user = prompter.user(number, text, reward=reward, actions_left=actions_left, warning=warning)
-            over: End = "max_turns" if limits.max_turns and number > limits.max_turns else episode.end
+            late = bool(limits.max_turns) and number > (limits.max_turns or 0)
+            over: End = episode.end or ("max_turns" if late else "")
             prompt = conversation.ask(user)
             room = self.sampling.max_episode_tokens - len(prompt.context)
             if over or room < 1:
