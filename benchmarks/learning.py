@@ -1,7 +1,6 @@
 """What the trainer learns: whole runs over several seeds, and the pictures of docs/benchmarks.md.
 
     python -m benchmarks.learning frozen_lake            the default job, three seeds, beside the reference ladder
-    python -m benchmarks.learning echo_trap              a collapse on purpose, and StarPO-S on the same seeds
     python -m benchmarks.learning filter                 the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.learning sokoban bandit countdown
 
@@ -30,15 +29,6 @@ from starpod.trainer.monitor.run_folder import RunFolder
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 
 
-SIGNALS = (
-    "collect/reward_std_in_group",
-    "policy/entropy",
-    "update/grad_norm",
-    "collect/response_diversity",
-)
-"""Of the Echo Trap."""
-
-
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One curve: a configuration, what is changed in it, and how the picture calls it."""
@@ -53,10 +43,6 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "sokoban": (Variant("StarPO-S", "sokoban"),),
     "bandit": (Variant("StarPO-S", "bandit"),),
     "countdown": (Variant("StarPO-S", "countdown"),),
-    "echo_trap": (
-        Variant("GRPO, learning rate 1e-3", "echo_trap"),
-        Variant("StarPO-S, learning rate 1e-3", "echo_trap", ("algorithm=starpo-s", "algorithm.filter.value=0.5")),
-    ),
     "filter": tuple(
         Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=60"))
         for share in (0.25, 0.5, 0.75, 1.0)
@@ -105,8 +91,8 @@ def main() -> None:
                 folders.setdefault(variant.name, []).append(folder)
         RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
-        metrics = (EVALUATION, *SIGNALS) if name == "echo_trap" else (EVALUATION,)
-        _, *charts = write_comparison(folders, arguments.runs / name / f"learning_{name}.html", metrics=metrics)
+        page = arguments.runs / name / f"learning_{name}.html"
+        _, *charts = write_comparison(folders, page, metrics=(EVALUATION,))
         for chart in charts:
             shutil.copy(chart, RESULTS)
         console.print(_table(name, results))
