@@ -44,7 +44,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "bandit": (Variant("StarPO-S", "bandit"),),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "filter": tuple(
-        Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=60"))
+        Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=40"))
         for share in (0.25, 0.5, 0.75, 1.0)
     ),
 }

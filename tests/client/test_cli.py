@@ -64,7 +64,7 @@ def test_version() -> None:
 def test_a_mistyped_command_gets_the_nearest_one() -> None:
     result = starpod("serv")
     assert result.returncode == 2
-    assert "did you mean serve?" in complaint(result)
+    assert "did you mean serve" in complaint(result)
 
 
 def test_a_missing_argument_is_a_wrong_call() -> None:

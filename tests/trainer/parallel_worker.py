@@ -22,7 +22,7 @@ HALF = 2
 
 def make_policy() -> Policy:
     """Tied embeddings, a shared critic, and sizes that are no multiples of the number of ranks."""
-    shape = TinyConfig(hidden=10, heads=1, intermediate=21, vocabulary=335, tied=True)
+    shape = TinyConfig(hidden=10, heads=1, key_value_heads=1, intermediate=21, vocabulary=335, tied=True)
     return build_policy(ModelConfig(tiny=shape), texts=["Left || Right", "a hole"], critic="shared", seed=0)
 
 
