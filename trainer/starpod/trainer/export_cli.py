@@ -20,9 +20,12 @@ import click
 @click.option("--adapter", is_flag=True, help="The LoRA adapter alone, instead of merging it into the weights.")
 def export(source: Path, out: Path, which: str, adapter: bool) -> None:
     """Write the model of RUN_OR_CHECKPOINT to the new folder OUT, for transformers, vLLM and others to load."""
+    import transformers
+
     from starpod.trainer.export import export as write
     from starpod.trainer.trained import load_trained
 
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     trained = load_trained(source, "best" if which == "best" else "latest")
     write(trained, out, adapter=adapter)
     score = "" if trained.score is None else f", success {trained.score:.1%}"
