@@ -44,10 +44,6 @@ class CheckpointConfig(Section):
     keep: int = Field(default=2, ge=1, description="How many of the newest are kept.")
     keep_best: bool = Field(default=True, description="Keep the one with the best evaluation as well.")
 
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint is saved after iteration `step`."""
-        return step % self.every == 0
-
 
 class CheckpointError(Exception):
     """A checkpoint could not be written or read. The message says which one, why, and what is left."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,8 @@ from starpod.trainer.seeds import derive
 
 class EnvironmentConfig(Section):
     """What is played, and where it is served."""
+
+    SHORTHAND: ClassVar[str] = "id"
 
     id: str = Field(default="frozen_lake-v1", description="Environment, as `starpod list` shows it.")
     version: str = Field(default="", description="Range such as '>=1,<2'; the newest hosted version that fits is used.")
@@ -217,15 +219,7 @@ class Player:
         self, session: Session, group: int = 0, *, purpose: str = "train", temperature: float | None = None
     ) -> Episode:
         """One episode from the session's present state to its end. A failure of the infrastructure is an `end`."""
-        episode = Episode(
-            group,
-            session.member,
-            session.environment_id,
-            session.version,
-            session.seed,
-            session.dynamics_seed,
-            session.instructions,
-        )
+        episode = Episode.begin(session, group)
         name = f"{purpose}/{group}/{session.member}"
         try:
             await self._play_turns(session, episode, name, purpose, temperature)
@@ -300,29 +294,15 @@ class Player:
             if parsed.actions:
                 transition = await session.step(parsed.actions)
                 turn.stepping = perf_counter() - generated
-                self._take(turn, transition)
+                turn.take(transition)
+                if parts := transition.reward_parts:
+                    turn.info["reward_parts"] = parts
                 actions_used += turn.executed
                 observation = transition.observation
                 text, key, agent = observation.text, observation.state_key, observation.agent_id
-                if transition.done:
-                    episode.end = cast(End, transition.end_reason.name.lower())
-                    episode.success = transition.success
+                episode.take(transition)
             turn.parts = self.rewards.score(turn, transition, episode)
             turn.reward = sum(turn.parts.values())
             # What it is told is the environment's own reward: penalties and shaping are for the loss.
             reward = turn.parts["environment"]
             warning = not turn.valid
-
-    @staticmethod
-    def _take(turn: Turn, transition: Transition) -> None:
-        """What the environment reported goes into the record."""
-        for outcome in transition.outcomes:
-            turn.executed += outcome.executed
-            turn.valid += outcome.valid
-            turn.effective += outcome.effective
-        turn.info = transition.info
-        if parts := transition.reward_parts:
-            turn.info["reward_parts"] = parts
-
-
-Sampler = Callable[[Sequence[Start]], Awaitable[Collected]]

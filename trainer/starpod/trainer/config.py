@@ -26,9 +26,6 @@ from starpod.trainer.seeds import SeedsConfig
 from starpod.trainer.update import OptimizerConfig
 from starpod.trainer.warmstart import WarmStartConfig
 
-SHORTHANDS = {"algorithm": "preset", "engine": "name", "environment": "id", "model": "name"}
-"""Sections that may be given as one word, and the field that it fills."""
-
 
 class ConfigError(Exception):
     """The configuration cannot be used. The message says which key, what was wrong and what would do."""
@@ -68,16 +65,6 @@ class Config(Section):
     monitor: MonitorConfig = MonitorConfig()
     stop: StopConfig = StopConfig()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthands(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        return {
-            key: {SHORTHANDS[key]: value} if key in SHORTHANDS and isinstance(value, str) else value
-            for key, value in values.items()
-        }
-
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         if self.algorithm.advantage not in ("gae", "bilevel_gae") and self.collect.group_size < 2:
@@ -94,6 +81,12 @@ class Config(Section):
             )
         self.seeds.evaluation_seeds(self.evaluation.episodes)
         return self
+
+
+SHORTHANDS = {
+    name: word for name, field in Config.model_fields.items() if (word := getattr(field.annotation, "SHORTHAND", ""))
+}
+"""Sections that may be given as one word, and the field that it fills."""
 
 
 def shipped() -> dict[str, Path]:

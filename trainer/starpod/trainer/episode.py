@@ -6,7 +6,10 @@ import base64
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+if TYPE_CHECKING:
+    from starpod.client import Session, Transition
 
 Finish = Literal["stop", "length"]
 """Why a reply ended: the policy sampled an end token, or a limit on tokens cut it."""
@@ -57,6 +60,14 @@ class Turn:
     generating: float = 0.0
     stepping: float = 0.0
 
+    def take(self, transition: Transition) -> None:
+        """Notes what the environment made of the actions."""
+        for outcome in transition.outcomes:
+            self.executed += outcome.executed
+            self.valid += outcome.valid
+            self.effective += outcome.effective
+        self.info = transition.info
+
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -95,6 +106,25 @@ class Episode:
     final_observation: str = ""
     tail: list[int] = field(default_factory=list)
     tail_fresh: bool = False
+
+    @classmethod
+    def begin(cls, session: Session, group: int) -> Episode:
+        """The record of the episode that a session is about to play."""
+        return cls(
+            group,
+            session.member,
+            session.environment_id,
+            session.version,
+            session.seed,
+            session.dynamics_seed,
+            session.instructions,
+        )
+
+    def take(self, transition: Transition) -> None:
+        """Notes how it ended, if this was the end."""
+        if transition.done:
+            self.end = cast(End, transition.end_reason.name.lower())
+            self.success = transition.success
 
     @property
     def failed(self) -> bool:

@@ -296,7 +296,7 @@ class Run:
     async def _collect_starts(self, starts: Sequence[Start]) -> Collected:
         """Each rank plays its share; all get all groups, in order."""
         config = self.config.collect
-        mine = starts[self.parallel.rank :: self.parallel.world]
+        mine = self.parallel.split(starts)
         collected = await self.player.collect(mine, config.group_size, min_size=config.min_group_size)
         if self.parallel.world == 1:
             return collected

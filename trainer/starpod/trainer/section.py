@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
@@ -15,6 +15,14 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    SHORTHAND: ClassVar[str] = ""
+    """The field that a single word fills where the section itself is meant; empty: a word will not do."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, values: Any) -> Any:
+        return {cls.SHORTHAND: values} if cls.SHORTHAND and isinstance(values, str) else values
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as YAML and JSON hold them."""

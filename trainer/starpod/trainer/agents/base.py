@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from starpod.client import Fleet, Limits, Session, StarpodError, Transition, Want
-from starpod.trainer.episode import End, Episode, Finish, Turn
+from starpod.trainer.episode import Episode, Finish, Turn
 
 MOST_TURNS = 1000
 """Of one episode, where neither the environment nor the task has a limit: an agent may never find a way to end it."""
@@ -116,15 +116,7 @@ async def play(
     agent: Agent, session: Session, task: Task, group: int = 0, watch: Callable[[Episode], None] = lambda episode: None
 ) -> Episode:
     """One episode to its end. What the infrastructure or the agent's endpoint failed has the end "failed"."""
-    episode = Episode(
-        group,
-        session.member,
-        session.environment_id,
-        session.version,
-        session.seed,
-        session.dynamics_seed,
-        session.instructions,
-    )
+    episode = Episode.begin(session, group)
     try:
         while not session.done:
             began = perf_counter()
@@ -167,11 +159,5 @@ async def _step(session: Session, episode: Episode, move: Move, seconds: float) 
     turn.stepping = perf_counter() - began
     turn.reward = transition.reward
     turn.parts = {"environment": transition.reward}
-    for outcome in transition.outcomes:
-        turn.executed += outcome.executed
-        turn.valid += outcome.valid
-        turn.effective += outcome.effective
-    turn.info = transition.info
-    if transition.done:
-        episode.end = cast(End, transition.end_reason.name.lower())
-        episode.success = transition.success
+    turn.take(transition)
+    episode.take(transition)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -93,6 +93,8 @@ KINDS = {"kl": "where", "turn_clip": "kind", "filter": "strategy", "correction":
 class AlgorithmConfig(Section):
     """How episodes become gradients. What is given goes before what the preset says."""
 
+    SHORTHAND: ClassVar[str] = "preset"
+
     preset: str = Field(default=DEFAULT_PRESET, description=f"What is not given is as in: {', '.join(PRESETS)}.")
 
     advantage: Literal[
@@ -180,8 +182,9 @@ class AlgorithmConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, values: Any) -> Any:
+        # The preset's values must be known before the base class reads a word.
         if isinstance(values, str):
-            values = {"preset": values}
+            values = {cls.SHORTHAND: values}
         if not isinstance(values, Mapping):
             return values
         preset = values.get("preset", DEFAULT_PRESET)

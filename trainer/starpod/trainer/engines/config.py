@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,8 @@ Handover = Literal["auto", "ipc", "disk", "nccl"]
 
 class EngineConfig(Section):
     """What samples replies. One word is enough: `engine: vllm`."""
+
+    SHORTHAND: ClassVar[str] = "name"
 
     name: Literal["torch", "vllm", "vllm_remote"] = Field(
         default="torch",
@@ -47,11 +49,6 @@ class EngineConfig(Section):
     nccl_address: str = Field(
         default="", description="For nccl: host:port, free, on the trainer's machine, that the servers can reach."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, values: Any) -> Any:
-        return {"name": values} if isinstance(values, str) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> EngineConfig:

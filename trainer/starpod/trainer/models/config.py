@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,6 +49,8 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """The policy, and where its critic sits."""
 
+    SHORTHAND: ClassVar[str] = "name"
+
     name: str = Field(
         default=TINY, description="tiny: built from scratch. Else a Hugging Face name, or a folder with such a model."
     )
@@ -73,11 +75,6 @@ class ModelConfig(Section):
         ge=1,
         description="Logits that scoring holds at a time. Beyond, they are made in chunks, and again for the gradient.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, values: Any) -> Any:
-        return {"name": values} if isinstance(values, str) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelConfig:
