@@ -45,7 +45,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False) -> None:
             policy.model.save_pretrained(temporary)  # type: ignore[operator]
             policy.tokenizer.save_pretrained(temporary)
         else:
-            policy.save(temporary)
+            policy.save(temporary, rounded=True)
         (temporary / "README.md").write_text(model_card(trained, adapter), encoding="utf-8")
         temporary.rename(out)
     except OSError as error:

@@ -24,6 +24,7 @@ from starpod.trainer.episode import Episode
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.errors import ModelError
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompt import PromptConfig
 from starpod.trainer.reward import RewardConfig, Rewards
 from starpod.trainer.trained import is_run_or_checkpoint, load_trained
@@ -49,6 +50,8 @@ class TokenPolicy:
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             self._policy = self._load(model)
+            round_weights(self._policy.model)
+            self._policy.to("cuda" if torch.cuda.is_available() else "cpu")
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
@@ -68,19 +71,18 @@ class TokenPolicy:
 
     def _load(self, model: str) -> Policy:
         path = Path(model)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         if is_run_or_checkpoint(path):
             trained = load_trained(path)
             self.config = parse_config(trained.config)
             self._facts = {"checkpoint": str(trained.path), "step": trained.step}
             torch.set_num_threads(self.config.threads)
-            return trained.policy.to(device)
+            return trained.policy
         if path.is_dir():
-            return load_policy(path).to(device)
+            return load_policy(path)
         if not _could_be_a_name(model):
             raise ModelError("there is no such folder, and no Hugging Face model can have this name")
-        dtype: Literal["bfloat16", "float32"] = "bfloat16" if device == "cuda" else "float32"
-        return build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0).to(device)
+        dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
+        return build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
 
     def fit(self, task: Task) -> Task:
         """The task with whatever it leaves open as it was in training, where it is the same environment."""

@@ -19,6 +19,7 @@ from starpod.trainer.engines.batcher import Batcher, Job
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import head_of, plain, trunk_of
 
 
@@ -30,7 +31,8 @@ class TorchEngine:
     busy, requests wait; where idle conversations hold them, the one unused for longest loses its cache.
 
     model: a Policy, or a transformers causal LM, with or without adapters. Its parameters are shared where they can be,
-    so no second model is held. They must not change while the engine samples, and `load` must be called when they have.
+    so no second model is held; where it computes in another type than its weights have, a rounded copy of them is. They
+    must not change while the engine samples, and `load` must be called when they have.
     slots: replies at a time. max_context: tokens of prompt and reply together. prefill_rows: prompt tokens of one step.
 
     On a CPU with one thread, a reply's tokens and log-probabilities depend on its prompt, seed and weights alone, bit
@@ -195,8 +197,14 @@ def _causal_lm(model: nn.Module) -> Any:
 
 
 def _sharing_copy(model: Any) -> Any:
-    """The same parameters and buffers in modules of their own, which are set to sample while the model may train."""
+    """Modules of their own, which are set to sample while the model may train, with the same parameters and buffers, or
+    with parameters rounded to what the model computes in."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    dtype = compute_dtype(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dtype != dtype:
+                shared[id(parameter)] = nn.Parameter(_whole(parameter).to(dtype), requires_grad=False)
     twin = copy.deepcopy(model, shared)
     twin.config._attn_implementation = ATTENTION
     # In evaluation mode nothing is dropped out, and no cache is given up for recomputing activations.
@@ -204,14 +212,21 @@ def _sharing_copy(model: Any) -> Any:
 
 
 def _share_weights(source: nn.Module, twin: nn.Module) -> None:
-    """Makes the twin use the source's parameters. Those that are sharded are put together and copied."""
+    """Makes the twin use the source's parameters. Those that are sharded are put together and copied, and so are those
+    of another type."""
     theirs, ours = dict(source.named_parameters()), dict(twin.named_parameters())
     if theirs.keys() != ours.keys() or any(theirs[name].shape != ours[name].shape for name in theirs):
         raise ValueError("the model to be loaded has other parameters than the one that the engine was made for")
     with torch.no_grad():
         for name, parameter in theirs.items():
-            if hasattr(parameter, "full_tensor"):
-                ours[name].copy_(parameter.full_tensor())
+            if hasattr(parameter, "full_tensor") or parameter.dtype != ours[name].dtype:
+                ours[name].copy_(_whole(parameter))
             elif parameter is not ours[name]:
                 owner, _, attribute = name.rpartition(".")
                 setattr(twin.get_submodule(owner), attribute, parameter)
+
+
+def _whole(parameter: Any) -> torch.Tensor:
+    """All of a parameter of which each rank may hold a part."""
+    tensor: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return tensor

@@ -14,17 +14,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import plain
 
 SHARD_BYTES = 4 * 1024**3
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter once, whole, detached, under its name in the checkpoint.
+    """Each parameter once, whole, detached, in the type that the model computes in, under its name in the checkpoint.
 
     Shards of FSDP are gathered, which every rank has to take part in. Adapters of PEFT are added to the layer that they
     belong to. Tied weights come under their first name, as in a checkpoint.
     """
+    dtype = compute_dtype(model)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
@@ -32,7 +34,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         layer, below, _ = name.rpartition(".base_layer.weight")
         if below:
             weight = weight + _adapters(model.get_submodule(layer), weight)
-        yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), weight
+        yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), weight.to(dtype)
 
 
 def make_folder(parent: str) -> Path:
@@ -51,7 +53,7 @@ def write_weights(model: nn.Module, folder: Path) -> None:
     part.mkdir(parents=True)
     config = copy.deepcopy(plain(model).config)
     config.architectures = [type(plain(model)).__name__]
-    config.dtype = next(model.parameters()).dtype
+    config.dtype = compute_dtype(model)
     config.save_pretrained(part)
     shard: dict[str, Tensor] = {}
     held = shards = 0

@@ -56,7 +56,9 @@ class ModelConfig(Section):
     )
     revision: str = Field(default="main", description="Branch, tag or commit of a Hugging Face name.")
     tiny: TinyConfig = Field(default=TinyConfig(), description="Shape of the model that is built from scratch.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="Of weights and compute.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Of computation. Weights that are trained are kept in float32 either way."
+    )
     attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
         default="sdpa", description="Kernel of attention. flash_attention_2 needs the package flash-attn and a GPU."
     )

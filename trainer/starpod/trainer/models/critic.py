@@ -17,7 +17,8 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # no scalar: FSDP cannot share one out
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
-        return hidden_NH.float() @ self.weight + self.bias
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            return hidden_NH.float() @ self.weight + self.bias
 
 
 class SharedCritic(nn.Module):

@@ -20,6 +20,7 @@ from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.errors import ModelError
 from starpod.trainer.models.logprobs import token_logprobs
+from starpod.trainer.models.precision import compute_dtype, compute_in, computing, round_weights
 from starpod.trainer.models.tiny import build_tiny
 from starpod.trainer.models.tokenizer import train_tokenizer
 from starpod.trainer.models.trunk import head_of, hidden_states, plain, splits_cleanly, trunk_of
@@ -61,6 +62,9 @@ class Policy(nn.Module):
         if config.gradient_checkpointing:
             for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
                 _recompute_activations(plain(part))
+        if (dtype := getattr(torch, config.dtype)) != torch.float32:
+            for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
+                compute_in(part, dtype)
         # Nothing is ever dropped out: the sampled distribution is the trained one.
         self.eval()
 
@@ -101,27 +105,34 @@ class Policy(nn.Module):
         # The last token of the longest sequence predicts nothing that is asked for.
         inputs_BL = tokens_BL[:, : longest - 1]
         targets_N = tokens_BL[:, 1:longest].reshape(-1).index_select(0, places_N)
-        with self._checkpointing():
-            states_BLH = hidden_states(trunk_of(self.model), inputs_BL)
-            hidden_NH = states_BLH.flatten(0, 1).index_select(0, places_N)
-            values_N = self._values(hidden_NH, inputs_BL, places_N) if values else None
-        logprobs_N, entropy_N = token_logprobs(
-            head_of(self.model),
-            hidden_NH,
-            targets_N,
-            temperature=temperature,
-            entropy=entropy,
-            logits_at_once=self.config.logits_at_once,
-            vocabulary=self.vocabulary,
-        )
+        with computing(self.model):
+            with self._checkpointing():
+                states_BLH = hidden_states(trunk_of(self.model), inputs_BL)
+                hidden_NH = states_BLH.flatten(0, 1).index_select(0, places_N)
+                values_N = self._values(hidden_NH, inputs_BL, places_N) if values else None
+            logprobs_N, entropy_N = token_logprobs(
+                head_of(self.model),
+                hidden_NH,
+                targets_N,
+                temperature=temperature,
+                entropy=entropy,
+                logits_at_once=self.config.logits_at_once,
+                vocabulary=self.vocabulary,
+            )
         return Scores(logprobs_N, entropy_N, values_N)
 
-    def save(self, folder: Path) -> None:
-        """Writes a folder that transformers loads, adapters merged into the weights; the critic lies beside them."""
+    def save(self, folder: Path, *, rounded: bool = False) -> None:
+        """Writes a folder that transformers loads, adapters merged into the weights; the critic lies beside them.
+
+        rounded: the weights in what the model computes in, as it is used; else in float32, as it is trained.
+        """
         model = plain(self.model)
         if model is not self.model:
             adapted: Any = copy.deepcopy(self.model)
             model = adapted.merge_and_unload()
+        if rounded and compute_dtype(model) != model.dtype:
+            model = copy.deepcopy(model)
+            round_weights(model)
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if self.critic is not None:

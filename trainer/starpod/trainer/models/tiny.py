@@ -36,6 +36,4 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
     shape._attn_implementation = config.attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(shape)
-    model.to(getattr(torch, config.dtype))
-    return model
+        return LlamaForCausalLM(shape)

@@ -1,0 +1,127 @@
+"""Computing in bfloat16: the weights keep what a step adds, and the engine samples from what is scored."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from starpod.trainer.engines.base import Reply, Request
+from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.engines.weights import weights_of, write_weights
+from starpod.trainer.models.policy import CriticKind, Policy
+from starpod.trainer.models.precision import compute_dtype, round_weights
+from tests.trainer.models.test_policy import a_batch
+from tests.trainer.models.tiny_policy import tiny_policy
+
+
+def step(policy: Policy, *, lr: float) -> None:
+    """One step of Adam on the likelihood of a batch."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
+    policy.score(*a_batch(policy)).logprobs_N.sum().backward()
+    optimizer.step()
+
+
+def test_a_small_step_moves_weights_that_bfloat16_would_leave_alone() -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    assert compute_dtype(policy.model) == torch.bfloat16
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    step(policy, lr=1e-6)
+    moved = [(new - old).abs() for new, old in zip(policy.parameters(), before, strict=True)]
+    with_gradient = [p.grad != 0 for p in policy.parameters() if p.grad is not None]
+    share = sum(int((m[g] > 1e-7).sum()) for m, g in zip(moved, with_gradient, strict=True)) / sum(
+        int(g.sum()) for g in with_gradient
+    )
+    assert share > 0.95
+    # The same step on weights that are kept in bfloat16.
+    kept = sum(int(((old.bfloat16() + 1e-6) != old.bfloat16()).sum()) for old in before)
+    assert kept / sum(old.numel() for old in before) < 0.1
+
+
+@pytest.mark.parametrize("critic", ["none", "shared", "separate"])
+def test_scores_are_near_those_of_float32_and_not_the_same(critic: CriticKind) -> None:
+    exact, rough = tiny_policy(critic), tiny_policy(critic, dtype="bfloat16")
+    values = critic != "none"
+    if values:
+        for policy in (exact, rough):
+            torch.nn.init.ones_(policy.critic.head.weight)  # type: ignore[union-attr]
+    one, other = (policy.score(*a_batch(policy), entropy=True, values=values) for policy in (exact, rough))
+    assert other.logprobs_N.dtype == torch.float32
+    difference = (one.logprobs_N - other.logprobs_N).abs().max()
+    assert 1e-6 < difference < 0.1
+    if values:
+        assert one.values_N is not None
+        assert other.values_N is not None
+        assert other.values_N.dtype == torch.float32
+        assert 1e-6 < (one.values_N - other.values_N).abs().max() < 0.5
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    gradients = []
+    for recompute in (False, True):
+        policy = tiny_policy(dtype="bfloat16", gradient_checkpointing=recompute, logits_at_once=1000)
+        policy.score(*a_batch(policy)).logprobs_N.sum().backward()
+        gradients.append([p.grad for p in policy.parameters() if p.grad is not None])
+    assert gradients[0]
+    for one, other in zip(*gradients, strict=True):
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
+async def test_the_engine_samples_from_what_is_scored() -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(2)
+    engine = TorchEngine(policy, slots=4, max_context=64)
+
+    async def ask() -> Reply:
+        return await engine.generate(Request([7, 300, 12, 40], max_tokens=24, stop=frozenset(), seed=3))
+
+    def gap(reply: Reply) -> float:
+        """Mean difference between what the engine says of the reply and what scoring says now, in nats a token."""
+        tokens = torch.tensor([[7, 300, 12, 40, *reply.tokens]])
+        sampled = torch.arange(tokens.shape[1])[None] >= 4
+        with torch.no_grad():
+            scored = policy.score(tokens, torch.tensor([tokens.shape[1]]), sampled).logprobs_N
+        return float((scored - torch.tensor(reply.logprobs)).abs().mean())
+
+    old = await ask()
+    assert gap(old) < 0.05
+    step(policy, lr=0.05)
+    assert gap(old) > 0.5
+    await engine.pause()
+    await engine.load(1, policy)
+    await engine.resume()
+    assert gap(await ask()) < 0.05
+    assert all(parameter.dtype == torch.float32 for parameter in policy.model.parameters())
+    await engine.close()
+
+
+def test_other_engines_get_rounded_weights(tmp_path: Path) -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    assert {weight.dtype for _, weight in weights_of(policy.model)} == {torch.bfloat16}
+    write_weights(policy.model, tmp_path / "folder")
+    (tmp_path / "folder" / "model-00000.safetensors").rename(tmp_path / "folder" / "model.safetensors")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    assert again.dtype == torch.bfloat16
+
+
+def test_a_folder_is_written_as_it_is_trained_or_as_it_is_used(tmp_path: Path) -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    for rounded, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        policy.save(tmp_path / str(rounded), rounded=rounded)
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / str(rounded)).dtype == dtype
+    assert policy.model.get_parameter("lm_head.weight").dtype == torch.float32
+
+
+def test_rounded_weights_score_alike() -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    rounded = copy.deepcopy(policy)
+    round_weights(rounded.model)
+    assert rounded.model.get_parameter("lm_head.weight").dtype == torch.bfloat16
+    one, other = (each.score(*a_batch(each)).logprobs_N for each in (policy, rounded))
+    assert (one - other).abs().max() < 0.1
