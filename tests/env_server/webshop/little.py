@@ -1,0 +1,110 @@
+"""A little shop that is made by hand: a dozen products, a goal, and a search that finds what holds a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from starpod.env_server.webshop.catalogue import ListCatalogue
+from starpod.env_server.webshop.goals import Goal
+from starpod.env_server.webshop.nouns import TableTagger
+from starpod.env_server.webshop.product import Product
+from starpod.env_server.webshop.shop import Shop, ShopState
+
+SANDAL = Product(
+    asin="B07SANDALS",
+    title="Larkfield Women's Open Toe Sandals with Arch Support, Non Slip Rubber Sole, Adjustable Strap",
+    description="Soft straps and a cushioned sole carry you through long summer days.\nMade to be repaired.",
+    bullets=("Rubber sole: grips on wet stone.", "", "Arch support - for a whole day on your feet."),
+    category="fashion",
+    query="women's sandals",
+    product_category="Clothing, Shoes & Jewelry › Women › Shoes › Sandals",
+    pricing=(34.99, 41.5),
+    price_tag="$34.99 to $41.5",
+    options={
+        "color": ("black", "navy blue", "dusty rose", "sand"),
+        "size": ("6", "6.5", "7", "7.5 wide", "8", "8.5", "9"),
+    },
+    option_images={},
+    attributes=("open toe", "arch support", "rubber sole"),
+    image="https://images.example.com/I/sandals.jpg",
+    instruction=None,
+    instruction_attributes=(),
+    human=(),
+)
+
+
+def product(number: int, category: str, title: str, price: float) -> Product:
+    """A product without options."""
+    return replace(
+        SANDAL, asin=f"B0000000{number:02}", category=category, title=title, price_tag=f"${price}", pricing=(price,),
+        query=category, options={}, product_category=f"{category.title()} › Things",
+        image=f"https://images.example.com/I/{number}.jpg",
+    )  # fmt: skip
+
+
+PRODUCTS = (
+    SANDAL,
+    product(1, "fashion", "Ashmore Women's Wool Cardigan, Long Sleeve, Machine Wash", 58.0),
+    product(2, "electronics", "Tonefield Over-Ear Headphones with Noise Cancelling", 129.99),
+    product(3, "electronics", "Compact Subwoofer with Remote Control and High Power", 662.99),
+    product(4, "garden", "Oak Console Table with Storage Space, Easy Assembly, for Living Room and Hall", 214.5),
+    product(5, "garden", "Linen Table Lamp, Dimmable", 39.0),
+    product(6, "beauty", "Calm Oat Body Lotion, Fragrance Free, 16 Ounce", 12.49),
+    product(7, "beauty", "Tea Tree Shampoo with Essential Oils", 9.99),
+    product(8, "grocery", "Shelf Stable Turkey Sticks, Hickory, 12 Ounce (Pack of 3)", 12.99),
+    product(9, "grocery", "Stone Ground Oat Crackers, Low Sugar", 5.49),
+    product(10, "garden", "Women's Garden Gloves, Thorn Proof", 14.0),
+    product(11, "toys", "A Kite for Women and Men of Every Age", 19.0),
+)
+
+GOAL = Goal(
+    index=0,
+    position=0,
+    asin=SANDAL.asin,
+    category=SANDAL.category,
+    query=SANDAL.query,
+    name=SANDAL.title,
+    product_category=SANDAL.product_category,
+    instruction_text="i am looking for open toe women's sandals with arch support, in navy blue and size 7.5 wide, "
+    "and price lower than 50.00 dollars",
+    attributes=("open toe", "arch support"),
+    price_upper=50.0,
+    options=("navy blue", "7.5 wide"),
+    weight=1.0,
+)
+
+
+class WordSearch:
+    """Finds the products whose title holds one of the words; `all` finds every one."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self._titles = [product.title.lower() for product in products]
+
+    def search(self, query: str, k: int = 50) -> list[int]:
+        words = query.split()
+        return [
+            place for place, title in enumerate(self._titles) if "all" in words or any(word in title for word in words)
+        ][:k]
+
+
+@dataclass(eq=False)
+class Stock:
+    """What a shop needs of a store, over a list of products."""
+
+    products: Sequence[Product] = PRODUCTS
+    catalogue: ListCatalogue = field(init=False)
+    index: WordSearch = field(init=False)
+    prices: list[float] = field(init=False)
+    tagger: TableTagger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.catalogue = ListCatalogue(self.products)
+        self.index = WordSearch(self.products)
+        self.prices = [product.pricing[0] for product in self.products]
+        self.tagger = TableTagger("words", {product.title: product.title.lower().split() for product in self.products})
+
+
+def little_shop(products: Sequence[Product] = PRODUCTS, goal: Goal = GOAL, *, show_attributes: bool = False) -> Shop:
+    """A session on the index page."""
+    return Shop(Stock(products), [goal], ShopState(0, "abc"), show_attributes=show_attributes)
