@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from starpod.env_server.environment import Environment
+from starpod.env_server.environment import Environment, Unavailable
 from starpod.env_server.errors import CallError
-from starpod.env_server.registry import Registry, RegistryError, load_class, parse_version_range, reference_to
+from starpod.env_server.registry import (
+    ENTRY_POINT_GROUP,
+    Registry,
+    RegistryError,
+    load_class,
+    parse_version_range,
+    reference_to,
+)
 from tests.env_server.troublesome import OldWalk, Walk
 
 
@@ -86,3 +95,58 @@ def test_environments_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(RegistryError, match="defines no Environment"):
         registry.add_module(str(tmp_path / "empty.py"))
+
+
+class Lacking(Walk):
+    """Can be hosted only where somebody has brought its data."""
+
+    spec = dataclasses.replace(Walk.spec, id="lacking-v1")
+    data = False
+    prepared = 0
+
+    @classmethod
+    def prepare(cls) -> None:
+        if not cls.data:
+            raise Unavailable("no data; bring some")
+        cls.prepared += 1
+
+
+def test_what_cannot_be_hosted_is_left_out_unless_it_was_asked_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry([Walk, Lacking])
+    assert registry.prepare().ids == ["walk-v1"]
+    (record,) = caplog.records
+    assert record.getMessage() == "lacking-v1 cannot be served here: no data; bring some"
+    with pytest.raises(RegistryError, match="lacking-v1 cannot be served here: no data; bring some"):
+        registry.select(["lacking"]).prepare(["lacking-v1"])
+    monkeypatch.setattr(Lacking, "data", True)
+    assert registry.prepare(registry.ids).ids == ["lacking-v1", "walk-v1"]
+    assert Lacking.prepared == 1
+
+
+def test_a_missing_package_of_an_extra_is_nobodys_mistake_until_it_is_asked_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "needs_one.py").write_text("import not_a_package.part")
+    (tmp_path / "breaks.py").write_text("import starpod.no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [
+        importlib.metadata.EntryPoint(f"{name}-v1", value, ENTRY_POINT_GROUP)
+        for name, value in (
+            ("needy", "needs_one:A [some,more]"),
+            ("broken", "breaks:B [some]"),
+            ("plain", "needs_one:C"),
+        )
+    ]
+    monkeypatch.setattr("starpod.env_server.registry.entry_points", lambda group: found)
+    with caplog.at_level(logging.INFO):
+        registry = Registry.installed()
+    assert [record.args[0] for record in caplog.records if record.args] == ["broken-v1", "plain-v1"]
+    for name in ("needy", "needy-v1"):
+        with pytest.raises(
+            RegistryError, match=r"needy-v1 needs the package not_a_package: pip install 'starpod\[some,more\]'"
+        ):
+            registry.select([name])
+    with pytest.raises(RegistryError, match="unknown environment 'plain'"):
+        registry.select(["plain"])

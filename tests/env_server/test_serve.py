@@ -129,3 +129,23 @@ def test_a_port_in_use_is_said_so() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
         assert "is the port in use?" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_environment_that_lacks_something_is_one_line_even_with_workers(tmp_path: Path) -> None:
+    file = tmp_path / "lacking.py"
+    file.write_text(
+        "from starpod.env_server import Environment, EnvironmentSpec, Outcome, Unavailable\n"
+        "class Lacking(Environment):\n"
+        "    spec = EnvironmentSpec(id='lacking-v1', version='1.0.0', title='Lacking')\n"
+        "    prepare = classmethod(lambda cls: (_ for _ in ()).throw(Unavailable('no data; bring some')))\n"
+        "    def reset(self, rng): pass\n"
+        "    def step(self, action): return Outcome()\n"
+        "    def render(self, mode='text'): return ''\n"
+    )
+    for workers in ("1", "3"):
+        arguments = ["--port", "0", "--environment-module", str(file), "--workers", workers]
+        command = [sys.executable, "-m", "starpod.client.main", "serve", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count("lacking-v1 cannot be served here: no data; bring some\n") == 1
+        assert "Traceback" not in done.stderr

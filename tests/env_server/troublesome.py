@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import random
+import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from starpod.env_server import (
     JSON,
+    Busy,
     Concurrency,
     Environment,
     EnvironmentOptions,
@@ -156,6 +159,59 @@ class Searched(Environment):
         return f"{self.found} {self.luck}"
 
 
+class Crowded(Environment):
+    """Its pictures come from a pool that is `taken` for so many more tries. Its starts are numbered by the seed."""
+
+    spec = EnvironmentSpec(
+        id="crowded-v1",
+        version="1.0.0",
+        title="A queue for pictures",
+        actions=("go", "wait"),
+        render_modes=("text", "png"),
+        limits=Limits(max_turns=3),
+        slow_render=True,
+    )
+    taken: ClassVar[int] = 0
+    drawn_on: ClassVar[set[str]] = set()
+
+    def reset(self, rng: random.Random) -> None:
+        self.place = self.seed * 100
+
+    def step(self, action: str) -> Outcome:
+        if action == "wait":
+            self.queue()
+        self.place += 1
+        return Outcome(reward=1.0)
+
+    def render(self, mode: str = "text") -> str | bytes:
+        if mode == "text":
+            return f"{self.place} of start {self.seed}"
+        Crowded.drawn_on.add(threading.current_thread().name)
+        self.queue()
+        return str(self.place).encode()
+
+    def queue(self) -> None:
+        if Crowded.taken:
+            Crowded.taken -= 1
+            raise Busy("everybody draws", retry_after=0.25)
+
+
+class CrowdedThread(Crowded):
+    """The same where steps run on a thread."""
+
+    spec = dataclasses.replace(Crowded.spec, id="crowded_thread-v1", concurrency=Concurrency.THREAD)
+
+
+class CrowdedProcess(Crowded):
+    """The same in a process of its own, which the first picture finds taken."""
+
+    spec = dataclasses.replace(Crowded.spec, id="crowded_process-v1", concurrency=Concurrency.PROCESS)
+
+    @classmethod
+    def prepare(cls) -> None:
+        Crowded.taken = 1
+
+
 class Anything(Environment):
     """Takes and shows every kind of action and part."""
 
@@ -182,4 +238,4 @@ class Anything(Environment):
         return b"same"
 
 
-ALL = (Walk, OldWalk, Waiting, Fragile, Searched, Anything)
+ALL = (Walk, OldWalk, Waiting, Fragile, Searched, Crowded, CrowdedThread, CrowdedProcess, Anything)

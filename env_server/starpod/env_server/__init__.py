@@ -3,6 +3,7 @@
 from starpod.env_server.environment import (
     INVALID,
     JSON,
+    Busy,
     Concurrency,
     Environment,
     EnvironmentOptions,
@@ -14,11 +15,13 @@ from starpod.env_server.environment import (
     TensorSpec,
     Tool,
     ToolCall,
+    Unavailable,
 )
 
 __all__ = [
     "INVALID",
     "JSON",
+    "Busy",
     "Concurrency",
     "Environment",
     "EnvironmentOptions",
@@ -30,4 +33,5 @@ __all__ = [
     "TensorSpec",
     "Tool",
     "ToolCall",
+    "Unavailable",
 ]

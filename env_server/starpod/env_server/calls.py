@@ -15,7 +15,7 @@ from google.protobuf import struct_pb2
 
 from starpod.env_server import convert
 from starpod.env_server.config import ServerLimits
-from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions, OptionsError
+from starpod.env_server.environment import Action, Busy, Concurrency, Environment, EnvironmentOptions, OptionsError
 from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
@@ -71,7 +71,7 @@ class Calls:
                 dynamics_seed = (
                     request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
                 )
-                host = self._host(environment)
+                host = self._host(environment, want)
                 session = Session(environment, host, options, limits, want, lease, member, seed, dynamics_seed)
                 created.add(session)
                 if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
@@ -162,7 +162,7 @@ class Calls:
             raise bad_argument("snapshot.state", str(error)) from error
         async with _Cleanup(self) as created:
             for member in self._members(request):
-                host = self._host(environment)
+                host = self._host(environment, want)
                 session = Session(
                     environment,
                     host,
@@ -179,7 +179,7 @@ class Calls:
                 if isinstance(host, ProcessHost):
                     await self._guard(session, host.load(snapshot.state), "Restore")
                 else:
-                    session.host = host = LocalHost(environment, self._executor, episode.fork(None))
+                    session.host = host = LocalHost(environment, self._executor, want, episode.fork(None))
                 observation = await self._guard(session, host.observe(want), "Restore")
                 created.messages.append(describe_session(session, observation))
             instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Restore")
@@ -383,11 +383,11 @@ class Calls:
             raise bad_argument("lease_seconds", f"is {asked}; give seconds, or 0 for the server's default")
         return min(asked or self.limits.default_lease_seconds, self.limits.max_lease_seconds)
 
-    def _host(self, environment: type[Environment]) -> Host:
+    def _host(self, environment: type[Environment], want: Want) -> Host:
         self._make_room(environment)
         if environment.spec.concurrency is Concurrency.PROCESS:
             return ProcessHost(environment)
-        return LocalHost(environment, self._executor)
+        return LocalHost(environment, self._executor, want)
 
     def _make_room(self, environment: type[Environment]) -> None:
         if environment.spec.concurrency is Concurrency.PROCESS and ProcessHost.alive >= self.limits.max_processes:
@@ -412,6 +412,8 @@ class Calls:
             raise out_of_order(session, session.epoch, session.next_index) from None
         except OptionsError as error:
             raise bad_argument("options", str(error)) from error
+        except Busy as busy:
+            raise overloaded("environment", busy.message, busy.retry_after) from busy
         except StateError as error:
             raise unsupported(session.environment, "snapshot", str(error)) from error
         except HostDied as death:

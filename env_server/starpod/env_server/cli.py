@@ -133,7 +133,8 @@ def serve(
     if workers > 1:
         sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, drain_seconds))
     try:
-        registry = _registry(environments, modules)
+        registry, asked = _registry(environments, modules)
+        registry = registry.prepare(asked)
         config = ServerConfig(
             host=host,
             port=port,
@@ -164,16 +165,18 @@ def serve(
         raise click.ClickException(str(error)) from error
 
 
-def _registry(environments: tuple[str, ...], modules: tuple[str, ...]) -> Registry:
+def _registry(environments: tuple[str, ...], modules: tuple[str, ...]) -> tuple[Registry, list[str]]:
+    """What to host, and the ids among it that were asked for."""
     registry = Registry.installed()
     added: list[str] = []
     for module in modules:
         before = set(registry.ids)
         registry.add_module(module)
         added += set(registry.ids) - before
-    if environments:
-        return registry.select([*environments, *added])
-    return registry.select(added) if added else registry
+    if environments or added:
+        chosen = registry.select([*environments, *added])
+        return chosen, chosen.ids
+    return registry, []
 
 
 async def _serve(registry: Registry, config: ServerConfig) -> None:

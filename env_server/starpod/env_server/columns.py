@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from starpod.env_server.convert import outcome_flags, transition_to
-from starpod.env_server.environment import Environment
+from starpod.env_server.environment import Busy, Environment
 from starpod.env_server.errors import bad_argument
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.session import SessionTable
@@ -158,6 +158,9 @@ def step_rows(
                 before = clock()
                 transition = episode.turn(actions, session.want)
                 seconds.append(clock() - before)
+        except Busy:
+            others.append(row)  # nothing has changed; the slow path tries once more and reports
+            continue
         except Exception as error:
             session.broken = error
             others.append(row)

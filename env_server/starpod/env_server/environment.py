@@ -50,6 +50,23 @@ class OptionsError(ValueError):
     """
 
 
+class Unavailable(Exception):
+    """For `prepare` to raise where something is missing that the environment needs; says what, and how to get it."""
+
+
+class Busy(Exception):
+    """What the environment needs is in use by others, or not ready: the same call may succeed later.
+
+    `reset`, `render` and `observe` may raise it, and `step` before it has changed anything. The caller gets an overload
+    with the seconds after which to try again, never a failed episode, and the session is as it was before the call.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
 class EnvironmentOptions(BaseModel):
     """Base of an environment's options: a frozen pydantic model whose fields carry defaults and descriptions.
 
@@ -128,6 +145,7 @@ class EnvironmentSpec:
     observation_modes: values of the option `observation`, where there is one.
     restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
     slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
+    slow_render: run `render` on a thread, and what observes with a picture; such a turn can be undone if it meets Busy.
     step_timeout: seconds after which a step of class `process` counts as hung and its session as lost.
     """
 
@@ -146,6 +164,7 @@ class EnvironmentSpec:
     deterministic: bool = True
     restores: str = ""
     slow_reset: bool = False
+    slow_render: bool = False
     step_timeout: float = 60.0
     action_set: frozenset[str] = field(init=False, repr=False)
 
@@ -182,16 +201,18 @@ INVALID = Outcome(valid=False, effective=False)
 class Environment(ABC):
     """Base class of environments. One instance is one session; `reset` starts its next episode.
 
-    The server sets `options` (an instance of the class's `Options`) before it calls `reset`, and reads and writes the
-    instance's attributes to fork, snapshot and restore it. Attributes may be None, numbers, strings, bytes, lists,
-    tuples, sets, dicts, NumPy arrays, dataclass-free nestings of these, and `random.Random`; others need own
-    `get_state` and `set_state`. Attributes that start with `_cached` are not state: they are dropped in a snapshot.
+    The server sets `options` (an instance of the class's `Options`) and `seed` (the caller's, for starts it numbers;
+    luck comes from `rng`) before it calls `reset`, and reads and writes the instance's attributes to fork, snapshot and
+    restore it. Attributes may be None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays,
+    dataclass-free nestings of these, and `random.Random`; others need own `get_state` and `set_state`. Attributes that
+    start with `_cached` are not state: they are dropped in a snapshot.
     """
 
     spec: ClassVar[EnvironmentSpec]
     Options: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
 
     options: Any
+    seed: int = 0
     dynamics_seed: int = 0
     _dynamics: random.Random | None = None
 
@@ -210,6 +231,13 @@ class Environment(ABC):
         """Draws the state: `text` and `html` as str, `png` as the bytes of an image. Changes nothing."""
 
     # --- what an author may write --------------------------------------------------------------------------------
+
+    @classmethod  # noqa: B027 - most environments have nothing to load
+    def prepare(cls) -> None:
+        """Loads what all sessions share. Called once in every process that hosts the class, before its first session.
+
+        Raises Unavailable if the class cannot be hosted here.
+        """
 
     def observe(self) -> str | Sequence[Part]:
         """What the agent sees after a reset and after each turn. By default the text picture."""

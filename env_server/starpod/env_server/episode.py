@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
 
-from starpod.env_server.environment import Environment, Image, Limits, Outcome, Part
+from starpod.env_server.environment import Busy, Concurrency, Environment, Image, Limits, Outcome, Part
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError, decode, encode
 
@@ -104,6 +104,17 @@ class EpisodeOver(Exception):
     """The episode is over: reset first."""
 
 
+class BusyTooLate(RuntimeError):
+    """The environment raised Busy in a turn that had already changed it: a bug, unless the turn is undone."""
+
+    def __init__(self, busy: Busy) -> None:
+        super().__init__(
+            f"raised Busy ({busy}) when the turn had already changed it; raise it before anything has changed, "
+            "or set slow_render in the spec"
+        )
+        self.busy = busy
+
+
 _UNLIMITED = 2**62
 _new_tuple = tuple.__new__
 
@@ -131,7 +142,7 @@ class Episode:
         environment = self.environment
         environment._dynamics = None
         environment.dynamics_seed = dynamics_seed
-        self.seed = seed
+        self.seed = environment.seed = seed
         self.turns = self.actions = 0
         self.end_reason = EndReason.NONE
         environment.reset(random.Random(derive_seed(seed, "start")))
@@ -139,7 +150,7 @@ class Episode:
     def turn(self, actions: Sequence[Any], want: Want) -> Transition:
         """Plays the sub-actions in order until one ends the episode or a limit is met.
 
-        Raises EpisodeOver if the episode has ended.
+        Raises EpisodeOver if the episode has ended, Busy if the environment does so before anything has changed.
         """
         if self.end_reason:
             raise EpisodeOver
@@ -155,48 +166,70 @@ class Episode:
         success: bool | None = None
         end = EndReason.NONE
         details: Details | None = None
-        for action in actions:
-            if budget <= 0 or end:
-                outcomes.append(None)
-                continue
-            if names and (type(action) is not str or action not in names):
-                action = self._spell(action)
-                if action is None:
-                    outcomes.append(UNKNOWN_NAME)
+        turns = self.turns
+        try:
+            for action in actions:
+                if budget <= 0 or end:
+                    outcomes.append(None)
                     continue
-            outcome = step(action)
-            outcomes.append(outcome)
-            budget -= 1
-            share, terminated, truncated, success, _, _, shares, criteria, info = outcome
-            reward += share
-            if info is not None or shares is not None or criteria is not None:
-                details = _merge(details, outcome)
-            if terminated:
-                end = EndReason.TERMINAL
-            elif truncated:
-                end = EndReason.ENVIRONMENT_LIMIT
-        if not isfinite(reward):
-            raise ValueError(f"{type(environment).__name__}.step returned a reward that is not finite: {reward}")
-        self.turns = turns = self.turns + 1
-        self.actions += before - budget
-        if not end:
-            if left <= before - budget:
-                end = EndReason.MAX_ACTIONS
-            elif turns == limits.max_turns:
-                end = EndReason.MAX_TURNS
-        if end:
-            self.end_reason = end
-            if success is None and end is not EndReason.TERMINAL:
-                success = False
-        else:
-            success = None
-        state_key = environment.state_key() if want.state_key else b""
-        if want.plain:
-            parts, extras = environment.observe(), None
-        else:
-            parts, extras = self._extras(want)
-        # Half the cost of calling Transition, and there is one per step.
-        return _new_tuple(Transition, (parts, state_key, extras, reward, outcomes, end, success, details))
+                if names and (type(action) is not str or action not in names):
+                    action = self._spell(action)
+                    if action is None:
+                        outcomes.append(UNKNOWN_NAME)
+                        continue
+                outcome = step(action)
+                outcomes.append(outcome)
+                budget -= 1
+                share, terminated, truncated, success, _, _, shares, criteria, info = outcome
+                reward += share
+                if info is not None or shares is not None or criteria is not None:
+                    details = _merge(details, outcome)
+                if terminated:
+                    end = EndReason.TERMINAL
+                elif truncated:
+                    end = EndReason.ENVIRONMENT_LIMIT
+            if not isfinite(reward):
+                raise ValueError(f"{type(environment).__name__}.step returned a reward that is not finite: {reward}")
+            turns += 1
+            self.turns = turns
+            self.actions += before - budget
+            if not end:
+                if left <= before - budget:
+                    end = EndReason.MAX_ACTIONS
+                elif turns == limits.max_turns:
+                    end = EndReason.MAX_TURNS
+            if end:
+                self.end_reason = end
+                if success is None and end is not EndReason.TERMINAL:
+                    success = False
+            else:
+                success = None
+            state_key = environment.state_key() if want.state_key else b""
+            if want.plain:
+                parts, extras = environment.observe(), None
+            else:
+                parts, extras = self._extras(want)
+            # Half the cost of calling Transition, and there is one per step.
+            return _new_tuple(Transition, (parts, state_key, extras, reward, outcomes, end, success, details))
+        except Busy as busy:
+            if budget == before and turns == self.turns:
+                raise
+            raise BusyTooLate(busy) from busy
+
+    def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
+        """The same, for an environment with `slow_render`: Busy at any place leaves the episode as it was.
+
+        Costs a copy of the state, which is little beside a picture or a wait.
+        """
+        if not want.image and self.environment.spec.concurrency is Concurrency.INLINE:
+            return self.turn(actions, want)
+        before = self.fork(None)
+        try:
+            return self.turn(actions, want)
+        except BusyTooLate as late:
+            self.environment, self.turns, self.actions = before.environment, before.turns, before.actions
+            self.end_reason = before.end_reason
+            raise late.busy from None
 
     def observe(self, want: Want) -> Observation:
         """What the agent sees now, with what is wanted of valid actions, state key, expert action, score and image."""
@@ -231,7 +264,7 @@ class Episode:
         """An independent copy; with `dynamics_seed` it gets a new stream of transitions, else a copy of this one."""
         environment = self.environment
         twin = type(environment)()
-        twin.options = environment.options
+        twin.options, twin.seed = environment.options, self.seed
         twin.set_state(copy.deepcopy(environment.get_state()))
         if dynamics_seed is not None:
             twin.dynamics_seed = dynamics_seed
@@ -262,7 +295,7 @@ class Episode:
         saved = decode(data)
         try:
             instance = environment()
-            instance.options = environment.Options.model_validate(saved["options"])
+            instance.options, instance.seed = environment.Options.model_validate(saved["options"]), saved["seed"]
             instance.set_state(saved["state"])
             episode = cls(instance, Limits(*saved["limits"]))
             episode.seed, episode.turns, episode.actions = saved["seed"], saved["turns"], saved["actions"]

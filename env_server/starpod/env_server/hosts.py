@@ -8,7 +8,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from starpod.env_server.environment import Action, Concurrency, Environment, EnvironmentOptions, Limits, OptionsError
+from starpod.env_server.environment import (
+    Action,
+    Busy,
+    Concurrency,
+    Environment,
+    EnvironmentOptions,
+    Limits,
+    OptionsError,
+)
 from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
 from starpod.env_server.state import StateError
 from starpod.v1 import environment_pb2 as pb
@@ -73,17 +81,20 @@ def start_episode(environment: type[Environment], plan: ResetPlan) -> Episode:
 class LocalHost:
     """Classes `inline` and `thread`: the episode lives in this process.
 
-    Turns of class `thread` run on the executor's threads, and so do resets that the environment calls slow.
+    Turns of class `thread` run on the executor's threads, and so does what the environment calls slow.
     """
 
-    __slots__ = ("_environment", "_episode", "_executor", "_threaded", "episode")
+    __slots__ = ("_environment", "_episode", "_executor", "_threaded", "_want", "episode")
 
-    def __init__(self, environment: type[Environment], executor: Executor, episode: Episode | None = None) -> None:
+    def __init__(
+        self, environment: type[Environment], executor: Executor, want: Want, episode: Episode | None = None
+    ) -> None:
         self._environment = environment
         self._executor = executor
-        self._episode = episode
         self._threaded = environment.spec.concurrency is not Concurrency.INLINE
-        self.episode = None if self._threaded else episode
+        self.episode: Episode | None
+        self._episode: Episode | None
+        self._take(episode, want)
 
     async def reset(self, plan: ResetPlan) -> Observation:
         def start() -> tuple[Episode, Observation]:
@@ -91,22 +102,24 @@ class LocalHost:
             episode = start_episode(self._environment, plan)
             return episode, episode.observe(plan.want)
 
-        slow = self._threaded or self._environment.spec.slow_reset
-        self._episode, observation = await self._run(start, intact=True, threaded=slow)
-        self.episode = None if self._threaded else self._episode
+        slow = self._environment.spec.slow_reset or self._draws(plan.want)
+        episode, observation = await self._run(start, intact=True, slow=slow)
+        self._take(episode, plan.want)
         return observation
 
     async def turn(self, actions: list[Action], want: Want) -> Transition:
         episode = self._live()
-        return await self._run(lambda: episode.turn(actions, want), intact=False)
+        turn = episode.undoable_turn if self._environment.spec.slow_render else episode.turn
+        return await self._run(lambda: turn(actions, want), intact=False, slow=self._draws(want))
 
     async def observe(self, want: Want) -> Observation:
         episode = self._live()
-        return await self._run(lambda: episode.observe(want), intact=True)
+        return await self._run(lambda: episode.observe(want), intact=True, slow=self._draws(want))
 
     async def render(self, mode: str) -> str | bytes:
         environment = self._live().environment
-        return await self._run(lambda: environment.render(mode), intact=True)
+        slow = self._environment.spec.slow_render
+        return await self._run(lambda: environment.render(mode), intact=True, slow=slow)
 
     async def instructions(self) -> str:
         return await self._run(self._live().environment.instructions, intact=True)
@@ -117,7 +130,7 @@ class LocalHost:
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()
         copy = await self._run(lambda: episode.fork(dynamics_seed), intact=True)
-        return LocalHost(self._environment, self._executor, copy)
+        return LocalHost(self._environment, self._executor, self._want, copy)
 
     def close(self) -> None:
         self._episode = self.episode = None
@@ -126,12 +139,21 @@ class LocalHost:
         assert self._episode is not None, "reset comes first"
         return self._episode
 
-    async def _run(self, function: Callable[[], R], *, intact: bool, threaded: bool | None = None) -> R:
+    def _take(self, episode: Episode | None, want: Want) -> None:
+        """Goes on with another episode; it may be stepped in the event loop only if nothing in a step is slow."""
+        self._want = want
+        self._episode = episode
+        self.episode = None if self._threaded or self._draws(want) else episode
+
+    def _draws(self, want: Want) -> bool:
+        return want.image and self._environment.spec.slow_render
+
+    async def _run(self, function: Callable[[], R], *, intact: bool, slow: bool = False) -> R:
         try:
-            if self._threaded if threaded is None else threaded:
+            if self._threaded or slow:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, function)
             return function()
-        except (EpisodeOver, OptionsError, StateError):
+        except (Busy, EpisodeOver, OptionsError, StateError):
             raise
         except Exception as error:
             raise EnvironmentBug.from_exception(error, intact=intact) from error

@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from starpod.env_server import convert
-from starpod.env_server.environment import Action, Environment, Limits, OptionsError
+from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError
 from starpod.env_server.episode import Episode, EpisodeOver, Want
 from starpod.env_server.hosts import EnvironmentBug, HostDied, ResetPlan, start_episode
 from starpod.env_server.registry import load_class, reference_to
@@ -125,6 +125,8 @@ class ProcessHost:
                 raise StateError(reply[0])
             case "options":
                 raise OptionsError(reply[0])
+            case "busy":
+                raise Busy(reply[0], reply[1])
         raise EnvironmentBug(reply[0], reply[1], intact=bool(reply[2]))
 
     async def _start(self) -> None:
@@ -195,6 +197,7 @@ def _child_main(connection: socket.socket, reference: tuple[str, str]) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     stream = connection.makefile("rwb")
     environment = load_class(reference)
+    environment.prepare()
     episode: Episode | None = None
     _send(stream, ["ok", None])
     while header := stream.read(_LENGTH.size):
@@ -208,6 +211,8 @@ def _child_main(connection: socket.socket, reference: tuple[str, str]) -> None:
             reply = ["state", str(error)]
         except OptionsError as error:
             reply = ["options", str(error)]
+        except Busy as busy:
+            reply = ["busy", busy.message, busy.retry_after]
         except Exception as error:
             reply = ["bug", type(error).__name__, str(error), verb != "turn"]
         _send(stream, reply)
@@ -237,7 +242,8 @@ def _answer(
     match verb, arguments:
         case "turn", [request, want]:
             actions = convert.actions_from(pb.StepRequest.FromString(request).actions)
-            return episode, convert.transition_to(episode.turn(actions, Want(*want))).SerializeToString()
+            turn = episode.undoable_turn if environment.spec.slow_render else episode.turn
+            return episode, convert.transition_to(turn(actions, Want(*want))).SerializeToString()
         case "observe", [want]:
             return episode, convert.observation_to(episode.observe(Want(*want))).SerializeToString()
         case "render", [mode]:

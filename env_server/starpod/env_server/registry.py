@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from starpod.env_server.environment import Environment
+from starpod.env_server.environment import Environment, Unavailable
 from starpod.env_server.errors import CallError, bad_argument
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class Registry:
 
     def __init__(self, environments: Iterable[type[Environment]] = ()) -> None:
         self._versions: dict[str, list[type[Environment]]] = {}
+        self._missing: dict[str, str] = {}
         for environment in environments:
             self.add(environment)
 
@@ -123,9 +124,34 @@ class Registry:
             try:
                 registry.add(entry.load())
             except Exception as error:
+                missing = (getattr(error, "name", None) or "").partition(".")[0]
+                if isinstance(error, ModuleNotFoundError) and entry.extras and missing not in ("", "starpod"):
+                    # Not installed with this extra: nobody's mistake until somebody asks for it.
+                    distribution = entry.dist.name if entry.dist else "starpod"
+                    hint = f"pip install '{distribution}[{','.join(entry.extras)}]'"
+                    registry._missing[entry.name] = f"{entry.name} needs the package {missing}: {hint}"
+                    continue
                 # One package's broken environment must not keep all the others from being served.
                 logger.error("cannot load environment %s (%s): %r", entry.name, entry.value, error)
         return registry
+
+    def prepare(self, asked: Collection[str] = ()) -> Registry:
+        """Lets every class load what it needs; the registry of those that can be hosted here.
+
+        asked: ids that must not be left out. Raises RegistryError if one of them cannot be hosted.
+        """
+        ready: list[type[Environment]] = []
+        for environment in self:
+            try:
+                environment.prepare()
+            except Unavailable as error:
+                reason = f"{environment.spec.id} cannot be served here: {error}"
+                if environment.spec.id in asked:
+                    raise RegistryError(reason) from error
+                logger.warning("%s", reason)
+            else:
+                ready.append(environment)
+        return Registry(ready)
 
     def add_module(self, source: str) -> None:
         """Adds every Environment class that a module (dotted name) or a Python file (path) defines."""
@@ -147,8 +173,11 @@ class Registry:
         """The registry of the named ids alone; `sokoban` means all its `sokoban-vN`."""
         chosen: list[type[Environment]] = []
         for name in names:
-            ids = [id for id in self._versions if id == name or id.rpartition("-v")[0] == name]
+            ids = [id for id in self._versions if name in (id, id.rpartition("-v")[0])]
             if not ids:
+                for id, hint in self._missing.items():
+                    if name in (id, id.rpartition("-v")[0]):
+                        raise RegistryError(hint)
                 raise RegistryError(f"unknown environment {name!r}{self._suggest(name)}")
             chosen += [environment for id in ids for environment in self._versions[id] if environment not in chosen]
         return Registry(chosen)

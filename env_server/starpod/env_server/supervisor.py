@@ -63,13 +63,17 @@ def supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     try:
-        for worker in crew:
-            worker.start()
-        lines = [worker.wait_until_ready() for worker in crew]
-        for worker in crew:
-            if worker.process is not None and worker.process.poll() is not None:
-                return worker.process.returncode or 1
-        print(f"{lines[0].rpartition(' on ')[0]} with {workers} workers on {shown}:{ports[0]}", flush=True)
+        line = ""
+        # The first alone: what is wrong for all is then said once, and what is built on first use is built once.
+        for workers_now in (crew[:1], crew[1:]):
+            for worker in workers_now:
+                worker.start()
+            for worker in workers_now:
+                ready = worker.wait_until_ready()
+                if not ready and worker.process is not None:
+                    return worker.process.wait() or 1
+                line = line or ready
+        print(f"{line.rpartition(' on ')[0]} with {workers} workers on {shown}:{ports[0]}", flush=True)
         _watch(crew, ending)
     finally:
         _end(crew, drain_seconds)
