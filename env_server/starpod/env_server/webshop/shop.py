@@ -322,7 +322,8 @@ class Shop:
                 state.reward = self.appraise().reward
                 return True
             case "back to search":
-                self.state = ShopState(state.goal, state.session)
+                state.page, state.keywords, state.number, state.drawn = "index", None, 1, None
+                state.asin, state.sub_page, state.opened, state.options = "", "", [], {}
                 return True
             case "next >" | "< prev" as text:
                 page = self._page_by_address()
