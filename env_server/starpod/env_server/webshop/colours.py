@@ -17,7 +17,7 @@ COLOURS = tuple(
 )
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def normalise(value: str) -> str:
     """The first of `COLOURS` that is a part of the value, the value itself if none is: 'stand' -> 'tan'."""
     return next((colour for colour in COLOURS if colour in value), value)

@@ -27,7 +27,7 @@ def token_set_ratio(purchased: str, goal: str, ratio: Ratio = "difflib") -> int:
     return max((_percent(similarity(*pair), *pair) for pair in _pairs(purchased, goal)), default=0)
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 16)
 def matches(purchased: str, goal: str, ratio: Ratio = "difflib") -> bool:
     """Whether the token-set ratio is above `THRESHOLD`, without working it out where it cannot be."""
     similarity = _difflib if ratio == "difflib" else _levenshtein
@@ -37,7 +37,7 @@ def matches(purchased: str, goal: str, ratio: Ratio = "difflib") -> bool:
     )
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=1 << 14)
 def _words(text: str) -> frozenset[str]:
     return frozenset(_NOT_A_WORD.sub(" ", text.translate(_LATIN_1)).lower().split())
 
