@@ -1,0 +1,140 @@
+"""The elements of a JSON list or object in a file, one at a time with its place: files may exceed the memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+CHUNK = 1 << 20
+"""Characters read at a time."""
+MAX_ELEMENT = 64 << 20
+"""Characters of one element; a longer one is taken for a file that is broken."""
+
+_BLANKS = " \t\n\r"
+
+
+class Element(NamedTuple):
+    """One element: its key (empty in a list), its value, and the line of the file on which it begins, from 1."""
+
+    key: str
+    value: Any
+    line: int
+
+
+class BrokenJson(ValueError):
+    """What was read is not JSON, or not of the expected kind, or ends too soon; nothing can be read beyond."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.line = line
+        self.reason = reason
+
+
+def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
+    """Yields what a file holds, in order; a key that comes twice is yielded twice. `.gz` files are unpacked as read.
+
+    Raises OSError where the file cannot be opened, and BrokenJson at the point from which it cannot be read.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        reader = _Reader(file.read)
+        opening, closing = "[]" if kind == "list" else "{}"
+        if (first := reader.sign()) != opening:
+            raise reader.broken(
+                f"a JSON {kind} was expected, which begins with {opening}, not with {first or 'nothing'!r}"
+            )
+        following = reader.peek()
+        if following == closing:
+            reader.sign()
+        while following != closing:
+            reader.peek()
+            line = reader.line
+            key = ""
+            if kind == "object":
+                key = reader.value()
+                if not isinstance(key, str) or reader.sign() != ":":
+                    raise reader.broken("a key in double quotes and a colon were expected")
+            yield Element(key, reader.value(), line)
+            following = reader.sign()
+            if following not in (",", closing):
+                raise reader.broken(f"a comma or {closing} was expected, not {following or 'the end of the file'!r}")
+        if trailing := reader.sign():
+            raise reader.broken(f"nothing was expected after the {kind}, but {trailing!r} follows")
+
+
+class _Reader:
+    """A window that slides over the text of a file."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+        self._text = ""
+        self._at = 0
+        self._ended = False
+        self.line = 1
+        """The line of the next character."""
+        self._decode = json.JSONDecoder().raw_decode
+
+    def broken(self, reason: str) -> BrokenJson:
+        return BrokenJson(self.line, reason)
+
+    def peek(self) -> str:
+        """The next character that is not blank, which stays; '' at the end of the file."""
+        while True:
+            text = self._text
+            for at in range(self._at, len(text)):
+                if text[at] not in _BLANKS:
+                    self._move(at)
+                    return text[at]
+            self._move(len(text))
+            if not self._more(CHUNK):
+                return ""
+
+    def sign(self) -> str:
+        """Takes the next character that is not blank; '' at the end of the file."""
+        sign = self.peek()
+        if sign:
+            self._move(self._at + 1)
+        return sign
+
+    def value(self) -> Any:
+        """Takes the next value."""
+        self.peek()
+        size = CHUNK
+        while True:
+            try:
+                value, end = self._decode(self._text, self._at)
+            except (ValueError, RecursionError) as error:
+                # Maybe the value only goes on beyond the window, so that is not said before there is no more to read.
+                if len(self._text) - self._at > MAX_ELEMENT or not self._more(size):
+                    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+                    where = self._text.count("\n", self._at, getattr(error, "pos", self._at))
+                    cut = " (the file ends here)" if self._ended and "Unterminated" in reason else ""
+                    raise BrokenJson(self.line + where, reason + cut) from None
+                size *= 2
+                continue
+            # A number that ends with the window may go on beyond it.
+            if end < len(self._text) or not self._more(CHUNK):
+                self._move(end)
+                return value
+
+    def _move(self, to: int) -> None:
+        self.line += self._text.count("\n", self._at, to)
+        self._at = to
+
+    def _more(self, size: int) -> bool:
+        """Reads on; False at the end of the file."""
+        try:
+            read = self._read(size)
+        except UnicodeDecodeError as error:
+            raise self.broken(f"not UTF-8: {error.reason}") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise self.broken(f"not a whole gzip file: {error}") from None
+        if not read:
+            self._ended = True
+            return False
+        self._text = self._text[self._at :] + read
+        self._at = 0
+        return True
