@@ -159,6 +159,18 @@ def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(f
     assert of.score(Batch([episode])).bootstrap_B.item() == 0
 
 
+def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
+    episodes = group_of(of.policy, 1, (0.5, 0.0, 1.0, 0.2)).episodes
+    for episode, tail in zip(episodes, ([7, 8, 9], [4] * 20, [], [5]), strict=True):
+        episode.end, episode.tail = "max_turns", tail
+    together = of.score(Batch(episodes)).bootstrap_B
+    alone = [of.score(Batch([episode])).bootstrap_B.item() for episode in episodes]
+    assert together.tolist() == pytest.approx(alone, abs=1e-6)
+    assert len(set(alone)) == 4
+    assert alone[2] == 0
+
+
 def test_an_episode_without_a_token_is_left_out() -> None:
     of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
     group = group_of(of.policy, 0, (1.0, 0.0))

@@ -209,11 +209,7 @@ class Learner:
     @torch.no_grad()
     def log_likelihoods(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[float]:
         """Log-probability of each continuation after its prompt, in nats."""
-        turns = [
-            Turn("", list(prompt), True, list(ids), [0.0] * len(ids), [0] * len(ids), "stop", "")
-            for prompt, ids in zip(prompts, continuations, strict=True)
-        ]
-        batch = Batch([Episode(index, 0, "", turns=[turn]) for index, turn in enumerate(turns)], self.parallel.device)
+        batch = _contexts(prompts, continuations, self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
         for rows, mine in self._share(batch, range(len(batch))):
             packed = batch.pack(rows)
@@ -255,25 +251,25 @@ class Learner:
         values = torch.zeros(len(batch), device=batch.device)
         if not (self.algorithm.needs_critic and self.algorithm.bootstrap_truncated):
             return values
-        for row, episode in enumerate(batch.episodes):
-            if episode.terminated or not episode.tail:
-                continue
-            before = [] if episode.tail_fresh else batch.samples[row][-1].tokens
-            # A value is that of the context before a token: one more token, whose own id does not matter.
-            tokens = [*before, *episode.tail, episode.tail[-1]]
-            sampled = torch.zeros(1, len(tokens), dtype=torch.bool, device=batch.device)
-            sampled[0, -1] = True
+        cut = [row for row, episode in enumerate(batch.episodes) if episode.tail and not episode.terminated]
+        # A value is that of the context before a token: one more token, whose own id does not matter.
+        seen = _contexts(
+            [
+                ([] if episode.tail_fresh else batch.samples[row][-1].tokens) + episode.tail
+                for row, episode in ((row, batch.episodes[row]) for row in cut)
+            ],
+            [[batch.episodes[row].tail[-1]] for row in cut],
+            batch.device,
+        )
+        for rows, mine in self._share(seen, range(len(seen))):
+            packed = seen.pack(rows)
             scores = self.policy.score(
-                torch.tensor([tokens], device=batch.device),
-                torch.tensor([len(tokens)], device=batch.device),
-                sampled,
-                temperature=self.temperature,
-                entropy=False,
-                values=True,
+                packed.tokens_SL, packed.lengths_S, packed.sampled_SL, temperature=self.temperature, values=True
             )
             assert scores.values_N is not None
-            values[row] = scores.values_N[0].float()
-        return values
+            if mine:
+                values[[cut[row] for row in rows]] = scores.values_N.float()
+        return self.parallel.sum(values)
 
     def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         """This rank's micro-batches of these rows, and whether each is its own; see `Parallel.share`."""
@@ -424,3 +420,12 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     returns = returns_BT[mask_BT]
     spread = returns.var(correction=0)
     return float(1 - (returns - values_BT[mask_BT]).var(correction=0) / spread) if spread > 0 else 0.0
+
+
+def _contexts(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], device: torch.device) -> Batch:
+    """One episode of one turn for each prompt, of which only what a model reads counts."""
+    turns = [
+        Turn("", list(prompt), True, list(reply), [0.0] * len(reply), [0] * len(reply), "stop", "")
+        for prompt, reply in zip(prompts, replies, strict=True)
+    ]
+    return Batch([Episode(index, 0, "", turns=[turn]) for index, turn in enumerate(turns)], device)
