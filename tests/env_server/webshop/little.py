@@ -18,7 +18,7 @@ SANDAL = Product(
     bullets=("Rubber sole: grips on wet stone.", "", "Arch support - for a whole day on your feet."),
     category="fashion",
     query="women's sandals",
-    product_category="Clothing, Shoes & Jewelry › Women › Shoes › Sandals",
+    product_category="Clothing, Shoes & Jewelry \u203a Women \u203a Shoes \u203a Sandals",
     pricing=(34.99, 41.5),
     price_tag="$34.99 to $41.5",
     options={
@@ -38,7 +38,7 @@ def product(number: int, category: str, title: str, price: float) -> Product:
     """A product without options."""
     return replace(
         SANDAL, asin=f"B0000000{number:02}", category=category, title=title, price_tag=f"${price}", pricing=(price,),
-        query=category, options={}, product_category=f"{category.title()} › Things",
+        query=category, options={}, product_category=f"{category.title()} \u203a Things",
         image=f"https://images.example.com/I/{number}.jpg",
     )  # fmt: skip
 

@@ -44,14 +44,11 @@ _ICONS = {
 }
 
 
-def render_html(
-    shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str] | None = None, pictures: bool = False
-) -> str:
+def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str] | None = None) -> str:
     """The whole page that the shop shows.
 
     action_url: where the forms are posted, relative to the page's own address. Empty: the same page without working
-    forms, its buttons disabled.
-    hidden: further fields of each form. pictures: load the products' own pictures over the network.
+    forms, its buttons disabled. hidden: further fields of each form.
     """
     state = shop.state
     fields: dict[str, Any] = {
@@ -63,8 +60,6 @@ def render_html(
         "off": "" if action_url else Markup(" disabled"),
         "hidden": _fields(hidden or {}),
         "offered": shop.clickables(),
-        "picture": lambda product: product.image if pictures else picture(product.asin, product.category),
-        "source": lambda product: Markup(f' data-image="{escape(product.image)}"'),
     }
     fields["title"] = _title(shop)
     match state.page:
@@ -85,6 +80,21 @@ def with_fields(page: str, hidden: Mapping[str, str], banner: str = "") -> str:
     return _BODY.sub(lambda body: body[0] + banner, page, count=1)
 
 
+def with_pictures(page: str) -> str:
+    """The page with the products' own pictures, which a browser loads over the network, instead of drawn ones."""
+    return _PICTURE.sub(r'src="\1"', page)
+
+
+def stylesheet() -> Markup:
+    """The styles of the page, for pages beside it."""
+    return Markup(_read("shop.css"))
+
+
+def logo() -> Markup:
+    """The shop's sign, as svg."""
+    return Markup(_ICONS["logo"])
+
+
 def script_hash() -> str:
     """The source expression by which a Content-Security-Policy lets the page's own script run."""
     return f"'sha256-{b64encode(sha256(_read('shop.js').encode()).digest()).decode()}'"
@@ -92,6 +102,12 @@ def script_hash() -> str:
 
 _FORM = re.compile(r"<form\b[^>]*>")
 _BODY = re.compile(r"<body\b[^>]*>")
+_PICTURE = re.compile(r'src="data:[^"]*" data-image="(https://[^"]*)"')
+
+
+def _picture(product: Product) -> Markup:
+    """The attributes of an image: a drawn picture, and the address of the product's own."""
+    return Markup('src="{}" data-image="{}"').format(picture(product.asin, product.category), product.image)
 
 
 def _fields(hidden: Mapping[str, str]) -> Markup:
@@ -125,15 +141,16 @@ def _title(shop: Shop) -> str:
 
 def _purchase(shop: Shop) -> dict[str, Any]:
     """What the score page shows: the purchase beside the goal, and the parts of the reward."""
-    goal, grade, product = shop.goal, shop.grade, _product(shop)
+    goal, grade, item = shop.goal, shop.grade, shop.item()
     assert grade is not None
+    assert item is not None
     adds = grade.parts()
     parts = [_part("Attributes", grade.r_att, len(goal.attributes), adds["attributes"])]
     if goal.options:
         parts.append(_part("Options", grade.r_option or 0.0, len(goal.options), adds["options"]))
     parts.append(_part("Price", grade.r_price, 1, adds["price"]))
     return {
-        "product": product,
+        "product": item.product,
         "wanted": shop.stock.catalogue[goal.position],
         "goal": goal,
         "grade": grade,
@@ -142,7 +159,7 @@ def _purchase(shop: Shop) -> dict[str, Any]:
         "figures": json.dumps(grade.as_info(), indent=2),
         "options": json.dumps(shop.state.options, ensure_ascii=False),
         "goal_options": json.dumps(goal.options, ensure_ascii=False),
-        "price": float(shop.stock.prices[shop.stock.catalogue.position(product.asin)]),
+        "price": float(shop.stock.prices[item.position]),
         "cap": f"${goal.price_upper:.2f}" if goal.price_upper < NO_CAP else "none",
     }
 
@@ -179,9 +196,10 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.globals.update(
-        style=Markup(_read("shop.css")),
+        style=stylesheet(),
         script=Markup(_read("shop.js")),
-        logo=Markup(_ICONS["logo"]),
+        logo=logo(),
         icon=lambda name: Markup(_ICONS[name]),
+        picture=_picture,
     )
     return environment

@@ -1,0 +1,83 @@
+"""`starpod webshop site`: the shop as a web site."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import click
+import uvicorn
+
+from starpod.env_server.config import ServerConfig
+from starpod.env_server.registry import Registry, RegistryError
+from starpod.env_server.server import EnvironmentServer, ServerError
+from starpod.env_server.webshop.site.app import create_app
+from starpod.env_server.webshop.site.service import Security, Service
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_ENVIRONMENT = "webshop-v1"
+
+
+@click.command(short_help="The shop as a web site.")
+@click.argument("address", default="")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option("--pictures", is_flag=True, help="Let browsers load the products' own pictures over the network.")
+@click.option("--token-file", type=_FILE, help="File with the bearer token that the server wants.")
+@click.option("--ca", type=_FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
+@click.option("--certificate", type=_FILE, help="PEM file of the client's certificate, for mTLS.")
+@click.option("--key", type=_FILE, help="PEM file of the client's key, for mTLS.")
+def site(
+    address: str,
+    host: str,
+    port: int,
+    pictures: bool,
+    token_file: Path | None,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+) -> None:
+    """Shop as a person, or watch an agent's session, in a web browser.
+
+    ADDRESS (host:port) is an environment server that hosts webshop-v1; without it, one is started in this process.
+    Prints one line with the site's address when ready. Whoever reaches the site uses the server with its token.
+    """
+    if address and not re.fullmatch(r"\S*:\d+", address):
+        raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
+    if (certificate or key) and not (ca and certificate and key):
+        raise click.UsageError("--certificate and --key go together, and with --ca")
+    if not address and (token_file or ca):
+        raise click.UsageError("--token-file and --ca are about a server: give its ADDRESS")
+    try:
+        asyncio.run(_serve(address, host, port, pictures, Security(token_file, ca, certificate, key)))
+    except RegistryError as error:
+        raise click.UsageError(str(error)) from error
+    except (ServerError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(address: str, host: str, port: int, pictures: bool, security: Security) -> None:
+    async with AsyncExitStack() as stack:
+        if not address:
+            registry = Registry.installed().select([_ENVIRONMENT])
+            server = EnvironmentServer(registry.prepare([_ENVIRONMENT]), ServerConfig(port=0))
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            address = server.address
+        app = create_app(Service(address, security), environment=_ENVIRONMENT, pictures=pictures)
+        listener = stack.enter_context(_listen(host, port))
+        shown = f"[{host}]" if ":" in host else host
+        print(f"The shop is open at http://{shown}:{listener.getsockname()[1]}/", flush=True)
+        await uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).serve([listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

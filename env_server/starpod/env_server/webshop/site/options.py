@@ -1,0 +1,72 @@
+"""The options of an environment as fields of a form, made from the JSON Schema that Describe gives, and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FIRST = ("catalogue", "goals")
+"""Options that stand in the open; the others are folded away."""
+_HIDDEN = ("observation", "presentation", "num_prev_obs", "num_prev_actions")
+"""How pages are put to an agent, which a person never sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One option. kind: choice, number, check or text. default: as text, empty where there is none."""
+
+    name: str
+    kind: str
+    description: str
+    default: str
+    choices: tuple[str, ...] = ()
+    whole: bool = False
+
+
+def fields(schema_json: str) -> list[Field]:
+    """The fields of all options that a person may want to set, those of `FIRST` first."""
+    properties: Mapping[str, Any] = json.loads(schema_json or "{}").get("properties", {})
+    found = [_field(name, schema) for name, schema in properties.items() if name not in _HIDDEN]
+    known = [field for field in found if field is not None]
+    return sorted(known, key=lambda field: FIRST.index(field.name) if field.name in FIRST else len(FIRST))
+
+
+def _field(name: str, schema: Mapping[str, Any]) -> Field | None:
+    """None for what a plain form cannot hold."""
+    default = schema.get("default")
+    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    if len(kinds) != 1:
+        return None
+    kind, text = kinds[0], "" if default is None else str(default)
+    description = str(schema.get("description", ""))
+    if "enum" in kind:
+        return Field(name, "choice", description, text, tuple(map(str, kind["enum"])))
+    match kind.get("type"):
+        case "boolean":
+            return Field(name, "check", description, "on" if default else "")
+        case "integer" | "number":
+            return Field(name, "number", description, text, whole=kind["type"] == "integer")
+        case "string":
+            return Field(name, "text", description, text)
+    return None
+
+
+def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:
+    """The options that differ from their defaults. Raises ValueError naming a field that is no number."""
+    options: dict[str, Any] = {}
+    for field in known:
+        text = form.get(f"option-{field.name}", "").strip()
+        if text == field.default or (field.kind in ("choice", "number") and not text):
+            continue
+        if field.kind == "check":
+            options[field.name] = bool(text)
+        elif field.kind == "number":
+            try:
+                options[field.name] = int(text) if field.whole else float(text)
+            except ValueError:
+                raise ValueError(f"{field.name}: {text!r} is not a number") from None
+        else:
+            options[field.name] = text
+    return options
