@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal
 
-from starpod.env_server.webshop.shop import Item, Listing, Shop
+from starpod.env_server.webshop.shelves import Item, Listing
+from starpod.env_server.webshop.shop import Shop
 
 TextMode = Literal["text", "text_rich", "url"]
 

@@ -4,51 +4,41 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from starpod.env_server.webshop.reward import grade
+from starpod.env_server.webshop.shelves import (
+    BACK,
+    HITS,
+    NEXT,
+    ON_SUB_PAGES,
+    PREVIOUS,
+    SEARCH,
+    SUB_PAGES,
+    Clickable,
+    Item,
+    Listing,
+    Stock,
+    shelves_of,
+)
 
 if TYPE_CHECKING:
-    from starpod.env_server.webshop.catalogue import Catalogue
     from starpod.env_server.webshop.fuzzy import Ratio
     from starpod.env_server.webshop.goals import Goal
-    from starpod.env_server.webshop.nouns import Tagger
-    from starpod.env_server.webshop.product import Product
     from starpod.env_server.webshop.reward import Grade
 
-HOME = "http://127.0.0.1:3000"
+HOME: Final = "http://127.0.0.1:3000"
 """What the addresses begin with. They are shown and looked at, never opened."""
-HITS = 50
-"""The most products that a search for words finds."""
-PAGE_SIZE = 10
+PAGE_SIZE: Final = 10
 """Products on a page of results."""
-SUB_PAGES = ("Description", "Features", "Reviews", "Attributes")
-"""The parts of a product that have pages of their own."""
 
 Page = Literal["index", "search_results", "item_page", "item_sub_page", "done"]
 _PAGES: tuple[Page, ...] = ("search_results", "item_page", "item_sub_page", "done")
 _SUB_PAGE = {name.lower(): name for name in SUB_PAGES}
-
-
-class Clickable(NamedTuple):
-    """What can be clicked. `text` is what to click, in lower case.
-
-    kind: a caption of the page's own, a product of a page of results, or a value of an option.
-    value: the product's asin, or the option's group; empty for a caption.
-    """
-
-    text: str
-    kind: Literal["button", "product", "option"]
-    value: str = ""
-
-
-_SEARCH, _BACK, _PREVIOUS, _NEXT, _BUY = (
-    Clickable(text, "button") for text in ("search", "back to search", "< prev", "next >", "buy now")
-)
-_INDEX = {_SEARCH.text: _SEARCH}
-_SUB = {button.text: button for button in (_BACK, _PREVIOUS)}
+_INDEX = {SEARCH.text: SEARCH}
 
 
 @dataclass(slots=True)
@@ -80,126 +70,11 @@ class ShopState:
         return asdict(self)
 
 
-class Searcher(Protocol):
-    """The index, as far as the shop needs it."""
-
-    def search(self, query: str, k: int = HITS) -> Sequence[int]:
-        """The best documents, best first. Raises TooManyTerms."""
-        ...
-
-
-class Stock(Hashable, Protocol):
-    """What the shop needs of a store. Hashable by identity: sessions of one store share what is worked out once."""
-
-    @property
-    def catalogue(self) -> Catalogue: ...
-    @property
-    def index(self) -> Searcher: ...
-    @property
-    def prices(self) -> Sequence[float] | Any: ...
-    @property
-    def tagger(self) -> Tagger: ...
-
-
 class GoalList(Protocol):
     """The goals, as far as the shop needs them."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Goal: ...
-
-
-class Item:
-    """A product and what can be clicked on its page. One per product: what is made of it can be kept by identity."""
-
-    __slots__ = ("__weakref__", "clickables", "position", "product", "show_attributes")
-
-    def __init__(self, product: Product, position: int, show_attributes: bool) -> None:
-        self.product = product
-        self.position = position
-        self.show_attributes = show_attributes
-        clickables = dict(_SUB)
-        for name in SUB_PAGES if show_attributes else SUB_PAGES[:3]:
-            clickables[name.lower()] = Clickable(name.lower(), "button")
-        clickables[_BUY.text] = _BUY
-        for group, values in product.options.items():
-            for value in values:  # a value named like a caption takes its place; one of two groups is the last one's
-                clickables[value] = Clickable(value, "option", group)
-        self.clickables: Mapping[str, Clickable] = clickables
-
-
-class Listing:
-    """The products of one page of results. One per page, like `Item`."""
-
-    __slots__ = ("__weakref__", "links", "positions", "products")
-
-    def __init__(self, positions: tuple[int, ...], products: tuple[Product, ...]) -> None:
-        self.positions = positions
-        self.products = products
-        self.links: Mapping[str, Clickable] = {
-            product.asin.lower(): Clickable(product.asin.lower(), "product", product.asin) for product in products
-        }
-
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class Kept(dict[Key, Value], Generic[Key, Value]):
-    """Values by key, made when first asked for; beyond `limit` the oldest goes. Safe to use from threads."""
-
-    def __init__(self, limit: int, make: Callable[[Key], Value]) -> None:
-        super().__init__()
-        self._limit = limit
-        self._make = make
-        self._lock = threading.Lock()
-
-    def __missing__(self, key: Key) -> Value:
-        value = self._make(key)
-        with self._lock:
-            while len(self) >= self._limit:
-                del self[next(iter(self))]
-            self[key] = value
-        return value
-
-
-class Shelves:
-    """What all sessions of a store share: items, pages and results that were asked for lately, within bounds."""
-
-    def __init__(self, stock: Stock) -> None:
-        self.stock = stock
-        self.size = len(stock.catalogue)
-        self.items: Kept[tuple[int, bool], Item] = Kept(4096, self._item)
-        self.listings: Kept[tuple[int, ...], Listing] = Kept(2048, self._listing)
-        self.found: Kept[str, tuple[int, ...]] = Kept(4096, self._search)
-
-    def _item(self, key: tuple[int, bool]) -> Item:
-        position, show_attributes = key
-        return Item(self.stock.catalogue[position], position, show_attributes)
-
-    def _listing(self, positions: tuple[int, ...]) -> Listing:
-        return Listing(positions, tuple(self.stock.catalogue[position] for position in positions))
-
-    def _search(self, query: str) -> tuple[int, ...]:
-        # The index may hold products that are not loaded: they count among the best and are not shown.
-        return tuple(hit for hit in self.stock.index.search(query, HITS) if hit < self.size)
-
-    def find(self, keywords: Sequence[str]) -> Sequence[int]:
-        """The positions that a search finds, all but `<r>`'s. Raises TooManyTerms."""
-        first, rest = keywords[0], " ".join(keywords[1:]).strip()
-        match first:
-            case "<a>":
-                return self.stock.catalogue.with_attribute(rest)
-            case "<c>":  # the first word alone
-                return self.stock.catalogue.in_category(keywords[1].strip()) if len(keywords) > 1 else ()
-            case "<q>":
-                return self.stock.catalogue.with_query(rest)
-        return self.found[" ".join(keywords)]
-
-
-@lru_cache(maxsize=8)
-def shelves_of(stock: Stock) -> Shelves:
-    """The shelves of a store, one per process."""
-    return Shelves(stock)
 
 
 class Shop:
@@ -248,6 +123,15 @@ class Shop:
             return state.drawn
         return () if state.keywords is None else self._shelves.find(state.keywords)
 
+    def find(self, text: str) -> Sequence[int]:
+        """What a search for this text would find, in the same form; `<r>` finds nothing here. Raises TooManyTerms."""
+        keywords = text.lower().split(" ")
+        return () if keywords[0] == "<r>" else self._shelves.find(keywords)
+
+    def item_at(self, position: int) -> Item:
+        """The product at a position, with what could be clicked on its page."""
+        return self._shelves.items[position, self.show_attributes]
+
     def page_hits(self) -> Sequence[int]:
         """The positions on this page of results: at most `PAGE_SIZE`, none beyond the ends."""
         number = self.state.number
@@ -260,7 +144,7 @@ class Shop:
     def item(self) -> Item | None:
         """The product that is open or bought; None on the index and on results."""
         position = self.stock.catalogue.position(self.state.asin) if self.state.asin else None
-        return None if position is None else self._shelves.items[position, self.show_attributes]
+        return None if position is None else self.item_at(position)
 
     def clickables(self) -> Mapping[str, Clickable]:
         """What can be clicked, by its text, in the page's order. `search` stands for the search bar."""
@@ -269,20 +153,20 @@ class Shop:
             case "index":
                 return _INDEX
             case "search_results":
-                buttons = (_BACK, _PREVIOUS, _NEXT) if state.number > 1 else (_BACK, _NEXT)
+                buttons = (BACK, PREVIOUS, NEXT) if state.number > 1 else (BACK, NEXT)
                 return {**{button.text: button for button in buttons}, **self.listing().links}
             case "item_page":
                 item = self.item()
                 assert item is not None
                 return item.clickables
             case "item_sub_page":
-                return _SUB
+                return ON_SUB_PAGES
         return {}
 
     def clickable(self, text: str) -> Clickable | None:
         """What a click on this text (in any case) would hit; None if nothing."""
         text = text.lower()
-        return None if text == _SEARCH.text else self.clickables().get(text)
+        return None if text == SEARCH.text else self.clickables().get(text)
 
     def address(self) -> str:
         """The address of the page. Keywords are joined by '+' and nothing is escaped."""
@@ -326,7 +210,7 @@ class Shop:
                 state.asin, state.sub_page, state.opened, state.options = "", "", [], {}
                 return True
             case "next >" | "< prev" as text:
-                page = self._page_by_address()
+                page = self.page_by_address()
                 if page == "search_results":
                     return self._show_results(state.keywords or [], state.number + (1 if text == "next >" else -1))
                 if text == "< prev" and page == "item_page":
@@ -363,7 +247,7 @@ class Shop:
         state.asin, state.sub_page, state.options, state.reward = "", "", {}, None
         return changed
 
-    def _page_by_address(self) -> Page:
+    def page_by_address(self) -> Page:
         """The page as the original knows it: the first of these names anywhere in the address, keywords included."""
         address = self.address()
         return next((page for page in _PAGES if page in address), "index")
@@ -372,19 +256,20 @@ class Shop:
 
     def appraise(self) -> Grade:
         """What buying the open product with the chosen options is worth, or was. Raises ValueError if none is open."""
-        from starpod.env_server.webshop.reward import grade
-
         state, item = self.state, self.item()
         if item is None:
             raise ValueError("no product is open")
         key = (state.asin, tuple(state.options.items()))
         if self._appraised is None or self._appraised[0] != key:
-            goal, stock = self.goal, self.stock
-            price = float(stock.prices[item.position])
-            target = stock.catalogue[goal.position]
-            worth = grade(item.product, goal, target, price, state.options, stock.tagger, self.ratio)
-            self._appraised = (key, worth)
+            self._appraised = (key, self.worth(item, state.options))
         return self._appraised[1]
+
+    def worth(self, item: Item, options: Mapping[str, str]) -> Grade:
+        """What buying a product with these options (group -> value) would be worth."""
+        goal, stock = self.goal, self.stock
+        price = float(stock.prices[item.position])
+        target = self.item_at(goal.position).product
+        return grade(item.product, goal, target, price, options, stock.tagger, self.ratio)
 
     @property
     def grade(self) -> Grade | None:
