@@ -104,6 +104,19 @@ def grade(
     )
 
 
+def checklist(
+    product: Product, goal: Goal, options: Mapping[str, str], ratio: Ratio = "difflib"
+) -> tuple[dict[str, bool], dict[str, bool]]:
+    """Which of the goal's attributes, and which of its options (`group: value`, or a value alone), a purchase has."""
+    attributes = {wanted: _matched_attributes(product, (wanted,), ratio) == 1 for wanted in goal.attributes}
+    chosen, pairs = options.values(), goal.options
+    if isinstance(pairs, Mapping):
+        return attributes, {
+            f"{name}: {value}": _matched_options(chosen, {name: value}, ratio) == 1 for name, value in pairs.items()
+        }
+    return attributes, {value: _matched_options(chosen, (value,), ratio) == 1 for value in pairs}
+
+
 @lru_cache(maxsize=1 << 14)
 def _levels(product_category: str) -> frozenset[str]:
     return frozenset(level.strip() for level in product_category.split("\u203a"))
