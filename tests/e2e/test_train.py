@@ -180,6 +180,10 @@ def test_two_ranks_do_what_one_does(undisturbed: Path, tmp_path: Path) -> None:
         b = {key: value for key, value in other["metrics"].items() if not key.startswith(CLOCKED)}
         assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
     assert len(ours) == 2
+    # Before the first update nothing is rounded otherwise, so the ranks' shares are one rank's episodes.
+    one, other = (lines(run / "evaluations.jsonl")[0] for run in (tmp_path / "run", undisturbed))
+    assert {**one, "time": 0, "seconds": 0} == {**other, "time": 0, "seconds": 0}
+    assert one["episodes"] > 1
 
 
 def test_nothing_is_overwritten(undisturbed: Path) -> None:

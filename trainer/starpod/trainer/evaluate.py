@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from starpod.client import Fleet
-from starpod.trainer.collect import EnvironmentConfig, Player, Start
+from starpod.trainer.collect import Collected, EnvironmentConfig, Start
 from starpod.trainer.episode import Episode
 from starpod.trainer.reference import REFERENCES, play_reference
 from starpod.trainer.section import Section
@@ -63,14 +63,16 @@ class Evaluation:
         }
 
 
-async def evaluate(player: Player, seeds: Sequence[int], *, purpose: str, temperature: float) -> Evaluation:
-    """One episode per held-out seed.
+async def evaluate(
+    play: Callable[..., Awaitable[Collected]], seeds: Sequence[int], *, purpose: str, temperature: float
+) -> Evaluation:
+    """One episode per held-out seed. play: `Player.collect`, or what shares it out among several ranks.
 
     The random streams of the replies depend on the run's seed, `purpose` and the place in `seeds`: passes of one
     purpose share them on purpose, so that two of them differ by the policy and not by luck.
     """
     starts = [Start(index, seed) for index, seed in enumerate(seeds)]
-    collected = await player.collect(starts, 1, purpose=purpose, temperature=temperature)
+    collected = await play(starts, 1, purpose=purpose, temperature=temperature)
     return Evaluation([episode for group in collected.groups for episode in group.episodes], collected.failed)
 
 

@@ -259,7 +259,8 @@ class Run:
         while wanted:
             first = self.cursor.taken
             seeds = self.cursor.take(wanted)
-            collected = await self._collect_starts([Start(first + index, seed) for index, seed in enumerate(seeds)])
+            starts = [Start(first + index, seed) for index, seed in enumerate(seeds)]
+            collected = await self._play(starts, config.group_size, min_size=config.min_group_size)
             failed += collected.failed
             dropped += collected.dropped
             latencies += collected.latencies
@@ -293,11 +294,9 @@ class Run:
             self.screen.episode(groups[0].episodes[0])
         return self._with_replayed(groups)
 
-    async def _collect_starts(self, starts: Sequence[Start]) -> Collected:
-        """Each rank plays its share; all get all groups, in order."""
-        config = self.config.collect
-        mine = self.parallel.split(starts)
-        collected = await self.player.collect(mine, config.group_size, min_size=config.min_group_size)
+    async def _play(self, starts: Sequence[Start], size: int, **settings: Any) -> Collected:
+        """As `Player.collect`, but each rank plays its share, and all get all groups, in order."""
+        collected = await self.player.collect(self.parallel.split(starts), size, **settings)
         if self.parallel.world == 1:
             return collected
         parts: list[Collected] = self.parallel.gather_objects(collected)
@@ -407,17 +406,14 @@ class Run:
         self.screen.phase(f"evaluating on {config.episodes} held-out start states")
         began = perf_counter()
         seeds = self.config.seeds.evaluation_seeds(config.episodes)
-        result = await evaluate(self.player, seeds, purpose="evaluation", temperature=config.temperature)
+        result = await evaluate(self._play, seeds, purpose="evaluation", temperature=config.temperature)
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         summary |= result.summary()
         if last and config.greedy:
-            greedy = await evaluate(self.player, seeds, purpose="evaluation", temperature=0.0)
+            greedy = await evaluate(self._play, seeds, purpose="evaluation", temperature=0.0)
             summary["greedy"] = greedy.summary()
         if self.step == 0:
-            summary["reference"] = {
-                name: await evaluate_reference(self.fleet, name, self.config.environment, seeds, self.actions)
-                for name in config.reference
-            }
+            summary["reference"] = await self._play_references(seeds)
         summary["seconds"] = perf_counter() - began
         if result.episodes:
             self.success, self._evaluated = summary["success"], self.step
@@ -428,6 +424,14 @@ class Run:
             self.folder.append_evaluation(summary)
             self.folder.write_episodes(self.step, result.episodes[: config.keep_episodes])
         self.screen.evaluation(self.step, summary)
+
+    async def _play_references(self, seeds: Sequence[int]) -> dict[str, Any]:
+        """The ladder beside the curve, by name. They need no model, so one rank plays them for all."""
+        played: dict[str, Any] = {}
+        if self.parallel.is_main:
+            for name in self.config.evaluation.reference:
+                played[name] = await evaluate_reference(self.fleet, name, self.config.environment, seeds, self.actions)
+        return self.parallel.broadcast_object(played)
 
     async def finish(self, reason: str) -> None:
         """Evaluates and saves the end, whatever it was. The same weights are not evaluated twice."""
