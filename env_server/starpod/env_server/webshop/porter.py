@@ -1,0 +1,59 @@
+"""Stems of English words by Porter's algorithm, in the variant of its author's programs that Lucene has."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import Stemmer
+
+_stemmer = Stemmer.Stemmer("porter", 0)
+_lock = threading.Lock()  # a Stemmer serves one thread at a time
+
+_VOWEL = re.compile("[aeiou]|.y")
+_VOWEL_CONSONANT = re.compile("(?:[aeiou]|.y)[^aeiou]")
+_BLI_LOGI = re.compile("(.+)(bl|log)(?:ies|[iy](?:ed|ing)?s?)")
+_DOUBLE = re.compile(r"(.*([^aeioubdfglmnprstz]))\2(?:ed|ing)s?")
+
+
+def stem(word: str) -> str:
+    """The stem of a lower-case word. Lucene counts in UTF-16 units, which matters where a word has letters above U+FFFF.
+
+    The library has the algorithm of 1980. Where Lucene's goes another way, the word is first brought to a form that both
+    treat alike: up to two letters nothing is done; step 2 takes bli for ble and logi for log; step 1b halves every
+    double consonant but l, s and z, not just the nine that English doubles.
+    """
+    if not word.isascii() and max(word) > "\uffff":
+        return _from_units(stem(_to_units(word)))
+    if len(word) <= 2:
+        return word
+    if match := _DOUBLE.fullmatch(word):
+        halved, letter = match.groups()
+        if _VOWEL.search(halved + letter) and (letter != "y" or _ends_in_consonant_y(halved + letter)):
+            word = halved
+    if match := _BLI_LOGI.fullmatch(word):
+        before, ending = match.groups()
+        if _VOWEL_CONSONANT.search(before):
+            word = before + ("ble" if ending == "bl" else ending)
+    with _lock:
+        stemmed: str = _stemmer.stemWord(word)
+    return stemmed
+
+
+def _ends_in_consonant_y(word: str) -> bool:
+    """Whether the last y of a word stands for a consonant: there, every second of a run of y does."""
+    run = re.search("[aeiou]?y+$", word)
+    return run is not None and len(run[0].strip("aeiou")) % 2 == (run[0][0] != "y" or run.start() == 0)
+
+
+# Surrogates as private letters, which are consonants to the algorithm like all it does not know.
+
+
+def _to_units(word: str) -> str:
+    units = memoryview(word.encode("utf-16-le")).cast("H")
+    return "".join(chr(unit + 0x800 if 0xD800 <= unit < 0xE000 else unit) for unit in units)
+
+
+def _from_units(units: str) -> str:
+    characters = "".join(chr(ord(unit) - 0x800) if "\ue000" <= unit < "\ue800" else unit for unit in units)
+    return characters.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
