@@ -56,6 +56,7 @@ class WebShop(Environment):
 
     _cached_store: Store
     _cached_shop: Shop
+    _remembers: bool
     _past_pages: list[str]
     """As shown after earlier actions, oldest first, as many as are shown again."""
     _past_actions: list[str]
@@ -74,6 +75,7 @@ class WebShop(Environment):
 
     def _enter(self, store: Store, state: ShopState) -> None:
         options = self.options
+        self._remembers = bool(options.num_prev_obs or options.num_prev_actions)
         self._cached_store = store
         self._cached_shop = Shop(
             store,
@@ -87,29 +89,33 @@ class WebShop(Environment):
     def step(self, action: Any) -> Outcome:
         if type(action) is not str or len(action) > actions.MAX_LENGTH:
             return self._invalid()
-        options, shop = self.options, self._cached_shop
-        if options.num_prev_obs or options.num_prev_actions:
+        if self._remembers:
             self._remember(action)
+        shop = self._cached_shop
         name, argument = actions.parse(action)
-        if name == "click" and argument:
-            changed = shop.click(argument)
-            if changed is None:
-                return self._invalid()
-            if shop.state.page == "done":
-                return self._purchase()
-            return _CHANGED if changed else _UNCHANGED
-        if name == "search" and argument:
-            flagged = not shop.has_search_bar and options.search_without_bar != "allowed"
-            if flagged and options.search_without_bar == "refused":
-                return self._invalid()
-            try:
-                changed = shop.search(argument)
-            except TooManyTerms as error:
-                return self._invalid({"reason": str(error)})
-            if flagged:
-                return self._invalid(effective=changed)
-            return _CHANGED if changed else _UNCHANGED
+        try:
+            if name == "click" and argument:
+                changed = shop.click(argument)
+                if changed is None:
+                    return self._invalid()
+                if shop.state.page == "done":
+                    return self._purchase()
+                return _CHANGED if changed else _UNCHANGED
+            if name == "search" and argument:
+                return self._search(argument)
+        except TooManyTerms as error:
+            return self._invalid({"reason": str(error)})
         return self._invalid()
+
+    def _search(self, words: str) -> Outcome:
+        rule, shop = self.options.search_without_bar, self._cached_shop
+        barred = rule != "allowed" and not shop.has_search_bar
+        if barred and rule == "refused":
+            return self._invalid()
+        changed = shop.search(words)
+        if barred:
+            return self._invalid(effective=changed)
+        return _CHANGED if changed else _UNCHANGED
 
     def _invalid(self, info: Mapping[str, Any] | None = None, effective: bool = False) -> Outcome:
         if self.options.on_invalid == "end":
