@@ -38,6 +38,7 @@ class Subcommand:
 
 SUBCOMMANDS = {
     "serve": Subcommand("starpod.env_server.cli:serve", "Serve environments.", extra="server"),
+    "webshop": Subcommand("starpod.env_server.webshop.cli:webshop", "Build and inspect shops.", extra="webshop"),
     "list": Subcommand("starpod.client.cli:list_environments", "List what a server hosts."),
     "describe": Subcommand("starpod.client.cli:describe", "Show one environment: actions, options, limits."),
     "play": Subcommand("starpod.client.play:play", "Play an environment in the terminal."),

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -45,6 +46,13 @@ _LIMITS = ServerLimits()
     multiple=True,
     metavar="FILE.py|MODULE",
     help="Also host the environments that this file or module defines. Repeatable.",
+)
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="A shop for webshop, built by `starpod webshop build`. Repeatable; the first is the default.",
 )
 @click.option("--max-sessions", default=_LIMITS.max_sessions, show_default=True, type=click.IntRange(1))
 @click.option("--max-message-bytes", default=_LIMITS.max_message_bytes, show_default=True, type=click.IntRange(1024))
@@ -100,6 +108,7 @@ def serve(
     workers: int,
     metrics_port: int,
     modules: tuple[str, ...],
+    stores: tuple[str, ...],
     max_sessions: int,
     max_message_bytes: int,
     max_calls_in_flight: int,
@@ -130,6 +139,8 @@ def serve(
     if max_lease_seconds < default_lease_seconds:
         raise click.UsageError("--lease is longer than --max-lease")
     configure_logs("json" if log_format == "json" else "text", log_level)
+    if stores:
+        _use_stores(stores)
     if workers > 1:
         sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, drain_seconds))
     try:
@@ -163,6 +174,21 @@ def serve(
         raise click.UsageError(str(error)) from error
     except (ServerError, TokenFileError, TracingUnavailable) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _use_stores(stores: Sequence[str]) -> None:
+    """Hands the stores to this process's environments, and to its workers and theirs, through the environment."""
+    try:
+        from starpod.env_server.webshop.store import STORES_VARIABLE, Manifest, StoreError, given_stores
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"--store needs the package {error.name}: pip install 'starpod[webshop]'") from error
+    try:
+        given = given_stores(os.pathsep.join(stores))
+        for path in given.values():
+            Manifest.read(path)
+    except StoreError as error:
+        raise click.UsageError(f"--store: {error}") from error
+    os.environ[STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in given.items())
 
 
 def _registry(environments: tuple[str, ...], modules: tuple[str, ...]) -> tuple[Registry, list[str]]:
