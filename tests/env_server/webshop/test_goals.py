@@ -128,7 +128,7 @@ def test_the_order_is_that_of_a_shuffled_list(count: int, seed: int) -> None:
 def weighted(weights: list[float]) -> Goals:
     """Goals of which only the weights are ever asked."""
     some = np.zeros(len(weights))
-    columns = dict.fromkeys(("product", "record", "first", "cap", "weight", "order"), some)
+    columns = dict.fromkeys(("product", "record", "first", "cap", "weight", "stream", "order"), some)
     return Goals.from_arrays(ListCatalogue(()), "human", columns | {"cumulative": np.cumsum(weights)})
 
 
@@ -257,7 +257,9 @@ def test_columns_make_the_same_goals(kind: Kind) -> None:
     arrays = goals.arrays()
     again = Goals.from_arrays(recorded("1k"), kind, arrays)
     assert [*again] == [*goals]
-    assert sum(column.nbytes for column in arrays.values()) <= 12 * len(goals) + 32 * len(arrays["product"]) + 8
+    assert (
+        sum(column.nbytes for column in arrays.values()) <= 12 * len(goals) + 32 * len(arrays["product"]) + 8 + 4 * 625
+    )
     for outside in (-1, len(goals)):
         with pytest.raises(IndexError):
             goals[outside]
@@ -275,3 +277,16 @@ def test_a_selection_keeps_what_it_is_asked_to() -> None:
     few = kept.select(limit=7)
     assert len({goal.instruction_text for goal in few}) == len(few) == 7
     assert [*kept.select(limit=7)] == [*few]
+
+
+def test_a_limit_that_waits_for_the_rarest_goals_is_refused() -> None:
+    rare = made_up(asin="b", instruction="Find rare", instruction_attributes=("rare",))
+    common = made_up(
+        instruction="Find common",
+        instruction_attributes=("common",),
+        options={"size": tuple(map(str, range(300))), "color": tuple(map(str, range(300)))},
+    )
+    goals = build(ListCatalogue([rare, common]), "synthetic")
+    assert len(goals.select(limit=100)) == 100
+    with pytest.raises(ValueError, match="too many to draw by weight"):
+        goals.select(lambda index, goal: goal.asin == "b" or index < 9).select(limit=9)

@@ -27,6 +27,8 @@ candidate cap (four without a cap where there are not two candidates), and the d
 ORDER_SEED = 233
 """Fixes the order of the goals, in the original and here."""
 
+_DRAWS_PER_GOAL = 100  # after which a selection gives up; a caller must not hold up the server
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
@@ -68,6 +70,7 @@ class Goals:
         self._first = columns["first"]  # int64 per row and one more: goals before it, before the shuffle
         self._cap = columns["cap"]  # float64 per row: price_upper
         self._weight = columns["weight"]  # float64 per row: weight of each of its goals
+        self._stream = columns["stream"]  # uint32: state of the generator after the shuffle, where selections go on
         self._order = columns["order"]  # uint32 per goal: its number before the shuffle
         self._cumulative = columns["cumulative"]  # float64 per goal: sum of the weights up to and with it
 
@@ -112,7 +115,8 @@ class Goals:
             "cap": np.array(cap, np.float64),
             "weight": weights.weights() if kind == "synthetic" else np.ones(len(product)),
         }
-        return cls._with_order(catalogue, kind, columns, permutation(first[-1], ORDER_SEED))
+        order, columns["stream"] = _shuffle(first[-1], ORDER_SEED)
+        return cls._with_order(catalogue, kind, columns, order)
 
     @classmethod
     def from_arrays(cls, catalogue: Catalogue, kind: Kind, arrays: Mapping[str, np.ndarray]) -> Goals:
@@ -127,6 +131,7 @@ class Goals:
             "first": self._first,
             "cap": self._cap,
             "weight": self._weight,
+            "stream": self._stream,
             "order": self._order,
             "cumulative": self._cumulative,
         }
@@ -182,21 +187,29 @@ class Goals:
         return min(int(np.searchsorted(self._cumulative, place, side="right")) + 1, len(self) - 1)
 
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
-        """The goals that `keep` (called with index and goal) lets through, then `limit` of them drawn by weight.
+        """The goals that `keep` (called with index and goal) lets through, then `limit` (from 1) of them drawn by weight.
 
         As in the original the draws follow the shuffle in the same random stream, the drawn goals come in the order in
-        which they were drawn, and a limit that is not below their number changes nothing.
+        which they were drawn, and a limit that is not below their number changes nothing. Raises ValueError for a limit
+        so close to their number that the rarest goals would have to be waited for.
         """
         chosen = self
         if keep is not None:
             kept = np.fromiter((keep(goal.index, goal) for goal in self), bool, len(self))
             chosen = self._with_order(self._catalogue, self.kind, self.arrays(), self._order[kept])
         if limit is not None and limit < len(chosen):
-            rng = random.Random(ORDER_SEED)
-            rng.shuffle(array("I", bytes(4 * int(self._first[-1]))))
+            rng = random.Random()
+            rng.setstate((3, tuple(self._stream.tolist()), None))
             drawn: dict[int, None] = {}
-            while len(drawn) < limit:
+            for _ in range(_DRAWS_PER_GOAL * limit):
                 drawn[chosen.draw(rng)] = None
+                if len(drawn) == limit:
+                    break
+            else:
+                raise ValueError(
+                    f"{limit} of {len(chosen)} goals are too many to draw by weight, some come too rarely; "
+                    "choose a smaller limit"
+                )
             chosen = self._with_order(self._catalogue, self.kind, self.arrays(), chosen._order[list(drawn)])
         return chosen
 
@@ -268,6 +281,12 @@ def _combination(product: Product, number: int) -> dict[str, str]:
 
 def permutation(count: int, seed: int) -> np.ndarray:
     """The order (uint32) into which Python's generator of this seed shuffles 0 .. count - 1."""
+    return _shuffle(count, seed)[0]
+
+
+def _shuffle(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """That order, and the words of the generator's state afterwards."""
+    rng = random.Random(seed)
     numbers = array("I", range(count))
-    random.Random(seed).shuffle(numbers)
-    return np.array(numbers, np.uint32)
+    rng.shuffle(numbers)
+    return np.array(numbers, np.uint32), np.array(rng.getstate()[1], np.uint32)

@@ -34,12 +34,15 @@ def store_named(name: str) -> Store:
 
 @lru_cache(maxsize=16)
 def goals_of(store: Store, kind: Kind, limit: int | None) -> Goals:
-    """The goals of a store, limited to so many drawn by weight. Raises OptionsError where there is none."""
+    """The goals of a store, limited to so many drawn by weight. Raises OptionsError where there is none, or too few."""
     goals = store.goals(kind)
     if not len(goals):
         other = "synthetic" if kind == "human" else "human"
         raise OptionsError(f"the catalogue {store.name!r} has no {kind} goals; choose goals={other}")
-    return goals if limit is None else goals.select(limit=limit)
+    try:
+        return goals if limit is None else goals.select(limit=limit)
+    except ValueError as error:
+        raise OptionsError(str(error)) from None
 
 
 @lru_cache(maxsize=4)
