@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starpod.env_server.webshop.goals import Goal
 from starpod.env_server.webshop.nouns import TableTagger
 from starpod.env_server.webshop.product import Product
-from starpod.env_server.webshop.reward import Grade, grade
+from starpod.env_server.webshop.reward import Grade, checklist, grade
 from tests.env_server.webshop.catalogues import made_up, real, real_data, real_sessions
 from tests.golden import golden
 
@@ -282,3 +282,17 @@ def test_the_goal_itself_is_worth_everything_but_what_its_nouns_repeat(purchase:
     assert ours.title_score == (len(set(named)) / len(named) if named else 0.2)
     assert ours.r_type == 1.0
     assert ours.r_att == 1.0
+
+
+@given(purchases())
+def test_a_checklist_ticks_what_the_grade_counts(purchase: Any) -> None:
+    product, goal, target, price, options, table = purchase
+    once = replace(
+        goal,
+        attributes=tuple(dict.fromkeys(goal.attributes)),
+        options=goal.options if isinstance(goal.options, dict) else tuple(dict.fromkeys(goal.options)),
+    )
+    ours = grade(product, once, target, price, options, table)
+    attributes, chosen = checklist(product, once, options)
+    assert sum(attributes.values()) / len(attributes) == ours.r_att
+    assert (sum(chosen.values()) / len(chosen) if chosen else None) == ours.r_option

@@ -187,7 +187,7 @@ class Goals:
         return min(int(np.searchsorted(self._cumulative, place, side="right")) + 1, len(self) - 1)
 
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
-        """The goals that `keep` (called with index and goal) lets through, then `limit` (from 1) of them drawn by weight.
+        """The goals that `keep` (called with index and goal) lets through, then `limit` of them, at least 1, by weight.
 
         As in the original the draws follow the shuffle in the same random stream, the drawn goals come in the order in
         which they were drawn, and a limit that is not below their number changes nothing. Raises ValueError for a limit
