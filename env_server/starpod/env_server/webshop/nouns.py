@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     | [^\W_]+(?:                                # a word, and what may stand inside one:
         (?: [.&](?=[^\W_]) | [/,](?=\d)         # D.O.N, M&M, 13/12, 1,000
         | (?<=[^\W\d_])-(?=\d)                  # but not the hyphens of 3-Piece and In-Ear
-        | ['\u2019](?![sS]\b)(?=[^\W_]) )            # nor the possessive
+        | ['\u2019](?![sS]\b)(?=[^\W_]) )     # nor the possessive
         [^\W_]+)*
     | ['\u2019][sS]\b | \S
     """,
