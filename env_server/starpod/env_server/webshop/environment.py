@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 OPEN_SCORE = 0.99
 """The most that `score` says before the purchase: only a purchase solves the task."""
 
+_PAID = {
+    "graded": "It is paid by how many of attributes, options and price are as asked, and by the kind of the product.",
+    "binary": "It is paid only if the kind of product and every attribute, option and the price are as asked.",
+}
 _CHANGED = Outcome()
 _UNCHANGED = Outcome(effective=False)
 
@@ -37,9 +41,8 @@ class WebShop(Environment):
         instructions=(
             "You shop for one product. The instruction says what it should be like, which options to choose and what "
             "it may cost. Search, look through the results, open a product, choose its options, and buy it: the first "
-            "purchase ends the task. It is worth most if the kind of product, its attributes, its options and its "
-            "price are all as the instruction says. Actions are search[words] and click[text], where the text is that "
-            "of a button, a product's number or an option's value on the page, for example click[Buy Now]."
+            "purchase ends the task. Actions are search[words] and click[text], where the text is that of a button, a "
+            "product's number or an option's value on the page, for example click[Buy Now]."
         ),
         grammar=(
             "search[words] or click[text]; the text is one that the page offers, in any case; the names are in lower "
@@ -68,7 +71,7 @@ class WebShop(Environment):
     def reset(self, rng: random.Random) -> None:
         options = self.options
         store = store_named(options.catalogue)
-        goals = goals_of(store, options.goals, options.limit_goals)
+        goals = goals_of(store, options.goals, options.caps, options.limit_goals)
         session, goal = choose_goal(options, goals, rng, self.seed)
         self._past_pages, self._past_actions = [], []
         self._enter(store, ShopState(goal, session))
@@ -79,7 +82,7 @@ class WebShop(Environment):
         self._cached_store = store
         self._cached_shop = Shop(
             store,
-            goals_of(store, options.goals, options.limit_goals),
+            goals_of(store, options.goals, options.caps, options.limit_goals),
             state,
             show_attributes=options.show_attrs,
             ratio=options.ratio,
@@ -152,6 +155,9 @@ class WebShop(Environment):
         }
         return Outcome(reward, terminated=True, success=solved, reward_parts=parts, criteria=criteria, info=info)
 
+    def instructions(self) -> str:
+        return f"{self.spec.instructions} {_PAID[self.options.reward]}"
+
     # --- what the agent sees -------------------------------------------------------------------------------------
 
     def observe(self) -> str:
@@ -193,7 +199,8 @@ class WebShop(Environment):
         opened = sorted(state.opened) if self.options.observation in ("text_rich", "html") else None
         options = sorted(state.options.items())
         where = (state.page, state.keywords, state.number, state.drawn, state.asin, state.sub_page, options, opened)
-        text = repr((self._cached_store.digest, self.options.goals, self.options.limit_goals, state.goal, where))
+        goal = self._cached_shop.goal
+        text = repr((self._cached_store.digest, goal.asin, goal.instruction_text, goal.options, where))
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def expert_action(self) -> str | None:

@@ -34,6 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "agentgym": {
         "goals": "synthetic",
         "choose": "seed",
+        "caps": "agentgym",
         "ratio": "levenshtein",
     },
 }
@@ -60,6 +61,11 @@ class WebShopOptions(EnvironmentOptions):
     )
     goals: Literal["human", "synthetic"] = Field(
         default="human", description="Instructions written by people, or made from attributes and options."
+    )
+    caps: Literal["original", "agentgym"] = Field(
+        default="original",
+        description="The price caps. original: drawn once per instruction. agentgym: a human instruction becomes a "
+        "goal per candidate cap, and synthetic ones draw from seed 233.",
     )
     goal: int | None = Field(default=None, ge=0, description="Index of the goal; leaves nothing to choose.")
     split: Literal["all", "train", "dev", "test"] = Field(default="all", description="The goals to choose from.")

@@ -15,7 +15,7 @@ from starpod.env_server.webshop.store import stores
 if TYPE_CHECKING:
     import numpy as np
 
-    from starpod.env_server.webshop.goals import Goals, Kind
+    from starpod.env_server.webshop.goals import Caps, Goals, Kind
     from starpod.env_server.webshop.store import Store
 
 PERMUTATION_SEED = 42
@@ -33,9 +33,9 @@ def store_named(name: str) -> Store:
 
 
 @lru_cache(maxsize=16)
-def goals_of(store: Store, kind: Kind, limit: int | None) -> Goals:
+def goals_of(store: Store, kind: Kind, caps: Caps, limit: int | None) -> Goals:
     """The goals of a store, limited to so many drawn by weight. Raises OptionsError where there is none, or too few."""
-    goals = store.goals(kind)
+    goals = store.goals(kind, caps)
     if not len(goals):
         other = "synthetic" if kind == "human" else "human"
         raise OptionsError(f"the catalogue {store.name!r} has no {kind} goals; choose goals={other}")
