@@ -15,7 +15,6 @@ from starpod.env_server.webshop.sections import StoreError, read_json, write_jso
 from starpod.env_server.webshop.stages import BuildError, Files, Progress, Stages, Synthetic
 from starpod.env_server.webshop.store import MANIFEST, VERSION, Manifest
 
-
 __all__ = ["DECISIVE", "BuildError", "Files", "Synthetic", "build", "code_digest"]
 
 

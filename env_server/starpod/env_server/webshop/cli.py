@@ -18,6 +18,7 @@ from starpod.env_server.webshop import build as building
 from starpod.env_server.webshop.nouns import load_tagger
 from starpod.env_server.webshop.records import Malformed
 from starpod.env_server.webshop.search import TooManyTerms
+from starpod.env_server.webshop.stages import Progress as Report
 from starpod.env_server.webshop.store import Store, StoreError, verify
 
 _SHOWN_MALFORMED = 20
@@ -190,7 +191,7 @@ def _errors() -> Iterator[None]:
 
 
 @contextmanager
-def _bars(console: Console) -> Iterator[building.Progress]:
+def _bars(console: Console) -> Iterator[Report]:
     """A bar per stage; on something that is no terminal nothing is drawn until the end."""
     columns = (TextColumn("{task.description:26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:

@@ -36,8 +36,9 @@ def encode(product: Product) -> bytes:
 
 def decode(data: bytes) -> Product:
     """What `encode` wrote."""
-    *fields, human = msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass")
-    return Product(*fields, tuple(HumanInstruction(*asked) for asked in human))
+    row = list(msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass"))
+    row[-1] = tuple(HumanInstruction(*asked) for asked in row[-1])
+    return Product(*row)
 
 
 class CatalogueWriter:
