@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import random
 import re
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from starpod.env_server.webshop.goals import Goals, Kind
 from starpod.env_server.webshop.index import Index
 from starpod.env_server.webshop.nouns import Tagger
 from starpod.env_server.webshop.prices import draw_prices
-from starpod.env_server.webshop.product import Product
 from starpod.env_server.webshop.records import Malformed, read_products
 from starpod.env_server.webshop.shelves import Searcher
+from starpod.env_server.webshop.synthetic import write_files
+from tests.env_server.webshop.catalogues import real, recorded
 from tests.golden import ROOT, golden
 
 
@@ -57,7 +58,7 @@ class StandIn:
 
 
 def build(
-    products: Sequence[Product],
+    catalogue: ListCatalogue,
     index: Searcher,
     kind: Kind,
     seed: int,
@@ -65,39 +66,29 @@ def build(
     select: Callable[[Goals], Goals] = lambda goals: goals,
 ) -> MemoryStore:
     """A store with prices and caps drawn from Python's generator of a seed, as the original draws them."""
-    catalogue, rng = ListCatalogue(products), random.Random(seed)
+    rng = random.Random(seed)
     prices = draw_prices(catalogue, rng)
     goals = select(Goals.build(catalogue, kind, prices, rng))
     return MemoryStore(catalogue, index, prices, tagger, goals, price_seed=seed)
 
 
-def _refuse(malformed: Malformed) -> None:
-    raise AssertionError(malformed)
-
-
-def read(folder: Path, names: tuple[str, str, str], rows: int | None = None) -> list[Product]:
-    items, attributes, human = (folder / name for name in names)
-    return list(read_products(items, attributes, human, rows=rows, on_malformed=_refuse))
-
-
-@lru_cache
-def index_of(folder: Path, names: tuple[str, str, str], first: int | None = None) -> Index:
-    """The index of the first valid products of the files."""
-    products = itertools.islice(read(folder, names), first)
+def index_of(catalogue: ListCatalogue, first: int | None = None) -> Index:
+    """The index of a catalogue's first products."""
+    products = itertools.islice((catalogue[position] for position in range(len(catalogue))), first)
     return Index.build((product.asin, product.index_text()) for product in products)
 
 
-_GOLDEN_FILES = ("items_shuffle.json.gz", "items_ins_v2.json.gz", "items_human_ins.json.gz")
+_index_of = cache(index_of)
 
 
-@lru_cache
+@cache
 def golden_store(name: str) -> MemoryStore:
     """The store of a recorded configuration, c1 to c9."""
     config = next(each for each in configurations() if each["config"] == name)
-    folder = ROOT / "webshop_golden" / "catalogue" / config["catalogue"]
+    rows = config["num_products"]
+    catalogue = recorded(config["catalogue"], rows)
     nouns = {row["asin"]: row["nouns"] for row in golden(f"title_nouns_{config['catalogue']}", "webshop_golden")}
-    products = read(folder, _GOLDEN_FILES, config["num_products"])
-    table = {product.title: nouns[product.asin] for product in products}
+    table = {catalogue[position].title: nouns[catalogue[position].asin] for position in range(len(catalogue))}
 
     def select(goals: Goals) -> Goals:
         other = config["other_arguments"]
@@ -107,8 +98,8 @@ def golden_store(name: str) -> MemoryStore:
         return goals.select(lambda _, goal: goal.price_upper < 200, other["limit_goals"])
 
     return build(
-        products,
-        index_of(folder, _GOLDEN_FILES, config["num_products"]),
+        catalogue,
+        _index_of(recorded(config["catalogue"]), rows),
         "human" if config["human_goals"] else "synthetic",
         config["random_seed_before_construction"],
         StandIn("recorded", table.__getitem__),
@@ -119,29 +110,36 @@ def golden_store(name: str) -> MemoryStore:
 def configurations() -> list[dict[str, Any]]:
     path = ROOT / "webshop_golden" / "configs.json"
     if not path.is_file():
-        pytest.skip(f"no golden data at {path}")
+        pytest.skip(f"no golden data at {path}; STARPOD_GOLDEN names the folder that holds webshop_golden/")
     configs: list[dict[str, Any]] = json.loads(path.read_text())
     return configs
 
 
-def recorded_prices(name: str) -> dict[str, float]:
-    with gzip.open(ROOT / "webshop_golden" / f"prices_{name}.json.gz", "rt") as file:
-        prices: dict[str, float] = json.load(file)
-    return prices
-
-
-_REAL_FILES = ("items_shuffle_1000.reconstructed.json", "items_ins_v2_1000.json", "items_human_ins.subset13.json")
-
-
-@lru_cache
+@cache
 def real_store(kind: Kind) -> MemoryStore:
     """The thousand real products, with the stand-in for nouns of the recorded transcripts."""
-    folder = ROOT / "webshop_data"
-    if not (folder / _REAL_FILES[0]).is_file():
-        pytest.skip(f"no data at {folder}")
+    return build(real(), _index_of(real()), kind, 0, StandIn("four letters", _long_words))
 
-    def nouns(title: str) -> list[str]:
-        words = re.findall(r"\w+", title)
-        return [word.lower() for word in words if len(word) >= 4 and re.fullmatch("[A-Za-z]+", word)]
 
-    return build(read(folder, _REAL_FILES), index_of(folder, _REAL_FILES), kind, 0, StandIn("four letters", nouns))
+@cache
+def synthetic_store(kind: Kind) -> MemoryStore:
+    """A thousand generated products."""
+    catalogue = _generated()
+    return build(catalogue, _index_of(catalogue), kind, 0, StandIn("four letters", _long_words))
+
+
+@cache
+def _generated() -> ListCatalogue:
+    def refuse(malformed: Malformed) -> None:
+        raise AssertionError(malformed)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files(folder, 1000, 0)
+        files = [folder / f"{stem}.json" for stem in ("items_shuffle", "items_ins_v2", "items_human_ins")]
+        return ListCatalogue(read_products(*files, on_malformed=refuse))
+
+
+def _long_words(title: str) -> list[str]:
+    words = re.findall(r"\w+", title)
+    return [word.lower() for word in words if len(word) >= 4 and re.fullmatch("[A-Za-z]+", word)]

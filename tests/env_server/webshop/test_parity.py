@@ -112,13 +112,12 @@ def use(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> None:
 
 def test_golden_episodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     parity, purchases = Parity(CHOSEN), 0
-    for settings in configurations():
-        store = golden_store(settings["config"])
+    settings = {each["config"]: each for each in configurations()}
+    for episode in golden("episodes", "webshop_golden"):
+        store = golden_store(episode["config"])
         use(monkeypatch, store)
-        for episode in golden("episodes", "webshop_golden"):
-            if episode["config"] == settings["config"]:
-                purchases += replay_episode(store, settings, episode, parity)
-                parity.episodes += 1
+        purchases += replay_episode(store, settings[episode["config"]], episode, parity)
+        parity.episodes += 1
     # The recordings come in two halves, and not every error occurs in both; test_environment.py has all of them.
     parity.chosen = {name: why for name, why in CHOSEN.items() if name in parity.deviations}
     parity.report(f"webshop, {purchases} purchases", capsys)

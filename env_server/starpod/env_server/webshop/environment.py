@@ -7,7 +7,14 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from starpod.env_server.environment import INVALID, Environment, EnvironmentSpec, Limits, Outcome
+from starpod.env_server.environment import (
+    INVALID,
+    Environment,
+    EnvironmentSpec,
+    Limits,
+    Outcome,
+    Unavailable,
+)
 from starpod.env_server.webshop import actions, pages
 from starpod.env_server.webshop.policies import expert_action
 from starpod.env_server.webshop.presentation import present
@@ -15,7 +22,8 @@ from starpod.env_server.webshop.presets import WebShopOptions
 from starpod.env_server.webshop.reward import checklist
 from starpod.env_server.webshop.search import TooManyTerms
 from starpod.env_server.webshop.shop import Shop, ShopState
-from starpod.env_server.webshop.starts import choose_goal, goals_of, store_named
+from starpod.env_server.webshop.starts import choose_goal, goals_of, open_stores, store_named
+from starpod.env_server.webshop.store import StoreError
 
 if TYPE_CHECKING:
     from starpod.env_server.webshop.store import Store
@@ -66,7 +74,10 @@ class WebShop(Environment):
 
     @classmethod
     def prepare(cls) -> None:
-        store_named("")
+        try:
+            open_stores()
+        except StoreError as error:
+            raise Unavailable(str(error)) from error
 
     def reset(self, rng: random.Random) -> None:
         options = self.options

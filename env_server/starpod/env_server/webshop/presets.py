@@ -124,9 +124,8 @@ class WebShopOptions(EnvironmentOptions):
     @model_validator(mode="after")
     def _consistent(self) -> WebShopOptions:
         if self.split not in SPLITS[self.splits]:
-            raise ValueError(
-                f"the splits of {self.splits} have no {self.split}; choose one of {[*SPLITS[self.splits]]}"
-            )
+            there = ", ".join(SPLITS[self.splits])
+            raise ValueError(f"the splits of {self.splits} have no {self.split}; choose one of {there}")
         if self.choose == "weighted" and self.split != "all":
             raise ValueError("weighted draws are from all goals: leave out split, or choose uniform or seed")
         if self.choose == "weighted" and self.permute_goals:

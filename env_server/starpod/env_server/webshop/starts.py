@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starpod.env_server.environment import OptionsError
 from starpod.env_server.webshop.goals import permutation
 from starpod.env_server.webshop.presets import SPLITS, WebShopOptions
-from starpod.env_server.webshop.store import stores
+from starpod.env_server.webshop.store import SYNTHETIC, StoreError, stores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,10 +26,24 @@ def store_named(name: str) -> Store:
     """The store of this server with that name, the first one for none. Raises OptionsError naming those there are."""
     there = stores()
     name = name or next(iter(there))
+    if name not in there:
+        raise OptionsError(f"this server has no catalogue {name!r}; it has {', '.join(there)}")
     try:
         return there[name]
-    except KeyError:
-        raise OptionsError(f"this server has no catalogue {name!r}; it has {', '.join(there)}") from None
+    except StoreError as error:
+        raise OptionsError(str(error)) from error
+
+
+def open_stores() -> None:
+    """Opens the stores that this server was given, or the synthetic one where it was given none, and what they need.
+
+    Raises StoreError.
+    """
+    there = stores()
+    for name in [name for name in there if name != SYNTHETIC] or [SYNTHETIC]:
+        store = there[name]
+        store.index.search("lamp")
+        store.tagger.nouns("Lamp")
 
 
 @lru_cache(maxsize=16)
