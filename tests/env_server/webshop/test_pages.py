@@ -60,7 +60,7 @@ def test_empty_titles_and_values_are_not_shown() -> None:
 
 
 def test_clicked_values_are_marked_if_the_address_quotes_them() -> None:
-    options = {"color": ("red", 'a "b"', "açaí"), "size": ("color", "9", "size")}
+    options: dict[str, tuple[str, ...]] = {"color": ("red", 'a "b"', "açaí"), "size": ("color", "9", "size")}
     both = pages.rich(at(replace(SANDAL, options=options), "red", "9"))
     # The latest in the order of the page stands first; the names of groups are in the address as well.
     assert both.startswith(
@@ -82,7 +82,7 @@ def test_opened_products_are_marked_on_results() -> None:
 
 
 def test_the_final_page_writes_options_as_a_template_does() -> None:
-    options = {"size": ("5' <a> & b",), "color": ("ç",)}
+    options: dict[str, tuple[str, ...]] = {"size": ("5' <a> & b",), "color": ("ç",)}
     shop = at(replace(SANDAL, options=options), "5' <a> & b", "ç", "buy now")
     shown = '{"color": "\\u00e7", "size": "5\\u0027 \\u003ca\\u003e \\u0026 b"}'
     assert f"[SEP] options [SEP] {shown} [SEP] attrs" in pages.text(shop)

@@ -43,7 +43,7 @@ def open_stores() -> None:
     for name in [name for name in there if name != SYNTHETIC] or [SYNTHETIC]:
         store = there[name]
         store.index.search("lamp")
-        store.tagger.nouns("Lamp")
+        store.tagger.nouns(store.catalogue[0].title)
 
 
 @lru_cache(maxsize=16)
