@@ -94,6 +94,19 @@ def test_equal_rewards_of_a_solved_task_are_no_trap() -> None:
     assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=fall(0.1, 0.5, 20)) != []
 
 
+def test_success_around_its_bound_does_not_warn_again_and_again() -> None:
+    curves = {"diversity": fall(0.8, 0.1, 30), "entropy": fall(0.5, 0.0, 30)}
+    noise = random.Random(0).gauss
+    warnings = play(
+        EchoTrap(MonitorConfig()),
+        range(1, 200),
+        **curves,
+        success=lambda step: fall(0.1, 0.9, 15)(step) + noise(0, 0.05) if step < 150 else 0.3,
+    )
+    assert [w.signal for w in warnings] == ["entropy", "diversity", "echo_trap"]
+    assert 150 <= warnings[0].step <= 155
+
+
 def test_a_run_without_any_deviation_is_told_so_once() -> None:
     warnings = play(EchoTrap(MonitorConfig()), range(1, 60), std=lambda step: 0.0)
     assert [(w.step, w.signal) for w in warnings] == [(10, "reward_std")]
@@ -125,7 +138,12 @@ def test_steps_without_a_metric_change_nothing() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 99))
 def test_a_resumed_watch_says_what_an_undisturbed_one_says(cut: int) -> None:
-    curves = {"std": fall(0.4, 0.02, 40), "entropy": fall(0.5, 0.02, 60), "grad": lambda step: 1.0 + (step > 70) * 9}
+    curves: dict[str, Curve] = {
+        "std": fall(0.4, 0.02, 40),
+        "entropy": fall(0.5, 0.02, 60),
+        "grad": lambda step: 1.0 + (step > 70) * 9,
+        "success": lambda step: 0.95 if 50 < step < 80 else 0.75,
+    }
     whole = EchoTrap(MonitorConfig())
     expected = play(whole, range(1, 101), **curves)
     first, second = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())

@@ -36,7 +36,8 @@ class EchoTrapConfig(Section):
         default=0.9,
         gt=0,
         le=1,
-        description="From this success on, deviation, entropy and diversity may fall without a warning.",
+        description="From this success on, by the median of the window, deviation, entropy and diversity may fall "
+        "without a warning, until success is below it by the factor `release`.",
     )
 
 

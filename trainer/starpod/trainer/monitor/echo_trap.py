@@ -89,23 +89,26 @@ class EchoTrap:
     """Follows the four signals and warns in words, once per onset.
 
     A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
-    back past the bound by the factor `release`. Signals that are missing from a step's metrics are left as they were.
+    back past the bound by the factor `release`. Where the task is solved, signals that fall are excused. Signals that
+    are missing from a step's metrics are left as they were.
     """
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config.echo_trap
         self._tracks = {signal.name: _Track() for signal in SIGNALS}
         self._trapped = False
+        self._successes: list[float] = []
+        self._solved = False
 
     def update(self, step: int, metrics: Mapping[str, float]) -> list[EchoWarning]:
         """Takes the metrics of a step. Returns what is new to say."""
-        solved = metrics.get("collect/success", 0.0) >= self._config.solved
+        self._take_success(metrics.get("collect/success"))
         warnings = []
         for signal in SIGNALS:
             value = metrics.get(signal.metric)
             if value is None or not self._take(signal, value):
                 continue
-            warning = self._judge(step, signal, solved)
+            warning = self._judge(step, signal)
             if warning is not None:
                 warnings.append(warning)
         verdict = self._verdict(step)
@@ -121,6 +124,14 @@ class EchoTrap:
     @property
     def _firing(self) -> list[Signal]:
         return [s for s in SIGNALS if self._tracks[s.name].firing and self._ratio(s.name) is not None]
+
+    def _take_success(self, value: float | None) -> None:
+        """Notes whether the task is solved. Like a signal, that ends only well past its bound."""
+        if value is None:
+            return
+        self._successes = [*self._successes, value][-self._config.window :]
+        bound = self._config.solved
+        self._solved = statistics.median(self._successes) >= (bound / self._config.release if self._solved else bound)
 
     def _take(self, signal: Signal, value: float) -> bool:
         """Notes a value. True once the start is complete and there is something to compare."""
@@ -145,7 +156,7 @@ class EchoTrap:
         start = statistics.fmean(track.start)
         return statistics.median(track.latest) / start if start > 0 else None
 
-    def _judge(self, step: int, signal: Signal, solved: bool) -> EchoWarning | None:
+    def _judge(self, step: int, signal: Signal) -> EchoWarning | None:
         track = self._tracks[signal.name]
         ratio = self._ratio(signal.name)
         if ratio is None:
@@ -158,9 +169,10 @@ class EchoTrap:
         else:
             beyond, back = (lambda r: r < bound), ratio > bound * config.release
         # Where the task is solved all members succeed alike, and that is no trap.
-        if back or (solved and not signal.rises):
+        excused = self._solved and not signal.rises
+        if back or excused:
             track.firing = False
-        if track.firing or not beyond(ratio) or (solved and not signal.rises):
+        if track.firing or not beyond(ratio) or excused:
             return None
         track.firing = True
         return EchoWarning(
@@ -212,13 +224,15 @@ class EchoTrap:
             }
             for name, track in self._tracks.items()
         }
-        return {"tracks": tracks, "trapped": self._trapped}
+        return {"tracks": tracks, "trapped": self._trapped, "successes": self._successes, "solved": self._solved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, values in state["tracks"].items():
             latest = [math.inf if value is None else value for value in values["latest"]]
             self._tracks[name] = _Track(list(values["start"]), latest, values["firing"])
         self._trapped = state["trapped"]
+        self._successes = list(state["successes"])
+        self._solved = state["solved"]
 
 
 def _share(signal: Signal, ratio: float) -> str:
