@@ -138,11 +138,16 @@ def test_runs_and_seeds_in_one_picture(tmp_path: Path) -> None:
     written = write_comparison(kinds, tmp_path / "trap.html", title="The Echo Trap")
     page = read(written[0])
     assert "The Echo Trap" in page.text and "StarPO-S 2" in page.text and page.fetched == []
-    assert [path.name for path in written[1:3]] == [
+    assert [path.name for path in written[1:4]] == [
+        "trap.svg",
         "trap-evaluation-success.svg",
         "trap-collect-reward-std-in-group.svg",
     ]
-    for path in written[1:]:
+    together = ET.parse(written[1]).getroot()
+    panels = together.findall("{http://www.w3.org/2000/svg}svg")
+    places = {(panel.get("x"), panel.get("y")) for panel in panels}
+    assert len(places) == len(panels) == len(written[2:])
+    for path in written[2:]:
         root = ET.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert len(root.findall(".//*[@class='line s0']")) == len(root.findall(".//*[@class='line s1']")) == 1

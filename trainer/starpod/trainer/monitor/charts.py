@@ -188,15 +188,30 @@ def share_chart(
     return _svg(frame, title, f"mean shares: {means}", drawing, _hover(frame, stacked, "share", x_label, dots=False))
 
 
-def standalone(svg: str, *, margin: int = 16) -> str:
-    """An <svg> element as a file of its own, with its colours for light and dark and a ground to stand on."""
-    head, _, drawing = svg.partition(">")
-    width, height = (int(side) + 2 * margin for side in re.findall(r'(?:width|height)="(\d+)"', head)[:2])
-    label = re.search(r' aria-label="[^"]*"', head)
+def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
+    """<svg> elements as one file, with its colours for light and dark and a ground to stand on.
+
+    Several of them stand in rows of `columns`; each row is as high as its highest chart.
+    """
+    placed: list[str] = []
+    labels: list[str] = []
+    top = right = 0
+    for first in range(0, len(charts), columns):
+        left = height = 0
+        for chart in charts[first : first + columns]:
+            head, _, drawing = chart.partition(">")
+            wide, high = (int(side) for side in re.findall(r'(?:width|height)="(\d+)"', head)[:2])
+            labels += re.findall(r' aria-label="([^"]*)"', head)
+            placed.append(f'<svg x="{left}" y="{top}" width="{wide}" height="{high}" overflow="visible">{drawing}')
+            left, height = left + wide + margin, max(height, high)
+        top, right = top + height + margin, max(right, left)
+    width, height = right + margin, top + margin
+    label = f' aria-label="{" ".join(labels)}"' if labels else ""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img"{label.group() if label else ""} '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img"{label} '
         f'viewBox="{-margin} {-margin} {width} {height}" width="{width}" height="{height}"><style>{STYLE}</style>'
-        f'<rect x="{-margin}" y="{-margin}" width="{width}" height="{height}" rx="8" fill="var(--surface)"/>{drawing}\n'
+        f'<rect x="{-margin}" y="{-margin}" width="{width}" height="{height}" rx="8" fill="var(--surface)"/>'
+        f"{''.join(placed)}</svg>\n"
     )
 
 

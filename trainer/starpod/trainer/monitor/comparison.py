@@ -42,13 +42,14 @@ def write_comparison(
     title: str = "Comparison",
     smoothing: int | None = None,
 ) -> list[Path]:
-    """Writes a page, and beside it one SVG file per chart, `<page>-<metric>.svg`, that stands alone.
+    """Writes a page, and beside it SVG files that stand alone: one per chart, `<page>-<metric>.svg`, and one of all.
 
     run_dirs: label to the folders of its seeds; a plain list compares runs of one seed, labelled by their folders.
     smoothing: steps over which metrics of single steps are averaged; a thirtieth of the run unless said.
 
     Lines are means over seeds, thin lines the seeds; bands are 95 % intervals of the mean (Student's t), or the
-    evaluation's own interval where there is one seed. Returns the paths written, the page first.
+    evaluation's own interval where there is one seed. Returns the paths written: the page, the file of all
+    charts (`<page>.svg`), the charts.
     """
     path = Path(path)
     if not isinstance(run_dirs, Mapping):
@@ -75,7 +76,9 @@ def write_comparison(
         + "</div>"
     )
     write_atomic(path, page(title, body))
-    written = [path]
+    together = path.with_suffix(".svg")
+    write_atomic(together, standalone(*charts.values()))
+    written = [path, together]
     for name, chart in charts.items():
         file = path.with_name(f"{path.stem}-{re.sub('[^a-z0-9]+', '-', name.lower())}.svg")
         write_atomic(file, standalone(chart))
