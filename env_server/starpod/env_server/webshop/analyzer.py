@@ -6,8 +6,8 @@ from starpod.env_server.webshop.porter import stem
 from starpod.env_server.webshop.words import words
 
 STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to"
-    " was will with".split()
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this"
+    " to was will with".split()
 )
 REMEMBERED = 1 << 17
 """How many words are remembered with their terms; then all are forgotten and it begins anew."""

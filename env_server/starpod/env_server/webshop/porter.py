@@ -17,11 +17,11 @@ _DOUBLE = re.compile(r"(.*([^aeioubdfglmnprstz]))\2(?:ed|ing)s?")
 
 
 def stem(word: str) -> str:
-    """The stem of a lower-case word. Lucene counts in UTF-16 units, which matters where a word has letters above U+FFFF.
+    """The stem of a lower-case word. A letter above U+FFFF counts as two, as in Java.
 
-    The library has the algorithm of 1980. Where Lucene's goes another way, the word is first brought to a form that both
-    treat alike: up to two letters nothing is done; step 2 takes bli for ble and logi for log; step 1b halves every
-    double consonant but l, s and z, not just the nine that English doubles.
+    The library has the algorithm of 1980. Where Lucene's goes another way, the word is first brought to a form that
+    both treat alike: up to two letters nothing is done; step 1b halves every double consonant but l, s and z, not just
+    the nine that English doubles; step 2 makes bli ble and logi log.
     """
     if not word.isascii() and max(word) > "\uffff":
         return _from_units(stem(_to_units(word)))

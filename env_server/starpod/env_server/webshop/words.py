@@ -1,4 +1,4 @@
-"""Text into words, as Lucene 8's StandardTokenizer does it: annex 29 of Unicode 9, and the emoji sequences of Emoji 11."""
+"""Text into words as Lucene 8's StandardTokenizer does it: annex 29 of Unicode 9, and the sequences of Emoji 11."""
 
 from __future__ import annotations
 
