@@ -208,7 +208,7 @@ def test_state_keys_are_of_the_state_alone() -> None:
     one, other = opened(1, goal=5), opened(2, goal=5)
     assert one.state_key() == other.state_key() != opened(1, goal=6).state_key()
     one.step("search[lamp]")
-    first = one._cached_shop.listing().products[0].asin
+    first = one._cached_shop.listing().entries[0].asin
     for action in (f"click[{first}]", "click[< prev]"):
         one.step(action)
     other.step("search[Lamp]")

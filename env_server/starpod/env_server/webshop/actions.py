@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 MAX_LENGTH: Final = 16_384
@@ -20,6 +21,7 @@ def parse(action: str) -> tuple[str, str]:
     return (action, "") if start < 0 else (line[:start], line[start + 1 : end].lower())
 
 
+@lru_cache(maxsize=1 << 14)
 def click(text: str) -> str | None:
     """The action that clicks a text; None if the text cannot be written as one."""
     return _written("click", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from starpod.env_server.environment import (
@@ -58,7 +59,7 @@ class WebShop(Environment):
             "characters"
         ),
         observation_modes=("text", "text_rich", "html", "url"),
-        render_modes=("text", "html", "png"),
+        render_modes=("text", "html", "png") if find_spec("selenium") else ("text", "html"),
         limits=Limits(max_turns=15, max_actions_per_turn=1, max_actions=15),
         slow_render=True,
     )
@@ -263,6 +264,6 @@ def _html(shop: Shop) -> str:
 
 
 def _png(shop: Shop) -> bytes:
-    from starpod.env_server.webshop.browser import png
+    from starpod.env_server.webshop.browser import png  # raises Unavailable, with what to install
 
     return png(shop)

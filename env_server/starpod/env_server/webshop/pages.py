@@ -103,14 +103,14 @@ def _page_line(shop: Shop) -> str:
 
 @lru_cache(maxsize=2048)
 def _listing_text(listing: Listing) -> str:
-    nodes = (part for product in listing.products for part in (product.asin, product.title, product.price_tag))
+    nodes = (part for entry in listing.entries for part in entry)
     return "".join(_joined(_visible(nodes)))
 
 
 @lru_cache(maxsize=2048)
 def _entries(listing: Listing) -> tuple[tuple[str, str], ...]:
     """Of each product the asin and the lines below it."""
-    return tuple((product.asin, _lines(_visible((product.title, product.price_tag)))) for product in listing.products)
+    return tuple((entry.asin, _lines(_visible((entry.title, entry.price_tag)))) for entry in listing.entries)
 
 
 def _listing_rich(listing: Listing, opened: list[str]) -> str:
@@ -134,19 +134,19 @@ def _facts(item: Item) -> Iterator[str]:
     return _visible((item.product.title, f"Price: {item.product.price_tag}", "Rating: N.A."))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _item_text(item: Item) -> str:
     options = (part for group, values in item.product.options.items() for part in (group, *values))
     return "".join(_joined((*_visible(options), *_facts(item), *_buttons(item))))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _item_rich(item: Item) -> str:
     """What stands below the options."""
     return _lines((*_facts(item), *(f"[button] {caption} [button_]" for caption in _buttons(item))))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _options_unclicked(item: Item) -> str:
     return _options_rich(item, "")[1]
 
@@ -171,7 +171,8 @@ def _options_rich(item: Item, address: str) -> tuple[str, str]:
     return "".join(reversed(clicked)), _lines(lines)
 
 
-def _sub_page_nodes(item: Item, sub_page: str) -> Iterator[str]:
+def sub_page_nodes(item: Item, sub_page: str) -> Iterator[str]:
+    """The texts of one of a product's sub-pages, as they are."""
     product = item.product
     match sub_page:
         case "Description":
@@ -184,14 +185,14 @@ def _sub_page_nodes(item: Item, sub_page: str) -> Iterator[str]:
     return iter(())  # there are no reviews
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _sub_page_text(item: Item, sub_page: str) -> str:
-    return "".join(_joined(_sub_page_nodes(item, sub_page)))
+    return "".join(_joined(sub_page_nodes(item, sub_page)))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _sub_page_rich(item: Item, sub_page: str) -> str:
-    return _lines(_sub_page_nodes(item, sub_page))
+    return _lines(sub_page_nodes(item, sub_page))
 
 
 # --- the final page ----------------------------------------------------------------------------------------------

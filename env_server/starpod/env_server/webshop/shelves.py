@@ -76,17 +76,31 @@ class Item:
         self.clickables: Mapping[str, Clickable] = clickables
 
 
+class Entry(NamedTuple):
+    """A product as results show it."""
+
+    asin: str
+    title: str
+    price_tag: str
+
+
 class Listing:
     """The products of one page of results. One per page, like `Item`."""
 
-    __slots__ = ("__weakref__", "links", "positions", "products")
+    __slots__ = ("__weakref__", "_catalogue", "entries", "links", "positions")
 
-    def __init__(self, positions: tuple[int, ...], products: tuple[Product, ...]) -> None:
+    def __init__(self, catalogue: Catalogue, positions: tuple[int, ...]) -> None:
+        self._catalogue = catalogue
         self.positions = positions
-        self.products = products
+        self.entries = tuple(Entry(each.asin, each.title, each.price_tag) for each in self.products)
         self.links: Mapping[str, Clickable] = {
-            product.asin.lower(): Clickable(product.asin.lower(), "product", product.asin) for product in products
+            entry.asin.lower(): Clickable(entry.asin.lower(), "product", entry.asin) for entry in self.entries
         }
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The whole products, read again each time: a thousand pages of them would fill the memory."""
+        return tuple(self._catalogue[position] for position in self.positions)
 
 
 Key = TypeVar("Key")
@@ -117,7 +131,7 @@ class Shelves:
     def __init__(self, stock: Stock) -> None:
         self.stock = stock
         self.size = len(stock.catalogue)
-        self.items: Kept[tuple[int, bool], Item] = Kept(4096, self._item)
+        self.items: Kept[tuple[int, bool], Item] = Kept(2048, self._item)
         self.listings: Kept[tuple[int, ...], Listing] = Kept(2048, self._listing)
         self.found: Kept[str, tuple[int, ...]] = Kept(4096, self._search)
 
@@ -126,7 +140,7 @@ class Shelves:
         return Item(self.stock.catalogue[position], position, show_attributes)
 
     def _listing(self, positions: tuple[int, ...]) -> Listing:
-        return Listing(positions, tuple(self.stock.catalogue[position] for position in positions))
+        return Listing(self.stock.catalogue, positions)
 
     def _search(self, query: str) -> tuple[int, ...]:
         # The index may hold products that are not loaded: they count among the best and are not shown.
