@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from starpod.env_server.webshop.records import Malformed
-from starpod.env_server.webshop.sections import StoreError, read_json, write_json
+from starpod.env_server.webshop.sections import StoreError, make_lasting, path_of, read_json, write_json
 from starpod.env_server.webshop.stages import BuildError, Files, Progress, Stages, Synthetic
-from starpod.env_server.webshop.store import MANIFEST, VERSION, Manifest
+from starpod.env_server.webshop.store import CHECKED_BYTES, MANIFEST, VERSION, Manifest
 
 __all__ = ["DECISIVE", "BuildError", "Files", "Synthetic", "build", "code_digest"]
 
@@ -54,7 +54,9 @@ def build(
             folder = _folder(out, present, key)
             work = Stages(folder, source, price_seed, nouns, on_malformed, progress)
             manifest = work.run()
-            write_json(out / MANIFEST, manifest.as_json())
+            for name in manifest.sections if manifest.bytes > CHECKED_BYTES else ():
+                make_lasting(path_of(folder, name))
+            write_json(out / MANIFEST, manifest.as_json(), lasting=True)
             for other in out.glob("data-*"):
                 if other != folder:
                     shutil.rmtree(other)
@@ -79,8 +81,10 @@ def _present(out: Path) -> Manifest | None:
     try:
         return Manifest.read(out)
     except StoreError as error:
-        foreign = [path.name for path in out.iterdir() if path.name not in (".lock", MANIFEST, f"{MANIFEST}.new")]
-        if all(name.startswith("data-") for name in foreign):
+        names = {path.name for path in out.iterdir()} - {".lock"}
+        ours = {name for name in names if name.startswith("data-")}
+        foreign = names - ours - ({MANIFEST, f"{MANIFEST}.new"} if ours else set())
+        if not foreign:
             return None
         raise BuildError(f"{out} holds other files ({', '.join(sorted(foreign)[:3])}); choose a new folder") from error
 
@@ -103,17 +107,19 @@ def _key_of(folder: Path) -> str:
 
 
 DECISIVE = """
-analyzer build catalogue goals index jsonstream mapped nouns nountable porter prices product records search sections
-stages store synthetic words
+analyzer build catalogue compiled goals index inversion jsonstream mapped nouns nountable porter prices product records
+search sections stages store synthetic words
 """.split()
-"""The modules that decide what is in a store."""
+"""The modules and packages that decide what is in a store."""
 
 
 def code_digest() -> str:
     """A digest of these modules: what other code has begun is not gone on with."""
     digest = hashlib.sha256()
     for name in DECISIVE:
-        digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
+        module = Path(__file__).parent / name
+        for path in sorted(module.glob("*.py")) or [module.with_suffix(".py")]:
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -39,6 +39,7 @@ def webshop() -> None:
 )
 @click.option("--synthetic", type=click.IntRange(1, 1_200_000), metavar="N", help="N made-up products instead.")
 @click.option("--seed", type=click.IntRange(0), help="Of the made-up products.  [default: 0]")
+@click.option("--plain", is_flag=True, help="Made-up products with short texts, for policies that learn from scratch.")
 @click.option("--out", required=True, type=_STORE, help="The folder of the store.")
 @click.option("--num-products", type=click.IntRange(1), help="Load the first N records only; search ranks N products.")
 @click.option("--price-seed", default=0, show_default=True, help="Of prices and price caps that are drawn.")
@@ -57,6 +58,7 @@ def build_store(
     human: Path | None,
     synthetic: int | None,
     seed: int | None,
+    plain: bool,
     out: Path,
     num_products: int | None,
     price_seed: int,
@@ -72,11 +74,11 @@ def build_store(
     if synthetic is not None:
         if products or attributes or human or num_products:
             raise click.UsageError("--synthetic takes no files and no --num-products")
-        source = building.Synthetic(synthetic, seed or 0)
+        source = building.Synthetic(synthetic, seed or 0, plain)
     elif products is None or attributes is None:
         raise click.UsageError("give --products and --attributes, or --synthetic N")
-    elif seed is not None:
-        raise click.UsageError("--seed goes with --synthetic; drawn prices have --price-seed")
+    elif seed is not None or plain:
+        raise click.UsageError("--seed and --plain go with --synthetic; drawn prices have --price-seed")
     else:
         source = building.Files(products, attributes, human, num_products)
     if nouns:

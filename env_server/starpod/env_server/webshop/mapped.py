@@ -168,11 +168,13 @@ class MappedCatalogue:
     def _read(self, position: int) -> Product:
         start, end = int(self._offsets[position]), int(self._offsets[position + 1])
         record = self._data[start:end].tobytes()
+        decompressor = zlib.decompressobj(-15, self._dictionary)
         try:
-            row = zlib.decompressobj(-15, self._dictionary).decompress(record[4:])
+            row = decompressor.decompress(record[4:])
         except zlib.error:
             row = b""
-        if not row or zlib.crc32(row).to_bytes(4, "little") != record[:4]:
+        # What follows a record is another one: then the offsets are wrong, and so may be its beginning.
+        if not row or decompressor.unused_data or zlib.crc32(row).to_bytes(4, "little") != record[:4]:
             raise StoreError(f"the record of product {position} is damaged; build the store again")
         return decode(row)
 

@@ -69,25 +69,26 @@ class SectionWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._file is not None
-        with self._file as file:
-            if kind is None:
-                sync(file)
-                self.section = Section("|u1", (self.size,), self.size, self._hash.hexdigest())
+        self._file.close()
+        if kind is None:
+            self.section = Section("|u1", (self.size,), self.size, self._hash.hexdigest())
 
 
 def write_array(folder: Path, name: str, array: np.ndarray) -> Section:
-    """Writes an array as a section and waits until it is on the disk."""
+    """Writes an array as a section."""
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = array.data.cast("B") if array.size else memoryview(b"")
-    with path_of(folder, name).open("wb") as file:
-        file.write(data)
-        sync(file)
+    path_of(folder, name).write_bytes(data)
     return Section(array.dtype.str, array.shape, array.nbytes, hashlib.sha256(data).hexdigest())
 
 
-def sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def make_lasting(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def map_section(folder: Path, name: str, section: Section) -> np.ndarray:
@@ -115,19 +116,16 @@ def check_section(folder: Path, name: str, section: Section) -> None:
         raise StoreError(f"{path_of(folder, name)} was changed since it was built; build the store again")
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, lasting: bool = False) -> None:
     """Writes a file that is there as a whole or not at all; it carries its own checksum."""
     data = json.dumps({**value, "checksum": checksum(value)}, indent=1, sort_keys=True).encode()
     beside = path.with_name(f"{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(data)
-        sync(file)
+    beside.write_bytes(data)
+    if lasting:
+        make_lasting(beside)
     beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if lasting:
+        make_lasting(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,9 +22,17 @@ from starpod.env_server.webshop.nountable import nouns_columns
 from starpod.env_server.webshop.prices import draw_price
 from starpod.env_server.webshop.product import Product
 from starpod.env_server.webshop.records import Malformed, read_products
-from starpod.env_server.webshop.sections import Section, StoreError, map_section, read_json, write_array, write_json
+from starpod.env_server.webshop.sections import (
+    Section,
+    StoreError,
+    check_section,
+    map_section,
+    read_json,
+    write_array,
+    write_json,
+)
 from starpod.env_server.webshop.store import Manifest
-from starpod.env_server.webshop.synthetic import write_files
+from starpod.env_server.webshop.synthetic import FILES, write_files
 
 Progress = Callable[[str, int, int | None], None]
 """Told of a stage by name: how much of it is done, and of how much where that is known."""
@@ -63,17 +71,19 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """The bundled generator's products."""
+    """The bundled generator's products; `plain` ones have short texts of few words."""
 
     count: int = 1000
     seed: int = 0
+    plain: bool = False
 
     @property
     def text(self) -> str:
-        return f"synthetic, {self.count} products, seed {self.seed}"
+        kind = "plain synthetic" if self.plain else "synthetic"
+        return f"{kind}, {self.count} products, seed {self.seed}"
 
     def key(self) -> list[Any]:
-        return ["synthetic", self.count, self.seed]
+        return ["synthetic", self.count, self.seed, self.plain]
 
 
 class Stages:
@@ -98,7 +108,13 @@ class Stages:
         self.facts: dict[str, Any] = {}
 
     def run(self) -> Manifest:
-        self._stage("products", self._products)
+        if isinstance(self.source, Synthetic):
+            self._stage("input", partial(self._input, self.source))
+            products, attributes, human = (self.folder / "input" / name for name in FILES)
+            self._stage("products", partial(self._products, Files(products, attributes, human), self.source.count))
+            shutil.rmtree(self.folder / "input", ignore_errors=True)
+        else:
+            self._stage("products", partial(self._products, self.source, self.source.num_products))
         self._stage("index", self._index)
         for kind in get_args(Kind):
             for caps in get_args(Caps):
@@ -124,16 +140,25 @@ class Stages:
         note = self.folder / f"{name}.json"
         try:
             done = read_json(note)
-        except (OSError, ValueError):
+            sections = {each: Section.from_json(section) for each, section in done["sections"].items()}
+            for each, section in sections.items():
+                check_section(self.folder, each, section)  # the machine may have lost its power
+            facts = done["facts"]
+        except (OSError, ValueError, StoreError):
             sections, facts = make()
             write_json(note, {"facts": facts, "sections": {each: sections[each].as_json() for each in sections}})
-        else:
-            sections = {each: Section.from_json(section) for each, section in done["sections"].items()}
-            facts = done["facts"]
         self.sections |= sections
         self.facts |= facts
 
-    def _products(self) -> tuple[dict[str, Section], dict[str, Any]]:
+    def _input(self, source: Synthetic) -> tuple[dict[str, Section], dict[str, Any]]:
+        """Generated products in the original's files: they go the way of all others."""
+        folder = self.folder / "input"
+        folder.mkdir(exist_ok=True)
+        tell = lambda done: self._tell("input", done, source.count)  # noqa: E731
+        write_files(folder, source.count, source.seed, plain=source.plain, progress=tell)
+        return {}, {}
+
+    def _products(self, source: Files, total: int | None) -> tuple[dict[str, Section], dict[str, Any]]:
         stream = random.Random(self.price_seed)
         prices: list[float] = []
         malformed: set[str] = set()
@@ -145,7 +170,6 @@ class Stages:
                 malformed.add(str(found))
                 self.on_malformed(found)
 
-        source, total = self._files()
         with CatalogueWriter(self.folder) as writer:
             for product in _read(source, source.num_products, note):
                 writer.add(product)
@@ -159,20 +183,9 @@ class Stages:
             raise BuildError(f"{source.products} has no product that can be read")
         sections, content = writer.finish()
         sections["prices"] = write_array(self.folder, "prices", np.array(prices))
-        shutil.rmtree(self.folder / "input", ignore_errors=True)
         version, words, _ = stream.getstate()
         facts = {"products": len(prices), "documents": writer.count, "content": content, "skipped": len(malformed)}
         return sections, {**facts, "random": [version, list(words), None]}
-
-    def _files(self) -> tuple[Files, int | None]:
-        """The files to read, and how many products they have where that is known."""
-        if isinstance(self.source, Files):
-            return self.source, self.source.num_products
-        folder = self.folder / "input"
-        folder.mkdir(exist_ok=True)
-        write_files(folder, self.source.count, self.source.seed)
-        products, attributes, human = "items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"
-        return Files(folder / products, folder / attributes, folder / human), self.source.count
 
     def _index(self) -> tuple[dict[str, Section], dict[str, Any]]:
         total = self.facts["documents"]

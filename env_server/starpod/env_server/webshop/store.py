@@ -39,13 +39,16 @@ CACHE_VARIABLE = "STARPOD_CACHE"
 """The environment variable that names another folder than the user's cache folder."""
 SYNTHETIC = "synthetic"
 """The store that every server has: 1,000 products of the bundled generator, built on first use."""
+BUNDLED: Mapping[str, Mapping[str, Any]] = {SYNTHETIC: {"count": 1000}, "plain": {"count": 200, "plain": True}}
+"""The stores that every server has, by name: what the bundled generator is asked for. Built on first use. `plain` has
+short texts of few words, for policies that learn from scratch."""
 
 FORMAT = "starpod webshop store"
 VERSION = 1
 """Of the format. A store of another version is refused: building it again is cheaper than a mistake."""
 MANIFEST = "manifest.json"
 
-_CHECKED_BYTES = 64 << 20
+CHECKED_BYTES = 64 << 20
 """Stores up to this size are checked in full whenever they are opened; it takes a tenth of a second."""
 
 
@@ -93,12 +96,12 @@ class Manifest:
                 raise StoreError(f"{path} has format {version}, this program reads {VERSION}; build it again")
             sections = {name: Section.from_json(section) for name, section in values.pop("sections").items()}
             return cls(**values, sections=sections)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise StoreError(_no_manifest(path)) from None
         except OSError as error:
             raise StoreError(f"cannot read {file}: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StoreError(f"{file} is damaged ({error}); build the store again with --force") from error
+            raise StoreError(f"{file} is damaged, or another program's ({error}); build the store again") from error
 
 
 def _no_manifest(path: Path) -> str:
@@ -136,9 +139,12 @@ class Store:
         manifest = Manifest.read(path)
         folder = path / manifest.data
         arrays = {each: map_section(folder, each, section) for each, section in manifest.sections.items()}
-        if manifest.bytes <= _CHECKED_BYTES:
+        if manifest.bytes <= CHECKED_BYTES:
             verify(path)
         try:
+            documents = len(arrays["products.offsets"]) - 1
+            if not len(arrays["prices"]) == manifest.products <= manifest.documents == documents:
+                raise ValueError("they disagree on how many products there are")
             return cls(name or path.name, manifest, arrays)
         except (LookupError, ValueError) as error:
             raise StoreError(f"the sections of {path} do not fit together ({error!r}); build it again") from error
@@ -176,9 +182,9 @@ def verify(path: Path, progress: Callable[[int], None] = lambda done: None) -> M
 
 
 def stores() -> Mapping[str, Store]:
-    """The stores of this process by name: those its server was given, in their order, and `synthetic` last.
+    """The stores of this process by name: those its server was given, in their order, then those of `BUNDLED`.
 
-    Each is opened (and the synthetic one built) when it is first asked for, which may raise StoreError.
+    Each is opened (and a bundled one built) when it is first asked for, which may raise StoreError.
     """
     return _stores_of(os.environ.get(STORES_VARIABLE, ""))
 
@@ -190,7 +196,7 @@ def given_stores(text: str) -> dict[str, Path]:
         name, equals, path = entry.partition("=")
         if not (equals and path and _NAME.fullmatch(name)):
             raise StoreError(f"{entry!r} is not NAME=PATH; names have letters, digits, '.', '_' and '-'")
-        if name == SYNTHETIC or name in found:
+        if name in BUNDLED or name in found:
             raise StoreError(f"the name {name!r} is taken; choose another one for {path}")
         found[name] = Path(path)
     return found
@@ -209,7 +215,7 @@ class _Stores(Mapping[str, Store]):
         self._openers: dict[str, Callable[[], Store]] = {
             name: partial(Store.open, path, name) for name, path in paths.items()
         }
-        self._openers[SYNTHETIC] = _open_synthetic
+        self._openers |= {name: partial(_open_bundled, name) for name in BUNDLED}
         self._open: dict[str, Store] = {}
         self._lock = threading.Lock()
 
@@ -228,23 +234,23 @@ class _Stores(Mapping[str, Store]):
         return len(self._openers)
 
 
-def _open_synthetic() -> Store:
-    """The synthetic store out of a cache folder, built where there is none. Safe with many processes at once."""
+def _open_bundled(name: str) -> Store:
+    """A bundled store out of a cache folder, built where there is none. Safe with many processes at once."""
     from starpod.env_server.webshop.build import Synthetic, build, code_digest
 
-    name = f"webshop-synthetic-{code_digest()[:16]}"
+    cached = f"webshop-{name}-{code_digest()[:16]}"
     problem: Exception | None = None
     for folder in _cache_folders():
-        path = folder / name
+        path = folder / cached
         for force in (False, True):  # the second time over one that is damaged
             try:
                 if not force and (path / MANIFEST).exists():
-                    return Store.open(path, SYNTHETIC)
-                build(path, Synthetic(), nouns="textblob", force=force, wait=True)
-                return Store.open(path, SYNTHETIC)
+                    return Store.open(path, name)
+                build(path, Synthetic(**BUNDLED[name]), nouns="textblob", force=force, wait=True)
+                return Store.open(path, name)
             except (StoreError, OSError) as error:
                 problem = error
-    raise StoreError(f"cannot keep the synthetic store anywhere: {problem}") from problem
+    raise StoreError(f"cannot keep the store {name} anywhere: {problem}") from problem
 
 
 def _cache_folders() -> Iterator[Path]:
