@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from pydantic import Field
+
+from starpod.env_server.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server.webshop import actions
 from starpod.env_server.webshop.catalogue import ListCatalogue
 from starpod.env_server.webshop.goals import Goal
+from starpod.env_server.webshop.markup import render_html
 from starpod.env_server.webshop.nouns import TableTagger
 from starpod.env_server.webshop.product import Product
 from starpod.env_server.webshop.shop import Shop, ShopState
@@ -108,3 +115,47 @@ class Stock:
 def little_shop(products: Sequence[Product] = PRODUCTS, goal: Goal = GOAL, *, show_attributes: bool = False) -> Shop:
     """A session on the index page."""
     return Shop(Stock(products), [goal], ShopState(0, "abc"), show_attributes=show_attributes)
+
+
+class LittleOptions(EnvironmentOptions):
+    """A few options of each kind."""
+
+    catalogue: str = Field(default="", description="Name of a store of this server.")
+    goals: Literal["human", "synthetic"] = Field(default="human", description="Who wrote the instructions.")
+    show_attrs: bool = Field(default=False, description="Whether a product has a page with its attributes.")
+    goal: int | None = Field(default=None, ge=0, description="Index of the goal.")
+
+
+class LittleWebShop(Environment):
+    """webshop-v1 over the little shop: enough for what stands on its pages."""
+
+    spec = EnvironmentSpec(
+        id="webshop-v1", version="1.0.0", title="A little shop", render_modes=("text", "html"), limits=Limits(3)
+    )
+    Options = LittleOptions
+    options: LittleOptions
+    _cached_shop: Shop
+
+    def reset(self, rng: random.Random) -> None:
+        self._cached_shop = little_shop(show_attributes=self.options.show_attrs)
+
+    def step(self, action: Any) -> Outcome:
+        shop, (name, argument) = self._cached_shop, actions.parse(action)
+        if name == "search" and argument:
+            return Outcome(effective=shop.search(argument))
+        changed = shop.click(argument or "") if name == "click" else None
+        if changed is None:
+            return Outcome(valid=False, effective=False)
+        if shop.grade:
+            return Outcome(shop.grade.reward, terminated=True, success=shop.grade.reward == 1)
+        return Outcome(effective=changed)
+
+    def render(self, mode: str = "text") -> str:
+        return render_html(self._cached_shop) if mode == "html" else self._cached_shop.address()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"shop": self._cached_shop.state.as_dict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._cached_shop = little_shop(show_attributes=self.options.show_attrs)
+        self._cached_shop.state = ShopState(**state["shop"])

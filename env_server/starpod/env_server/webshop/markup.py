@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from starpod.env_server.webshop import actions
 from starpod.env_server.webshop.pictures import picture
 from starpod.env_server.webshop.prices import NO_CAP
 
@@ -75,7 +76,7 @@ def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str
 
 def with_fields(page: str, hidden: Mapping[str, str], banner: str = "") -> str:
     """The page with hidden fields in each of its forms, and with `banner` (html) at the top of its body."""
-    fields = _fields(hidden)
+    fields = str(_fields(hidden))  # a Markup would escape the page that it is put into
     page = _FORM.sub(lambda form: form[0] + fields, page)
     return _BODY.sub(lambda body: body[0] + banner, page, count=1)
 
@@ -201,5 +202,6 @@ def _environment() -> Environment:
         logo=logo(),
         icon=lambda name: Markup(_ICONS[name]),
         picture=_picture,
+        click=actions.click,
     )
     return environment

@@ -21,6 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
+from starpod.env_server.webshop import actions
 from starpod.env_server.webshop.markup import logo, stylesheet, with_fields, with_pictures
 from starpod.env_server.webshop.site import options
 from starpod.env_server.webshop.site.guard import MAX_BODY_BYTES, Guard, headers
@@ -107,7 +108,7 @@ class Site:
     async def act(self, request: Request, session: str) -> Response:
         form = await self._form(request, session)
         place = _place(form)
-        action = form.get("action") or f"search[{form.get('search_query', '')}]"
+        action = form.get("action") or actions.search(form.get("search_query", "")) or "search[]"
         try:
             transition = await self.service.act(session, place, action)
         except Refused as refused:
