@@ -18,6 +18,7 @@ from starpod.env_server.webshop import build as building
 from starpod.env_server.webshop.nouns import load_tagger
 from starpod.env_server.webshop.records import Malformed
 from starpod.env_server.webshop.search import TooManyTerms
+from starpod.env_server.webshop.site.cli import site
 from starpod.env_server.webshop.stages import Progress as Report
 from starpod.env_server.webshop.store import Store, StoreError, verify
 
@@ -28,7 +29,10 @@ _STORE = click.Path(path_type=Path)
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def webshop() -> None:
-    """Builds and inspects stores for webshop-v1."""
+    """Builds and inspects stores for webshop-v1, and opens the shop as a web site."""
+
+
+webshop.add_command(site)
 
 
 @webshop.command("build")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import uvicorn
 
-from starpod.env_server.config import ServerConfig
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.env_server.server import EnvironmentServer, ServerError
-from starpod.env_server.webshop.site.app import create_app
-from starpod.env_server.webshop.site.service import Security, Service
+from starpod.env_server.webshop.store import STORES_VARIABLE, StoreError, given_stores
+
+if TYPE_CHECKING:
+    from starpod.env_server.webshop.site.service import Security
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ENVIRONMENT = "webshop-v1"
@@ -25,6 +27,7 @@ _ENVIRONMENT = "webshop-v1"
 @click.argument("address", default="")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option("--store", "stores", multiple=True, metavar="NAME=PATH", help="A store to sell from. Repeatable.")
 @click.option("--pictures", is_flag=True, help="Let browsers load the products' own pictures over the network.")
 @click.option("--token-file", type=_FILE, help="File with the bearer token that the server wants.")
 @click.option("--ca", type=_FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
@@ -34,6 +37,7 @@ def site(
     address: str,
     host: str,
     port: int,
+    stores: tuple[str, ...],
     pictures: bool,
     token_file: Path | None,
     ca: Path | None,
@@ -51,6 +55,13 @@ def site(
         raise click.UsageError("--certificate and --key go together, and with --ca")
     if not address and (token_file or ca):
         raise click.UsageError("--token-file and --ca are about a server: give its ADDRESS")
+    if address and stores:
+        raise click.UsageError("--store is about a server in this process: leave out ADDRESS")
+    if stores:
+        _use(stores)
+    from starpod.env_server.server import ServerError
+    from starpod.env_server.webshop.site.service import Security
+
     try:
         asyncio.run(_serve(address, host, port, pictures, Security(token_file, ca, certificate, key)))
     except RegistryError as error:
@@ -59,7 +70,24 @@ def site(
         raise click.ClickException(str(error)) from error
 
 
+def _use(stores: Sequence[str]) -> None:
+    """Hands the stores to this process's environments."""
+    text = os.pathsep.join(stores)
+    try:
+        given_stores(text)
+    except StoreError as error:
+        raise click.UsageError(f"--store: {error}") from error
+    os.environ[STORES_VARIABLE] = text
+
+
 async def _serve(address: str, host: str, port: int, pictures: bool, security: Security) -> None:
+    import uvicorn
+
+    from starpod.env_server.config import ServerConfig
+    from starpod.env_server.server import EnvironmentServer
+    from starpod.env_server.webshop.site.app import create_app
+    from starpod.env_server.webshop.site.service import Service
+
     async with AsyncExitStack() as stack:
         if not address:
             registry = Registry.installed().select([_ENVIRONMENT])
