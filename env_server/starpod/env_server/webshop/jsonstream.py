@@ -15,6 +15,7 @@ MAX_ELEMENT = 64 << 20
 """Characters of one element; a longer one is taken for a file that is broken."""
 
 _BLANKS = " \t\n\r"
+_ENDS = tuple(_BLANKS + ",:]}")
 
 
 class Element(NamedTuple):
@@ -109,16 +110,22 @@ class _Reader:
             except (ValueError, RecursionError) as error:
                 # Maybe the value only goes on beyond the window, so that is not said before there is no more to read.
                 if len(self._text) - self._at > MAX_ELEMENT or not self._more(size):
-                    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-                    where = self._text.count("\n", self._at, getattr(error, "pos", self._at))
-                    cut = " (the file ends here)" if self._ended and "Unterminated" in reason else ""
-                    raise BrokenJson(self.line + where, reason + cut) from None
+                    raise self._unreadable(error) from None
                 size *= 2
                 continue
-            # A number that ends with the window may go on beyond it.
-            if end < len(self._text) or not self._more(CHUNK):
+            # A number may go on beyond the window: 12|34, 1.|5. Anything else has an end of its own.
+            whole = not isinstance(value, (int, float)) or self._text[end : end + 1] in _ENDS
+            if whole or len(self._text) - self._at > MAX_ELEMENT or not self._more(size):
                 self._move(end)
                 return value
+            size *= 2
+
+    def _unreadable(self, error: ValueError | RecursionError) -> BrokenJson:
+        if not isinstance(error, json.JSONDecodeError):
+            return self.broken(str(error))
+        line = self.line + self._text.count("\n", self._at, error.pos)
+        cut = error.pos >= len(self._text) - 1 or error.msg.startswith("Unterminated")
+        return BrokenJson(line, f"{error.msg} (the file ends here)" if cut and self._ended else error.msg)
 
     def _move(self, to: int) -> None:
         self.line += self._text.count("\n", self._at, to)

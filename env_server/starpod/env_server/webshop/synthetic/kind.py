@@ -8,6 +8,25 @@ ROLES = ("is", "has", "for")
 """How an attribute is said: 'easy clean lamps', 'lamps with glass shade', 'lamps for living room'."""
 
 
+UNUSED: dict[str, str | None] = {
+    "product_information": "",
+    "brand": "",
+    "brand_url": "",
+    "list_price": "",
+    "availability_quantity": None,
+    "availability_status": "In Stock.",
+    "total_reviews": "",
+    "total_answered_questions": "",
+    "seller_id": "",
+    "seller_name": "",
+    "fulfilled_by_amazon": "",
+    "fast_track_message": "",
+    "aplus_present": "",
+    "small_description_old": "",
+}
+"""Fields that the original's loader insists on and throws away."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attribute:
     """An attribute and its role, one of ROLES."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from starpod.env_server.webshop.synthetic import beauty, electronics, fashion, garden, grocery
-from starpod.env_server.webshop.synthetic.kind import Attribute, Kind
-from starpod.env_server.webshop.synthetic.names import asin, code, name
-from starpod.env_server.webshop.synthetic.options import DRAWN, ORDERED, PICTURED
+from starpod.env_server.webshop.synthetic.details import anecdotes, figures
+from starpod.env_server.webshop.synthetic.kind import UNUSED, Attribute, Kind
+from starpod.env_server.webshop.synthetic.names import asin, code, common_name, name, small
+from starpod.env_server.webshop.synthetic.options import COLORS, DRAWN, ORDERED, PICTURED
 from starpod.env_server.webshop.synthetic.people import human_record
-from starpod.env_server.webshop.synthetic.wording import Random, Wording, capital, pick, title
+from starpod.env_server.webshop.synthetic.wording import Random, Wording, capital, fill, pick, title, two
 
 Records = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 """A product record, its entry of attributes, its human instructions (maybe none)."""
@@ -29,23 +30,6 @@ _BRANDS = 512
 """Brands of a department that still get new lines."""
 _INSTRUCTED = 10_000
 """Products of which half have human instructions; of those beyond, one in a hundred."""
-
-_UNUSED = {
-    "product_information": "",
-    "brand_url": "",
-    "list_price": "",
-    "availability_quantity": None,
-    "availability_status": "In Stock.",
-    "total_reviews": "",
-    "total_answered_questions": "",
-    "seller_id": "",
-    "seller_name": "",
-    "fulfilled_by_amazon": "",
-    "fast_track_message": "",
-    "aplus_present": "",
-    "small_description_old": "",
-}
-"""What the original's loader insists on and throws away."""
 
 
 @dataclass(slots=True)
@@ -93,20 +77,19 @@ class Maker:
         in_title = has[: 1 + int(random() * 3)]
         record = {
             "name": self._title(kind, line, in_title, model),
-            "product_information": "",
             "full_description": self._description(kind, wording, line, model),
             "pricing": "".join(f"${price:,.2f}" for price in prices),
             "images": [f"https://images.example.com/I/{product_asin}-{n}.jpg" for n in range(1 + int(random() * 8))],
             "product_category": kind.path,
-            "average_rating": round(5 - 2.5 * random() ** 2, 1) if random() < 0.64 else "",
-            "small_description": self._bullets(wording, has, len(in_title)),
+            "average_rating": round(5 - 2.5 * small(random), 1) if random() < 0.64 else "",
+            "small_description": self._bullets(kind, wording, line, has[len(in_title) :]),
             "customization_options": self._customization(options, product_asin, prices),
             "asin": product_asin,
-            "brand": f"Brand: {line.brand}",
             "category": kind.category,
             "query": kind.query,
             "page": 1 + int(random() * 400),
-            **_UNUSED,
+            **UNUSED,
+            "brand": f"Brand: {line.brand}",
         }
         if random() < 0.2:
             record["model"] = model
@@ -130,11 +113,11 @@ class Maker:
         low, high = kind.price
         line = Line(
             brand=brand,
-            series=name(random),
+            series=common_name(random),
             noun=pick(random, kind.nouns),
             attributes=tuple(left.pop(int(random() * len(left))) for _ in range(min(9, len(left) - 2))),
             made=pick(random, kind.made),
-            price=low * (high / low) ** random(),
+            price=low + (high - low) * small(random),
             options=tuple(generator for generator, share in kind.options if random() < share),
         )
         _remember(random, lines, line, _LINES)
@@ -171,7 +154,7 @@ class Maker:
         for generator in line.options:
             if random() < 0.12:
                 continue
-            wanted = 1 + int(9 * random() ** 2)
+            wanted = 1 + int(20 * small(random))
             if generator in ORDERED:
                 group, values = ORDERED[generator]
                 first = int(random() * max(1, len(values) - wanted + 1))
@@ -238,16 +221,19 @@ class Maker:
         if said["for"]:
             parts.append("for " + " and ".join(said["for"]))
         details = said["is"][1:]
+        part, part2 = two(random, kind.parts)
         if random() < 0.75:
-            details.append(title(f"{pick(random, kind.made)} {pick(random, kind.parts)}"))
+            details.append(title(pick(random, kind.made)))
         if random() < 0.6:
-            details.append(title(f"{pick(random, kind.parts)} and {pick(random, kind.parts)}"))
+            details.append(title(f"{part2} and {part}"))
         if random() < 0.55:
-            details.append(title(pick(random, kind.does)))
+            details.append(title(pick(random, kind.does).removeprefix("is ")))
         if random() < 0.3:
             details.append(model)
-        if random() < 0.25:
-            details.append(f"{2 + int(random() * 11)} Pack")
+        if kind.category == "grocery" and random() < 0.3:
+            details.append(f"Pack of {2 + int(random() * 11)}")
+        elif kind.category == "fashion" and random() < 0.3:
+            details.append(pick(random, COLORS))
         return ", ".join([" ".join(parts), *details])
 
     def _description(self, kind: Kind, wording: Wording, line: Line, model: str) -> str:
@@ -255,47 +241,22 @@ class Maker:
         random = self._random
         if random() < 0.3:
             return ""
-        sentences = [pick(random, wording.sentences) for _ in range(2 + int(10 * random() ** 2))]
-        sentences[0:0] = [f"{line.brand} {line.series} {line.noun}."]
-        if random() < 0.6:
-            sentences.append(self._figures(kind, line, model))
-        if random() < 0.5:
-            sentences.append(
-                f"The {line.series} line was drawn by {name(random)} {name(random)} in {name(random)} "
-                f"and is made in {name(random)}."
-            )
-        if random() < 0.15:
-            sentences.append(f"Goes well with {name(random)} {code(random)} and {name(random)} {code(random)}.")
-        return " ".join(sentences)
+        sentences = [f"{line.brand} {line.series} {line.noun}."]
+        sentences += wording.text(random, 4 + int(17 * small(random)))
+        if random() < 0.7:
+            sentences.insert(1 + int(random() * 3), figures(random, kind, model))
+        sentences += anecdotes(random, kind.query, line.series)
+        return fill(" ".join(sentences), kind, line.noun)
 
-    def _figures(self, kind: Kind, line: Line, model: str) -> str:
-        random = self._random
-        if kind.category == "grocery":
-            return (
-                f"Per serving: {int(random() * 400)} calories, {random() * 30:.1f}g protein, {random() * 40:.1f}g "
-                f"carbohydrates, {int(random() * 900)}mg sodium. Lot {model}{int(random() * 100000)}."
-            )
-        if kind.category == "fashion":
-            return (
-                f"Style {model}. Bust {60 + int(random() * 80)}cm, length {30 + int(random() * 110)}cm, "
-                f"sleeve {10 + random() * 60:.1f}cm; our model is {150 + int(random() * 45)}cm tall."
-            )
-        if kind.category == "electronics" and random() < 0.6:
-            fits = ", ".join(code(random) for _ in range(3 + int(random() * 9)))
-            return f"Compatible with {name(random)} {fits}. Part number {model}."
-        return (
-            f"Item {model} measures {random() * 70 + 1:.1f} x {random() * 40 + 1:.1f} x {random() * 30 + 1:.1f} inches "
-            f"and weighs {random() ** 2 * 60 + 0.1:.2f} pounds."
-        )
-
-    def _bullets(self, wording: Wording, has: list[Attribute], in_title: int) -> Any:
+    def _bullets(self, kind: Kind, wording: Wording, line: Line, untold: list[Attribute]) -> Any:
         """One bullet for each attribute that the title leaves out, and some more; a few sellers write one text."""
         random = self._random
-        drawn = random()
-        bullets = [pick(random, wording.about[attribute]) for attribute in has[in_title:]]
+        bullets = [pick(random, wording.about[attribute]) for attribute in untold]
         while len(bullets) < 7 and random() < (1 if len(bullets) < 2 else 0.72):
             bullets.insert(int(random() * (len(bullets) + 1)), pick(random, wording.bullets))
-        return "".join(bullets) if drawn < 0.016 else bullets
+        if random() < 0.016:
+            return fill("".join(bullets), kind, line.noun)
+        return [fill(bullet, kind, line.noun) for bullet in bullets]
 
     def _entry(self, kind: Kind, has: list[Attribute]) -> dict[str, Any]:
         """An entry of items_ins_v2.json."""

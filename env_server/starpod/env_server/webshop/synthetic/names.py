@@ -32,6 +32,11 @@ _BITS = 36
 _MASK = (1 << _BITS) - 1
 
 
+def small(random: Callable[[], float]) -> float:
+    """Over [0, 1) as well, but the smaller the likelier. A product: powers may differ between machines."""
+    return random() * random()
+
+
 def name(random: Callable[[], float]) -> str:
     """A name of three or four syllables, of several millions."""
     start = _STARTS[int(random() * len(_STARTS))]
@@ -41,11 +46,21 @@ def name(random: Callable[[], float]) -> str:
     return start + middle + _ENDS[int(random() * len(_ENDS))]
 
 
+def common_name(random: Callable[[], float]) -> str:
+    """A name of two or three syllables, of some tens of thousands: people, towns, lines."""
+    middle = int(random() * 16)
+    return (
+        _STARTS[int(random() * len(_STARTS))]
+        + (_MIDDLES[middle] if middle < 8 else "")
+        + _ENDS[int(random() * len(_ENDS))]
+    )
+
+
 def code(random: Callable[[], float]) -> str:
     """A model or part number, such as KV-4821 or T730B."""
     drawn = random()
     letters = _LETTERS[int(random() * 22)] + (_LETTERS[int(drawn * 22)] if drawn < 0.7 else "")
-    number = int(random() ** 2 * 9900) + 100
+    number = int(small(random) * 9900) + 100
     if drawn < 0.3:
         return f"{letters}-{number}"
     return f"{letters}{number}" if drawn < 0.8 else f"{letters}{number}{_LETTERS[int(random() * 22)]}"
@@ -54,7 +69,7 @@ def code(random: Callable[[], float]) -> str:
 def asin(number: int, seed: int) -> str:
     """Ten characters that are never the same for two numbers below 2**36 under one seed."""
     # Odd factors and shifted differences can be undone in 36 bits, so that no two numbers meet.
-    mixed = (number + seed * 0x9E3779B97) & _MASK
+    mixed = (number + (seed + 1) * 0x9E3779B97) & _MASK
     mixed = (mixed ^ (mixed >> 18)) * 0x5BD1E9955 & _MASK
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6DD & _MASK
     mixed ^= mixed >> 18

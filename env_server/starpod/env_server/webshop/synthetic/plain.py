@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random as randoms
+import string
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from starpod.env_server.webshop.synthetic.kind import split
-from starpod.env_server.webshop.synthetic.names import asin
+from starpod.env_server.webshop.synthetic.kind import UNUSED, split
 from starpod.env_server.webshop.synthetic.wording import Random, a, title
 
 _T = TypeVar("_T")
@@ -48,14 +48,15 @@ _ASKED = ("i need {}", "i want {}", "find me {}", "i am looking for {}")
 def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]]:
     """Products in the original's raw schema, the kinds in turn; those of a kind have two of its attributes each.
 
-    A kind has six pairs of attributes. The first 48 products are therefore all told apart by what they are.
+    A kind has six pairs of attributes. The first 48 products are therefore all told apart by what they are. Numbers are
+    short, A0 to Z0, A1 and so on: they are read and copied in two pieces.
     """
     random = randoms.Random(seed).random
     pairs = [_shuffled(random, list(itertools.combinations(split(kind.attributes), 2))) for kind in _KINDS]
     for number in range(count):
         turn, which = divmod(number, len(_KINDS))
         kind, has = _KINDS[which], pairs[which][turn % len(pairs[which])]
-        product_asin = asin(number, seed)
+        product_asin = f"{string.ascii_uppercase[number % 26]}{number // 26}"
         options = {group: _some(random, _VALUES[group]) for group in split(kind.options)}
         chosen = [values[int(random() * len(values))] for values in options.values()]
         record = {
@@ -74,6 +75,7 @@ def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict
             "query": kind.query,
             "average_rating": "",
             "page": 1,
+            **UNUSED,
         }
         entry = {
             "attributes": list(has),
@@ -95,8 +97,9 @@ def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict
 
 
 def _some(random: Random, values: tuple[str, ...]) -> list[str]:
-    """Two or three of the values."""
-    return _shuffled(random, list(values))[: 2 + int(random() * 2)]
+    """Two or three of the values, in their order."""
+    some = _shuffled(random, list(values))[: 2 + int(random() * 2)]
+    return [value for value in values if value in some]
 
 
 def _shuffled(random: Random, left: list[_T]) -> list[_T]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import random as randoms
 from collections.abc import Callable, Sequence
 
-from starpod.env_server.webshop.synthetic.kind import Attribute, Kind
+from starpod.env_server.webshop.synthetic.kind import ROLES, Kind
 
 Random = Callable[[], float]
 """Uniform over [0, 1): the one drawing function that is the same in every version of Python."""
@@ -18,33 +20,74 @@ _SPOKEN = {
     "plug play": "plug and play",
     "day comfort": "comfortable all day",
 }
-_POOL = 500
-"""Sentences of a kind; texts draw from them."""
+POOL = 360
+"""Sentences of a kind. Each template comes every so many sentences."""
+_STEPS = tuple(step for step in range(1, POOL) if math.gcd(step, POOL) == 1)
+"""Steps through the sentences that meet each template and each sentence once before any comes again."""
 
+# In angle brackets: what is put in for each product, since it speaks of its own noun.
 _SENTENCES = (
-    "{This} {does}.",
-    "{This} {does} and {does2}.",
+    "<This> {does}.",
+    "<This> {does} and {does2}.",
     "It {does}, and it {does2}.",
-    "Made of {made} and {made2}, it {does}.",
+    "It not only {does} but also {does2}.",
     "Great for {for_}: it {does}.",
-    "Whether you need it for {for_} or for {for2}, {this} {does}.",
-    "The package includes the {noun}, a {part} and a {part2}.",
-    "The {part} and the {part2} are finished with {made}.",
+    "For {for_} or for {for2}, <this> {does}.",
     "Customers tell us that it {does}.",
-    "Unlike other {query}, it {does}.",
+    "Unlike ordinary {query}, it {does}.",
     "With {has} and {made}, it {does}.",
-    "Looking for {is_} {query}? {This} {does}.",
-    "We chose {made} for the {part} after months of tests.",
-    "A well-made {part} and {has}: small details that you notice every day.",
+    "Looking for {is_} {query}? <This> {does}.",
+    "A clever {part} and {has}: small details, noticed every day.",
     "If anything is wrong with the {part}, write to us and we answer within 24 hours.",
-    "Please allow for a slight difference in color because of light and screens.",
     "A thoughtful gift for birthdays, Christmas, Mother's Day or a new home.",
-    "Questions about the {part}? Our team replaces or refunds without fuss.",
-    "{Made} keeps the {part} looking new for a long time.",
-    "We have made {query} for {years} years and still test each {noun} by hand.",
+    "Full refund or replacement, no questions asked, should the {part} ever fail.",
+    "Since {year} we have sold {query} to families, shops and studios.",
     "Suitable for {for_}, {for2} and much more.",
-    "Compare the size chart and the pictures before you order.",
+    "Count on {has}, on an honest {part}, and on people who answer.",
+    "From {for_} to {for2}: {query} like this earned {score} percent five star reviews.",
 )
+_DEPARTMENTS = {
+    "beauty": (
+        "A blend of {made} and {made2} that {does}.",
+        "Test it on a small patch of skin first; keep away from eyes and from children.",
+        "Use it two or three times a week and see how it {does}.",
+        "{Made} and {made2} are known for their gentle care.",
+        "No harsh chemicals, no animal testing: only {made}, {made2} and patience.",
+        "The {part} is hygienic, fits in any bathroom cabinet and can be recycled.",
+    ),
+    "electronics": (
+        "In the box: <a>, a {part}, a {part2}, a quick start guide and a {year} day warranty card.",
+        "The {part} and the {part2} are built from {made}.",
+        "We chose {made} for the {part} after months of tests.",
+        "Press and hold the button for three seconds to reset the {part}.",
+        "Please check the model number of your device before ordering a {part}.",
+        "Certified against overheating, short circuit and overvoltage; the {part} stays cool.",
+    ),
+    "garden": (
+        "Each {part} is finished with {made}.",
+        "{Made} keeps the {part} looking new for a long time.",
+        "Please allow for a slight difference in color because of light and screens.",
+        "All tools and clear instructions are included; attach the {part}, then the {part2}.",
+        "{Made} and {made2} suit modern, farmhouse, rustic and Scandinavian rooms.",
+        "Wipe the {part} with a dry cloth and keep it out of direct sun.",
+    ),
+    "fashion": (
+        "Cut from {made} with a neat {part} and a flattering {part2}.",
+        "Please compare the size chart first; if in doubt, take one size up.",
+        "Color may differ slightly because of light and screens.",
+        "{Made} feels soft against the skin and lets air through.",
+        "The {part} is stitched twice, so that it holds after many washes.",
+        "Pairs with denim, a blazer or whatever your closet holds; the {part} adds a quiet accent.",
+    ),
+    "grocery": (
+        "Made with {made} and {made2}, and very little else.",
+        "Store in a cool, dry place and enjoy within two weeks of opening.",
+        "We buy our {made} from farms that we visit every spring.",
+        "Allergy note: packed in a facility that also handles milk, soy, wheat and tree nuts.",
+        "Open the {part}, pour some {made} over it and share.",
+        "Recipes with {made} and {made2} are printed inside the {part}.",
+    ),
+}
 _HEADINGS = (
     "{head}: {sentence} ",
     "{HEAD} - {sentence} ",
@@ -55,21 +98,21 @@ _HEADINGS = (
 )
 _ABOUT = {
     "is": (
-        "{This} is {spoken} and {does}.",
-        "A design that is {spoken} and {does}.",
-        "Being {spoken}, it {does}.",
-        "{Attribute} quality: it {does}.",
+        "{Attribute}, as one would expect of good {query}: it {does}.",
+        "If you want {attribute} {query}, here is one choice that {does}.",
+        "Tested to be {spoken}; moreover it {does}.",
+        "Truly {spoken}: <this> {does}.",
     ),
     "has": (
         "With {attribute}, it {does}.",
-        "Thanks to {attribute}, {this} {does}.",
+        "Thanks to {attribute}, <this> {does}.",
         "{Attribute} and a good {part} make the difference.",
         "It comes with {attribute} and {does}.",
     ),
     "for": (
         "Made for {attribute}: it {does}.",
         "Ideal for {attribute}; it {does}.",
-        "Perfect for {attribute}, {this} {does}.",
+        "Perfect for {attribute}, <this> {does}.",
         "Think of {attribute}: it {does}.",
     ),
 }
@@ -109,9 +152,10 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+@functools.lru_cache(1 << 14)
 def title(text: str) -> str:
     """Capitals as in a listing: small words stay small, marks such as HDMI stay as they are."""
-    small = ("and", "for", "with", "of", "to", "on", "in", "the")
+    small = ("a", "an", "and", "at", "by", "de", "for", "from", "in", "of", "on", "or", "the", "to", "with")
     return " ".join(word if word in small else capital(word) for word in text.split())
 
 
@@ -121,34 +165,33 @@ class Wording:
     def __init__(self, kind: Kind, number: int) -> None:
         random = randoms.Random(number).random
         self._kind = kind
-        self.sentences = tuple(self._sentence(random, pick(random, _SENTENCES)) for _ in range(_POOL))
-        self.bullets = tuple(
-            self._headed(random, pick(random, kind.parts + kind.made), pick(random, self.sentences))
-            for _ in range(_POOL)
-        )
+        self._by_role = {role: [each.text for each in kind.attributes if each.role == role] for role in ROLES}
+        templates = _SENTENCES + _DEPARTMENTS[kind.category]
+        heads = kind.parts + kind.made
+        self.sentences = tuple(self._sentence(random, templates[number % len(templates)]) for number in range(POOL))
+        self.bullets = tuple(_headed(random, pick(random, heads), self._some(random)) for _ in range(POOL))
         self.about = {
             attribute: tuple(
-                self._headed(random, attribute.text, self._sentence(random, template, attribute))
+                _headed(random, attribute.text, self._sentence(random, template, attribute.text))
                 for template in _ABOUT[attribute.role]
-                for _ in range(6)
+                for _ in range(2)
             )
             for attribute in kind.attributes
         }
         """Attribute -> bullets that speak of it."""
 
-    def _sentence(self, random: Random, template: str, attribute: Attribute | None = None) -> str:
+    def text(self, random: Random, count: int) -> list[str]:
+        """Different sentences of the kind, by different templates as long as there are."""
+        first, step = int(random() * POOL), _STEPS[int(random() * len(_STEPS))]
+        return [self.sentences[(first + step * place) % POOL] for place in range(count)]
+
+    def _sentence(self, random: Random, template: str, attribute: str = "") -> str:
         kind = self._kind
-        noun = pick(random, kind.nouns)
-        this = subject(kind, noun)
-        does, does2 = self._two(random, kind.does)
-        made, made2 = self._two(random, kind.made)
-        part, part2 = self._two(random, kind.parts)
-        for_, for2 = self._two(random, [each.text for each in kind.attributes if each.role == "for"])
-        said = attribute.text if attribute else ""
+        does, does2 = two(random, kind.does)
+        made, made2 = two(random, kind.made)
+        part, part2 = two(random, kind.parts)
+        for_, for2 = two(random, self._by_role["for"])
         return template.format(
-            noun=noun,
-            this=this,
-            This=capital(this),
             does=does,
             does2=does2,
             made=made,
@@ -158,22 +201,38 @@ class Wording:
             part2=part2,
             for_=for_,
             for2=for2,
-            is_=pick(random, [each.text for each in kind.attributes if each.role == "is"]),
-            has=pick(random, [each.text for each in kind.attributes if each.role == "has"]),
+            is_=pick(random, self._by_role["is"]),
+            has=pick(random, self._by_role["has"]),
             query=kind.query,
-            years=int(5 + random() * 30),
-            attribute=said,
-            Attribute=capital(said),
-            spoken=spoken(said),
+            year=int(1950 + random() * 70),
+            score=int(70 + random() * 29),
+            attribute=attribute,
+            Attribute=capital(attribute),
+            spoken=spoken(attribute),
         )
 
-    def _headed(self, random: Random, heading: str, sentence: str) -> str:
-        template = pick(random, _HEADINGS)
-        return template.format(head=capital(heading), Head=title(heading), HEAD=heading.upper(), sentence=sentence)
+    def _some(self, random: Random) -> str:
+        """One or two sentences."""
+        first, second = two(random, self.sentences)
+        return first if random() < 0.55 or first == second else f"{first} {second}"
 
-    @staticmethod
-    def _two(random: Random, choices: Sequence[str]) -> tuple[str, str]:
-        """Two different ones."""
-        first = int(random() * len(choices))
-        second = (first + 1 + int(random() * (len(choices) - 1))) % len(choices)
-        return choices[first], choices[second]
+
+def fill(text: str, kind: Kind, noun: str) -> str:
+    """Puts the noun of a product into a text made of sentences and bullets."""
+    if "<" not in text:
+        return text
+    this = subject(kind, noun)
+    return text.replace("<this>", this).replace("<This>", capital(this)).replace("<noun>", noun).replace("<a>", a(noun))
+
+
+def two(random: Random, choices: Sequence[str]) -> tuple[str, str]:
+    """Two entries at different places."""
+    first = int(random() * len(choices))
+    second = (first + 1 + int(random() * (len(choices) - 1))) % len(choices)
+    return choices[first], choices[second]
+
+
+def _headed(random: Random, heading: str, sentence: str) -> str:
+    """A bullet in one of the ways in which sellers write them, with the blank at its end that they have."""
+    template = pick(random, _HEADINGS)
+    return template.format(head=capital(heading), Head=title(heading), HEAD=heading.upper(), sentence=sentence)
