@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 HITS: Final = 50
 """The most products that a search for words finds."""
+LONGEST_KEPT: Final = 1000
+"""Characters of a search whose results are kept."""
 SUB_PAGES: Final = ("Description", "Features", "Reviews", "Attributes")
 """The parts of a product that have pages of their own."""
 
@@ -156,7 +158,8 @@ class Shelves:
                 return self.stock.catalogue.in_category(keywords[1].strip()) if len(keywords) > 1 else ()
             case "<q>":
                 return self.stock.catalogue.with_query(rest)
-        return self.found[" ".join(keywords)]
+        query = " ".join(keywords)
+        return self.found[query] if len(query) <= LONGEST_KEPT else self._search(query)
 
 
 @lru_cache(maxsize=8)

@@ -100,6 +100,7 @@ class Shop:
         self.ratio: Ratio = ratio
         self._stream = stream
         self._shelves = shelves_of(stock)
+        self._item: Item | None = None
         self._appraised: tuple[Any, Grade] | None = None
 
     @cached_property
@@ -143,8 +144,13 @@ class Shop:
 
     def item(self) -> Item | None:
         """The product that is open or bought; None on the index and on results."""
-        position = self.stock.catalogue.position(self.state.asin) if self.state.asin else None
-        return None if position is None else self.item_at(position)
+        asin = self.state.asin
+        if not asin:
+            return None
+        if self._item is None or self._item.product.asin != asin:
+            position = self.stock.catalogue.position(asin)
+            self._item = None if position is None else self.item_at(position)
+        return self._item
 
     def clickables(self) -> Mapping[str, Clickable]:
         """What can be clicked, by its text, in the page's order. `search` stands for the search bar."""
