@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,18 @@ def variant(**changes: Any) -> type[Environment]:
 
 
 def test_built_in_environments_are_installed() -> None:
-    installed = {"bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1"}
+    installed = {"bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1", "webshop-v1"}
     assert installed <= set(Registry.installed().ids)
+
+
+def test_only_what_is_asked_for_is_imported() -> None:
+    code = (
+        "import sys; from starpod.env_server.registry import Registry\n"
+        "print(*Registry.installed(['sudoku', 'bandit-v1']).ids, *(each for each in sys.modules if 'webshop' in each))\n"
+        "print('sokoban-v1' in Registry.installed(['sudoku', 'nonesuch']).ids)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "bandit-v1 sudoku-v1\nTrue\n"
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def _use_stores(stores: Sequence[str]) -> None:
 
 def _registry(environments: tuple[str, ...], modules: tuple[str, ...]) -> tuple[Registry, list[str]]:
     """What to host, and the ids among it that were asked for."""
-    registry = Registry.installed()
+    registry = Registry.installed(environments) if environments or not modules else Registry()
     added: list[str] = []
     for module in modules:
         before = set(registry.ids)

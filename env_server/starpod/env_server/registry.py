@@ -34,6 +34,11 @@ class RegistryError(ValueError):
     """An environment class or name that cannot be hosted; the message says why and how to mend it."""
 
 
+def _means(name: str, id: str) -> bool:
+    """Whether a name that somebody gave, perhaps without its version, stands for an id."""
+    return name in (id, id.rpartition("-v")[0])
+
+
 def _load_module(source: str) -> ModuleType:
     """A module by dotted name, or a Python file by path. Raises RegistryError if there is none."""
     path = Path(source)
@@ -117,10 +122,16 @@ class Registry:
         versions.sort(key=lambda other: Version(other.spec.version), reverse=True)
 
     @classmethod
-    def installed(cls) -> Registry:
-        """Everything that installed packages register in the entry-point group `starpod.environments`."""
+    def installed(cls, names: Collection[str] = ()) -> Registry:
+        """What installed packages register in the entry-point group `starpod.environments`.
+
+        names: what is wanted of it, as for `select`; the rest is not imported, where entry points bear these names.
+        """
+        entries = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
+        if names and all(any(_means(name, entry.name) for entry in entries) for name in names):
+            entries = [entry for entry in entries if any(_means(name, entry.name) for name in names)]
         registry = cls()
-        for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name):
+        for entry in entries:
             try:
                 registry.add(entry.load())
             except Exception as error:
@@ -173,10 +184,10 @@ class Registry:
         """The registry of the named ids alone; `sokoban` means all its `sokoban-vN`."""
         chosen: list[type[Environment]] = []
         for name in names:
-            ids = [id for id in self._versions if name in (id, id.rpartition("-v")[0])]
+            ids = [id for id in self._versions if _means(name, id)]
             if not ids:
                 for id, hint in self._missing.items():
-                    if name in (id, id.rpartition("-v")[0]):
+                    if _means(name, id):
                         raise RegistryError(hint)
                 raise RegistryError(f"unknown environment {name!r}{self._suggest(name)}")
             chosen += [environment for id in ids for environment in self._versions[id] if environment not in chosen]
