@@ -37,7 +37,7 @@ def test_built_in_environments_are_installed() -> None:
 def test_only_what_is_asked_for_is_imported() -> None:
     code = (
         "import sys; from starpod.env_server.registry import Registry\n"
-        "print(*Registry.installed(['sudoku', 'bandit-v1']).ids, *(each for each in sys.modules if 'webshop' in each))\n"
+        "print(*Registry.installed(['sudoku', 'bandit-v1']).ids, *(m for m in sys.modules if 'webshop' in m))\n"
         "print('sokoban-v1' in Registry.installed(['sudoku', 'nonesuch']).ids)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -139,7 +139,6 @@ def info(store: Path, as_json: bool) -> None:
         sections = {name: section.as_json() for name, section in manifest.sections.items()}
         print(json.dumps({**facts, "sections": sections}, indent=2))
         return
-    table = Table(show_header=False, box=None)
     for name, value in (
         ("source", manifest.source),
         ("products", f"{manifest.products:,}"),
@@ -152,8 +151,7 @@ def info(store: Path, as_json: bool) -> None:
         ("size", _size(manifest.bytes)),
         ("digest", manifest.digest),
     ):
-        table.add_row(name, escape(value))
-    Console().print(table)
+        print(f"{name:28}{value}")
 
 
 @webshop.command("verify")
