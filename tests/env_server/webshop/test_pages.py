@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -152,6 +153,21 @@ def test_verl_agent_cuts_what_precedes_the_instruction() -> None:
     shop.click("b000000011")
     shop.click("buy now")
     assert f"\nPage: {pages.text(shop)}\n" in present(shop, "verl_agent")
+
+
+def test_compact_shows_in_brackets_all_that_can_be_clicked_and_nothing_else() -> None:
+    shop = little_shop((replace(SANDAL, options={"color": ("red", "blue"), "size": ("7",)}), *PRODUCTS[1:]))
+    assert present(shop, "compact").splitlines() == [INSTRUCTION, "search[words]"]
+    shop.search("sandals")
+    for step in ("", SANDAL.asin, "description", "< prev", "features", "< prev", "blue", "7", "buy now"):
+        assert not step or shop.click(step) is not None, step
+        first, *rest = present(shop, "compact").splitlines()
+        assert first == INSTRUCTION
+        assert sorted(re.findall(r"\[(.*?)\]", "\n".join(rest))) == sorted(shop.clickables())
+        if step in ("blue", "7"):
+            assert "color = blue: [red] [blue]" in rest
+            assert ("size = 7: [7]" if step == "7" else "size: [7]") in rest
+    assert rest == [f"Bought {SANDAL.asin.lower()} for a score of {shop.state.reward:.3g}"]
 
 
 @pytest.mark.parametrize("mode", ["text", "text_rich", "url"])

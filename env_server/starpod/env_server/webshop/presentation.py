@@ -1,10 +1,10 @@
-"""What programs built on the original put around a page's text before a model reads it."""
+"""Other forms of a page: what programs built on the original put around its text, and a short one of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from starpod.env_server.webshop.pages import SEPARATOR, text
+from starpod.env_server.webshop.pages import SEPARATOR, sub_page_nodes, text
 from starpod.env_server.webshop.shop import Shop
 
 ADVICE = (
@@ -24,8 +24,13 @@ _ADVICE = "\n".join(ADVICE)
 
 
 def present(shop: Shop, style: str) -> str:
-    """The page's text in a program's form: `ragen` or `verl_agent`."""
-    return _ragen(shop) if style == "ragen" else _verl_agent(shop)
+    """The page's text in the form of a program, `ragen` or `verl_agent`, or in the shop's own short one, `compact`."""
+    match style:
+        case "ragen":
+            return _ragen(shop)
+        case "verl_agent":
+            return _verl_agent(shop)
+    return _compact(shop)
 
 
 def _ragen(shop: Shop) -> str:
@@ -53,3 +58,32 @@ def _actions(shop: Shop, search: str, *, hide_search: bool = True) -> Iterator[s
     if shop.has_search_bar:
         yield search
     yield from (f"click[{clickable}]" for clickable in shop.clickables() if clickable != "search" or not hide_search)
+
+
+def _compact(shop: Shop) -> str:
+    """The instruction and what the page says, a thing a line; what can be clicked stands in brackets as it is clicked.
+
+    A value that was chosen follows the name of its option: `color = red: [red] [blue]`.
+    """
+    buttons = (clickable.text for clickable in shop.clickables().values() if clickable.kind == "button")
+    lines = [shop.instruction, *_content(shop), " ".join(f"[{text}]" for text in buttons if text != "search")]
+    return "\n".join(line for line in lines if line)
+
+
+def _content(shop: Shop) -> Iterator[str]:
+    """What the page says besides the instruction and the buttons."""
+    state, item = shop.state, shop.item()
+    if state.page == "index":
+        yield "search[words]"
+    elif item is None:
+        for entry in shop.listing().entries:
+            yield f"[{entry.asin.lower()}] {entry.title} {entry.price_tag}"
+    elif state.page == "item_sub_page":
+        yield from (node.strip() for node in sub_page_nodes(item, state.sub_page))
+    elif state.page == "item_page":
+        yield f"{item.product.title} {item.product.price_tag}"
+        for group, values in item.product.options.items():
+            chosen = f" = {state.options[group]}" if group in state.options else ""
+            yield f"{group}{chosen}: {' '.join(f'[{value}]' for value in values)}"
+    else:
+        yield f"Bought {state.asin.lower()} for a score of {state.reward:.3g}"

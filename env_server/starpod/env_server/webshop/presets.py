@@ -87,9 +87,10 @@ class WebShopOptions(EnvironmentOptions):
     observation: Literal["text", "text_rich", "html", "url"] = Field(
         default="text", description="How a page is shown to the agent."
     )
-    presentation: Literal["original", "ragen", "verl_agent"] = Field(
+    presentation: Literal["original", "ragen", "verl_agent", "compact"] = Field(
         default="original",
-        description="What stands around the page's text: nothing; advice and the possible actions; task and actions.",
+        description="What stands around the page's text: nothing; advice and the possible actions; task and actions. "
+        "compact: a short page instead, for small models, what can be clicked in brackets.",
     )
     num_prev_obs: int = Field(default=0, ge=0, le=100, description="Earlier pages shown before the present one.")
     num_prev_actions: int = Field(default=0, ge=0, le=100, description="Earlier actions shown before the present page.")

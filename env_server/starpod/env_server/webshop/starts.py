@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starpod.env_server.environment import OptionsError
 from starpod.env_server.webshop.goals import permutation
 from starpod.env_server.webshop.presets import SPLITS, WebShopOptions
-from starpod.env_server.webshop.store import SYNTHETIC, StoreError, stores
+from starpod.env_server.webshop.store import BUNDLED, SYNTHETIC, StoreError, stores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def open_stores() -> None:
     Raises StoreError.
     """
     there = stores()
-    for name in [name for name in there if name != SYNTHETIC] or [SYNTHETIC]:
+    for name in [name for name in there if name not in BUNDLED] or [SYNTHETIC]:
         store = there[name]
         store.index.search("lamp")
         store.tagger.nouns(store.catalogue[0].title)
