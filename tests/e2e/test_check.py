@@ -16,7 +16,7 @@ import trustme
 from starpod.client.check.suite import REQUIREMENTS
 from tests.support import ROOT, ServerProcess, start_server
 
-ENVIRONMENTS = ("bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1")
+ENVIRONMENTS = ("bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1", "webshop-v1")
 NEVER_SHOWN = {
     "C-92": "the server allows too many sessions to fill it",
     "C-95": "no token was given",
