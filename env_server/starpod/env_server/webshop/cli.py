@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from starpod.env_server.webshop import build as building
 from starpod.env_server.webshop.nouns import load_tagger
@@ -176,13 +176,10 @@ def search(store: Path, query: str, count: int) -> None:
             ranked = opened.index.ranked(query.lower(), 50)
         except TooManyTerms as error:
             raise click.UsageError(str(error)) from error
-        table = Table("", "asin", "score", "price", "title", box=None)
-        hits = [(position, score) for position, score in ranked if position < len(opened.catalogue)]
-        for rank, (position, score) in enumerate(hits[:count], 1):
-            product = opened.catalogue[position]
-            table.add_row(str(rank), product.asin, f"{score:.4f}", product.price_tag, escape(product.title))
-    if hits:
-        Console().print(table)
+    hits = [(opened.catalogue[position], score) for position, score in ranked if position < len(opened.catalogue)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for rank, (product, score) in enumerate(hits[:count], 1):
+        print(f"{rank:2}  {product.asin:10}  {score:8.4f}  {product.price_tag:>18}  {product.title}"[:width])
     print(f"{len(hits)} found", file=sys.stderr)
 
 

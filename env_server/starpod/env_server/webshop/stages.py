@@ -34,6 +34,8 @@ from starpod.env_server.webshop.sections import (
 from starpod.env_server.webshop.store import Manifest
 from starpod.env_server.webshop.synthetic import FILES, write_files
 
+_TELL_EVERY = 200
+
 Progress = Callable[[str, int, int | None], None]
 """Told of a stage by name: how much of it is done, and of how much where that is known."""
 
@@ -106,6 +108,7 @@ class Stages:
         self.progress = progress
         self.sections: dict[str, Section] = {}
         self.facts: dict[str, Any] = {}
+        self.told = 0
 
     def run(self) -> Manifest:
         if isinstance(self.source, Synthetic):
@@ -152,6 +155,7 @@ class Stages:
 
     def _input(self, source: Synthetic) -> tuple[dict[str, Section], dict[str, Any]]:
         """Generated products in the original's files: they go the way of all others."""
+        self._tell("input", 0, source.count)
         folder = self.folder / "input"
         folder.mkdir(exist_ok=True)
         tell = lambda done: self._tell("input", done, source.count)  # noqa: E731
@@ -170,6 +174,7 @@ class Stages:
                 malformed.add(str(found))
                 self.on_malformed(found)
 
+        self._tell("products", 0, total)
         with CatalogueWriter(self.folder) as writer:
             for product in _read(source, source.num_products, note):
                 writer.add(product)
@@ -189,6 +194,7 @@ class Stages:
 
     def _index(self) -> tuple[dict[str, Section], dict[str, Any]]:
         total = self.facts["documents"]
+        self._tell("index", 0, total)
         index = Index.build(self._catalogue().documents(), lambda done: self._tell("index", done, total))
         return self._write("index", index.arrays()), {}
 
@@ -199,6 +205,7 @@ class Stages:
         stream.setstate((version, tuple(words), gauss))
         prices = map_section(self.folder, "prices", self.sections["prices"])
         stage = f"goals.{kind}.{caps}"
+        self._tell(stage, 0, len(catalogue))
         goals = Goals.build(
             catalogue, kind, prices, stream, lambda done: self._tell(stage, done, len(catalogue)), caps=caps
         )
@@ -207,6 +214,7 @@ class Stages:
     def _nouns(self) -> tuple[dict[str, Section], dict[str, Any]]:
         tagger = load_tagger(self.nouns)
         catalogue = self._catalogue()
+        self._tell("nouns", 0, len(catalogue))
 
         def tagged() -> Iterator[tuple[str, tuple[str, ...]]]:
             for done, product in enumerate(catalogue, 1):
@@ -224,7 +232,8 @@ class Stages:
         return {f"{stage}.{name}": write_array(self.folder, f"{stage}.{name}", array) for name, array in arrays.items()}
 
     def _tell(self, stage: str, done: int, total: int | None) -> None:
-        if not done & 255 or done == total:
+        if done >= self.told + _TELL_EVERY or done in (0, total):
+            self.told = done
             self.progress(stage, done, total)
 
 
