@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from starpod.env_server.webshop import build as building
+from starpod.env_server.webshop import stages
 from starpod.env_server.webshop.build import BuildError, Files, Synthetic, build
 from starpod.env_server.webshop.records import Malformed
 from starpod.env_server.webshop.sections import SectionWriter, StoreError
@@ -120,7 +122,7 @@ def test_killed_at_random_moments_again_and_again(whole: Path, tmp_path: Path) -
 
 def test_finished_stages_are_not_done_again(tmp_path: Path) -> None:
     out = tmp_path / "store"
-    stages: list[str] = []
+    told: list[str] = []
 
     def stop(stage: str, done: int, total: int | None) -> None:
         if stage.startswith("goals"):
@@ -128,11 +130,11 @@ def test_finished_stages_are_not_done_again(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         build(out, Synthetic(COUNT), progress=stop)
-    build(out, Synthetic(COUNT), progress=lambda stage, done, total: stages.append(stage))
-    assert {stage.partition(".")[0] for stage in stages} == {"goals"}
-    stages.clear()
-    build(out, Synthetic(COUNT), progress=lambda stage, done, total: stages.append(stage))
-    assert stages == []
+    build(out, Synthetic(COUNT), progress=lambda stage, done, total: told.append(stage))
+    assert {stage.partition(".")[0] for stage in told} == {"goals"}
+    told.clear()
+    build(out, Synthetic(COUNT), progress=lambda stage, done, total: told.append(stage))
+    assert told == []
 
 
 def test_other_data_goes_into_a_store_only_by_force_and_the_old_one_serves_until_then(
@@ -225,6 +227,15 @@ def test_a_full_disk_is_said_so_and_with_room_it_goes_on(whole: Path, tmp_path: 
             Store.open(out)
         build(out, Synthetic(COUNT), nouns=NOUNS)
         assert contents(out) == contents(whole)
+
+
+def test_a_full_temporary_folder_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **named: Any) -> Any:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(stages, "read_products", full)
+    with pytest.raises(BuildError, match="database or disk is full; make room and run the same build again"):
+        build(tmp_path / "store", Synthetic(COUNT))
 
 
 # --- the original's files ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,8 @@ def build(
             return manifest
     except OSError as error:
         raise BuildError(_explain(out, error)) from error
+    except sqlite3.Error as error:  # what reading the files keeps aside
+        raise BuildError(f"cannot keep temporary files: {error}; make room and run the same build again") from error
 
 
 @contextmanager
