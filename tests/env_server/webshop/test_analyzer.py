@@ -8,7 +8,7 @@ import string
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nltk.stem.porter import PorterStemmer
 
@@ -74,12 +74,14 @@ ALPHABET = (
 )
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from(ALPHABET), max_size=20))
 @example("_" * 600 + "a" + "\u200d" * 600 + "★")
 def test_the_fast_way_finds_the_same_words(text: str) -> None:
     assert words(text) == _longest(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30) | st.text(st.sampled_from(ALPHABET), max_size=20))
 def test_words_lie_in_the_text_in_order(text: str) -> None:
     rest = text
@@ -113,7 +115,7 @@ def test_no_text_takes_quadratic_time(unit: str) -> None:
     [
         ("Women's", "women"), ("WOMEN\u2019S", "women"), ("o'rourke", "o'rourk"), ("The", ""), ("the's", ""),
         ("my", "my"), ("ties", "ti"), ("caresses", "caress"), ("possibly", "possibl"),
-        ("archaeology", "archaeolog"), ("trekking", "trek"), ("generalizations", "gener"), ("Stra\xdfe", "stra\xdfe")
+        ("archaeology", "archaeolog"), ("trekking", "trek"), ("generalizations", "gener"), ("Stra\xdfe", "stra\xdfe"),
         ("3.5MM", "3.5mm"), ("\u0130d", "id"), ("\u0130t", ""),
         ("\u0391\u03a3", "\u03b1\u03c3"), ("\U0001d400s", "\U0001d400"),
     ],
@@ -131,15 +133,17 @@ LETTERS = st.text("abcdefghijklmnopqrstuvwxyz", max_size=7) | st.text("aybloges"
 ENDINGS = st.sampled_from(
     "s es ies sses ed eed ing eds ings bly blies blied logy logies logied y yyed xxed ational tional enci anci izer"
     " abli alli entli eli ousli ization ation ator alism iveness fulness ousness aliti iviti biliti icate ative alize"
-    " iciti ical ful ness al ance ence er ic able ible ant ement ment ent sion tion ou ism ate iti ous ive ize e l".split()
+    " ical iciti ful ness al ance ence er ic able ible ant ement ment ent sion tion ou ism ate iti ous ive ize".split()
 )
 
 
+@settings(deadline=None)
 @given(st.builds("{}{}{}".format, LETTERS, st.just("") | ENDINGS, st.just("") | ENDINGS))
 def test_stems_as_an_independent_program_makes_them(word: str) -> None:
     assert stem(word) == PorterStemmer(mode=PorterStemmer.MARTIN_EXTENSIONS).stem(word)
 
 
+@settings(deadline=None)
 @given(st.text(string.ascii_letters, min_size=1))
 def test_case_does_not_matter(word: str) -> None:
     assert term_of(word.upper()) == term_of(word.lower())

@@ -16,7 +16,9 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     Kept in __pycache__, or in the user's cache folder where that is read-only; with neither, every process compiles.
     """
+    made: Callable[P, R]
     try:
-        return numba.njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # no folder to keep it in
-        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+        made = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # there is no folder to keep it in
+        made = numba.njit(nogil=True)(function)
+    return made

@@ -1,4 +1,4 @@
-"""An inverted index over arrays: built once, mapped from a store by all workers of a machine, searched as Lucene does."""
+"""An inverted index over arrays, which all workers of a machine may map from one store, searched as Lucene does it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ class Index:
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], queries_kept: int = QUERIES_KEPT) -> None:
         self._arrays = {name: _read_only(array) for name, array in arrays.items()}
-        self._positions = self._arrays["positions"]
-        self._term_ends = self._arrays["term_ends"]
-        self._posting_ends = self._arrays["posting_ends"]
-        with_terms = int(np.count_nonzero(self._arrays["lengths"]))
-        self._with_terms = with_terms
-        self._factors = _read_only(length_factors(int(self._arrays["total"][0]) / max(1, with_terms)))
-        self._values = _read_only(self._arrays["values"].astype(np.float32))
+        self._check()
+        self._with_terms = int(np.count_nonzero(self._arrays["lengths"]))
+        mean = int(self._arrays["total"][0]) / self._with_terms if self._with_terms else 1.0
+        # The last arguments of `best` and `find` are the query's, the first are the index's.
+        self._dictionary = self._arrays["terms"], self._arrays["term_offsets"]
+        self._postings = (
+            self._arrays["documents"],
+            self._arrays["frequencies"],
+            _read_only(self._arrays["values"].astype(np.float32)),
+            self._arrays["lengths"],
+            _read_only(length_factors(mean)),
+        )
         self._kept = lru_cache(queries_kept)(self._best)
 
     @classmethod
@@ -43,7 +48,11 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], queries_kept: int = QUERIES_KEPT) -> Index:
-        """An index over what `arrays` gave, which may lie in mapped files. Raises KeyError if one is missing."""
+        """An index over what `arrays` gave, which may lie in mapped files.
+
+        queries_kept: how many queries' results are remembered. Raises KeyError if an array is missing, ValueError if
+        their sizes do not agree.
+        """
         return cls(arrays, queries_kept)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -51,7 +60,7 @@ class Index:
         return dict(self._arrays)
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self._arrays["positions"])
 
     def search(self, query: str, k: int = 50) -> list[int]:
         """The numbers of the k best documents that have a term of the query, best first. Raises TooManyTerms."""
@@ -61,6 +70,21 @@ class Index:
         """The same with their scores, which are single precision numbers."""
         return list(zip(*self._found(query, k), strict=True))
 
+    def cache_info(self) -> Any:
+        """Hits, misses and size of the cache of queries, as of `functools.lru_cache`."""
+        return self._kept.cache_info()
+
+    def _check(self) -> None:
+        sizes = {name: len(array) for name, array in self._arrays.items()}
+        last = {name: int(self._arrays[name][-1:].sum()) for name in ("term_offsets", "posting_offsets")}
+        if (
+            sizes["lengths"] != sizes["positions"]
+            or sizes["term_offsets"] != sizes["posting_offsets"]
+            or last["term_offsets"] != sizes["terms"]
+            or not last["posting_offsets"] == sizes["documents"] == sizes["frequencies"]
+        ):
+            raise ValueError(f"the arrays of the index do not fit together: {sizes}")
+
     def _found(self, query: str, k: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         return self._kept(query, k) if len(query) <= _LONGEST_KEPT else self._best(query, k)
 
@@ -69,31 +93,14 @@ class Index:
         if len(counts) > MOST_TERMS:
             raise TooManyTerms(f"{len(counts)} distinct terms in a query; at most {MOST_TERMS} are allowed")
         encoded = [term.encode() for term in counts]
-        rows = find(
-            self._arrays["terms"],
-            self._term_ends,
-            np.frombuffer(b"".join(encoded), np.uint8),
-            np.cumsum([len(term) for term in encoded], dtype=np.int64),
-        )
+        offsets = np.cumsum([0, *map(len, encoded)])
+        rows = find(*self._dictionary, np.frombuffer(b"".join(encoded), np.uint8), offsets)
         known = rows >= 0
-        rows = rows[known]
-        ends = self._posting_ends[rows]
-        starts = np.where(rows > 0, self._posting_ends[rows - 1], 0)
+        starts, ends = (self._arrays["posting_offsets"][rows[known] + end] for end in (0, 1))
         weights = term_weights(np.array([*counts.values()])[known], ends - starts, self._with_terms)
         found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
-        size = best(
-            self._arrays["documents"],
-            self._arrays["frequencies"],
-            self._values,
-            self._arrays["lengths"],
-            self._factors,
-            starts,
-            ends,
-            weights,
-            found,
-            scores,
-        )
-        return tuple(self._positions[found[:size]].tolist()), tuple(scores[:size].tolist())
+        size = best(*self._postings, starts, ends, weights, found, scores)
+        return tuple(self._arrays["positions"][found[:size]].tolist()), tuple(scores[:size].tolist())
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

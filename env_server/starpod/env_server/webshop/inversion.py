@@ -18,18 +18,18 @@ _CHUNK = 1 << 21
 
 
 def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]) -> dict[str, NDArray[Any]]:
-    """The arrays of an index of (asin, text) pairs, N documents with T distinct terms and P postings:
+    """The arrays of an index of (asin, text) pairs: N documents with T distinct terms and P postings.
 
-    positions uint32[N]: the place of each document in the order given; documents are numbered by asin.
-    lengths uint8[N]: the code of its number of terms. total int64[1]: of the exact numbers.
-    terms uint8[...], term_ends int64[T]: the terms as UTF-8, sorted, one after another, and where each ends.
-    posting_ends int64[T]: where the postings of each term end.
-    documents uint32[P], frequencies uint8[P] (or uint16): postings, by term and then by document; a frequency is a code.
+    positions uint32[N]: the place of each document in the order given; inside, documents are numbered by asin.
+    lengths uint8[N]: the code of its number of terms. total int64[1]: the sum of the exact numbers.
+    terms uint8[...], term_offsets int64[T + 1]: the sorted terms as UTF-8, and where each begins and ends.
+    posting_offsets int64[T + 1]: where the postings of each term begin and end.
+    documents uint32[P], frequencies uint8[P] (or wider): postings, by document in each term; a frequency is a code.
     values uint32[...]: the frequency that a code stands for.
     """
     numbers = _Numbers()
     asins: list[str] = []
-    forward: list[tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]] = []
+    parts: list[_Part] = []
     waiting: list[int] = []
     ends: list[int] = []
     for asin, text in documents:
@@ -37,35 +37,40 @@ def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]
         waiting.extend(map(numbers.__getitem__, words(text)))
         ends.append(len(waiting))
         if len(waiting) >= _CHUNK:
-            forward.append(_counted(waiting, ends, len(numbers.terms)))
+            parts.append(_counted(waiting, ends, len(numbers.terms)))
             waiting.clear()
             ends.clear()
-            progress(len(asins))
-    forward.append(_counted(waiting, ends, len(numbers.terms)))
-    progress(len(asins))
-    terms, frequencies, distinct, lengths = (np.concatenate(column) for column in zip(*forward, strict=True))
-    forward.clear()
+        progress(len(asins))
+    parts.append(_counted(waiting, ends, len(numbers.terms)))
+    terms, frequencies, sizes, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    parts.clear()
 
     order = np.array(sorted(range(len(asins)), key=asins.__getitem__), np.int64)
+    vocabulary = sorted(numbers.terms)
+    rows = np.empty(len(vocabulary), np.uint32)
+    rows[[numbers.terms[term] for term in vocabulary]] = np.arange(len(vocabulary))
     values, codes = _coded(frequencies)
-    sorted_terms = sorted(numbers.terms)
-    rows = np.empty(len(sorted_terms), np.uint32)
-    rows[[numbers.terms[term] for term in sorted_terms]] = np.arange(len(sorted_terms))
-    terms = rows[terms]
-    posting_ends = np.cumsum(np.bincount(terms, minlength=len(rows)))
     arrays = {
         "positions": order.astype(np.uint32),
         "lengths": length_codes(lengths[order]),
         "total": lengths.sum(keepdims=True),
-        "terms": np.frombuffer("".join(sorted_terms).encode(), np.uint8),
-        "term_ends": np.cumsum([len(term.encode()) for term in sorted_terms], dtype=np.int64),
-        "posting_ends": posting_ends,
+        "terms": np.frombuffer("".join(vocabulary).encode(), np.uint8),
+        "term_offsets": np.cumsum([0, *(len(term.encode()) for term in vocabulary)], dtype=np.int64),
+        "posting_offsets": np.zeros(len(vocabulary) + 1, np.int64),
         "documents": np.empty(len(terms), np.uint32),
         "frequencies": np.empty(len(terms), codes.dtype),
         "values": values,
     }
-    places = posting_ends - np.bincount(terms, minlength=len(rows))
-    _turn(order, np.cumsum(distinct), terms, codes, places, arrays["documents"], arrays["frequencies"])
+    _turn(
+        order,
+        np.cumsum(sizes),
+        terms,
+        codes,
+        rows,
+        arrays["posting_offsets"],
+        arrays["documents"],
+        arrays["frequencies"],
+    )
     return arrays
 
 
@@ -84,22 +89,24 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _counted(
-    numbers: list[int], ends: list[int], vocabulary: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct terms of the documents one after another, their frequencies; per document distinct terms, all terms."""
+_Part = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
+"""Of some documents: their distinct terms one after another, how often they have them; per document how many distinct
+ones, how many in all."""
+
+
+def _counted(numbers: list[int], ends: list[int], vocabulary: int) -> _Part:
     terms, frequencies = np.empty(len(numbers), np.uint32), np.empty(len(numbers), np.uint32)
-    distinct, lengths = np.empty(len(ends), np.int64), np.empty(len(ends), np.int64)
-    size = _count(
-        np.array(numbers, np.int32), np.array(ends, np.int64), terms, frequencies, distinct, lengths, vocabulary
-    )
-    return terms[:size].copy(), frequencies[:size].copy(), distinct, lengths
+    sizes, lengths = np.empty(len(ends), np.int64), np.empty(len(ends), np.int64)
+    size = _count(np.array(numbers, np.int32), np.array(ends, np.int64), terms, frequencies, sizes, lengths, vocabulary)
+    return terms[:size].copy(), frequencies[:size].copy(), sizes, lengths
 
 
 def _coded(numbers: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[Any]]:
     """The distinct numbers in order, and for each number its place among them in as few bytes as will do."""
-    values = np.flatnonzero(np.bincount(numbers))
-    codes = np.zeros(int(values.max(initial=0)) + 1, np.min_scalar_type(len(values)))
+    present = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
+    present[numbers] = True
+    values = np.flatnonzero(present)
+    codes = np.zeros(len(present), np.min_scalar_type(len(values)))
     codes[values] = np.arange(len(values))
     return values.astype(np.uint32), codes[numbers]
 
@@ -110,7 +117,7 @@ def _count(
     ends: NDArray[np.int64],
     terms: NDArray[np.uint32],
     frequencies: NDArray[np.uint32],
-    distinct: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     lengths: NDArray[np.int64],
     vocabulary: int,
 ) -> int:
@@ -131,7 +138,7 @@ def _count(
                 size += 1
             frequencies[slots[number]] += 1
         start = ends[document]
-        distinct[document] = size - first
+        sizes[document] = size - first
         lengths[document] = frequencies[first:size].sum()
     return size
 
@@ -142,15 +149,24 @@ def _turn(
     ends: NDArray[np.int64],
     terms: NDArray[np.uint32],
     frequencies: NDArray[Any],
-    places: NDArray[np.int64],
+    rows: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
     posting_documents: NDArray[np.uint32],
     posting_frequencies: NDArray[Any],
 ) -> None:
-    """Counting sort of (document, term, frequency) by term. places: where each term's postings begin; moved to their end."""
+    """A counting sort by term: fills the last three. order: documents by asin; ends, terms, frequencies: of documents.
+
+    rows: the place of each term among the sorted ones.
+    """
+    for term in terms:
+        offsets[rows[term] + 1] += 1
+    for row in range(len(rows)):
+        offsets[row + 1] += offsets[row]
+    places = offsets.copy()
     for document in range(len(order)):
         position = order[document]
         for entry in range(ends[position - 1] if position else 0, ends[position]):
-            place = places[terms[entry]]
-            posting_documents[place] = document
-            posting_frequencies[place] = frequencies[entry]
-            places[terms[entry]] = place + 1
+            row = rows[terms[entry]]
+            posting_documents[places[row]] = document
+            posting_frequencies[places[row]] = frequencies[entry]
+            places[row] += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,29 +45,29 @@ def length_factors(mean: float) -> NDArray[np.float32]:
 
 def term_weights(counts: NDArray[np.int64], containing: NDArray[np.int64], documents: int) -> NDArray[np.float32]:
     """float32[terms]: how often the query has each, times its idf. containing: of that many documents."""
-    idf = np.log(1 + (documents - containing + 0.5) / (containing + 0.5))
+    idf: NDArray[np.float64] = np.log(1 + (documents - containing + 0.5) / (containing + 0.5))
     return counts.astype(np.float32) * idf.astype(np.float32)
 
 
 @compiled
 def find(
-    terms: NDArray[np.uint8], term_ends: NDArray[np.int64], wanted: NDArray[np.uint8], wanted_ends: NDArray[np.int64]
+    terms: NDArray[np.uint8], offsets: NDArray[np.int64], wanted: NDArray[np.uint8], wanted_offsets: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The rows of the wanted terms among sorted ones, -1 for what is not there. Each side: bytes, and where they end."""
-    rows = np.full(len(wanted_ends), -1)
-    for row in range(len(wanted_ends)):
-        begin = wanted_ends[row - 1] if row else 0
-        low, high = 0, len(term_ends)
-        while low < high and rows[row] < 0:
-            middle = (low + high) // 2
-            start = term_ends[middle - 1] if middle else 0
-            order = _compare(terms[start : term_ends[middle]], wanted[begin : wanted_ends[row]])
+    """The row of each wanted term among the sorted ones, -1 if it is not there. Offsets: where terms begin and end."""
+    rows = np.full(len(wanted_offsets) - 1, -1)
+    for place in range(len(rows)):
+        term = wanted[wanted_offsets[place] : wanted_offsets[place + 1]]
+        low, high = 0, len(offsets) - 1
+        while low < high:
+            row = (low + high) // 2
+            order = _compare(terms[offsets[row] : offsets[row + 1]], term)
+            if order == 0:
+                rows[place] = row
+                break
             if order < 0:
-                low = middle + 1
-            elif order > 0:
-                high = middle
+                low = row + 1
             else:
-                rows[row] = middle
+                high = row
     return rows
 
 
@@ -78,7 +76,7 @@ def _compare(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
     """Below, at or above 0 as one sorts before, with or after the other."""
     for place in range(min(len(one), len(other))):
         if one[place] != other[place]:
-            return np.int64(one[place]) - np.int64(other[place])
+            return -1 if one[place] < other[place] else 1
     return len(one) - len(other)
 
 
@@ -109,8 +107,8 @@ def best(
     while True:
         first = len(lengths)
         for term in range(len(starts)):
-            if places[term] < ends[term]:
-                first = min(first, np.int64(documents[places[term]]))
+            if places[term] < ends[term] and documents[places[term]] < first:
+                first = documents[places[term]]
         if first == len(lengths):
             return count
         end = min(first + BLOCK, len(lengths))
@@ -123,15 +121,24 @@ def best(
                 sums[document - first] += factor - factor / saturation
                 place += 1
             places[term] = place
-        for document in range(first, end):
-            score = np.float32(sums[document - first])
-            sums[document - first] = 0
-            if score > least:
-                count = min(count + 1, len(found))
-                row = count - 1
-                while row > 0 and scores[row - 1] < score:
-                    found[row], scores[row] = found[row - 1], scores[row - 1]
-                    row -= 1
-                found[row], scores[row] = document, score
-                if count == len(found):
-                    least = scores[count - 1]
+        for row in range(end - first):
+            total = sums[row]
+            sums[row] = 0
+            if total > least:  # much seldomer than not, and never false where the rounded sum is above
+                score = np.float32(total)
+                if score > least:
+                    count = _insert(found, scores, count, first + row, score)
+                    if count == len(found):
+                        least = scores[count - 1]
+
+
+@compiled
+def _insert(found: NDArray[np.int64], scores: NDArray[np.float32], count: int, document: int, score: np.float32) -> int:
+    """Puts a document behind all with the same score or a better one, the last out if need be; returns how many."""
+    count = min(count + 1, len(found))
+    row = count - 1
+    while row > 0 and scores[row - 1] < score:
+        found[row], scores[row] = found[row - 1], scores[row - 1]
+        row -= 1
+    found[row], scores[row] = document, score
+    return count
