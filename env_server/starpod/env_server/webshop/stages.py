@@ -26,6 +26,7 @@ from starpod.env_server.webshop.sections import (
     Section,
     StoreError,
     check_section,
+    make_lasting,
     map_section,
     read_json,
     write_array,
@@ -160,6 +161,8 @@ class Stages:
         folder.mkdir(exist_ok=True)
         tell = lambda done: self._tell("input", done, source.count)  # noqa: E731
         write_files(folder, source.count, source.seed, plain=source.plain, progress=tell)
+        for name in FILES:
+            make_lasting(folder / name)  # they have no checksums
         return {}, {}
 
     def _products(self, source: Files, total: int | None) -> tuple[dict[str, Section], dict[str, Any]]:
@@ -184,6 +187,7 @@ class Stages:
                 more = itertools.islice(_read(source, None, note), len(prices), source.num_products)
                 for product in more:
                     writer.add(product, loaded=False)
+        self._tell("products", writer.count, writer.count)
         if not prices:
             raise BuildError(f"{source.products} has no product that can be read")
         sections, content = writer.finish()
