@@ -57,7 +57,8 @@ def figures(random: Random, kind: Kind, model: str) -> str:
         return f"Compatible with {common_name(random)} {fits}. Part number {model}."
     if kind.category == "beauty":
         return f"Net contents {random() * 500 + 5:.1f}ml, batch {model}, best before {2026 + int(random() * 5)}."
+    inches, pounds = (70, 90) if kind.category == "garden" else (12, 9)
     return (
-        f"Item {model} measures {random() * 70 + 1:.1f} x {random() * 40 + 1:.1f} x {random() * 30 + 1:.1f} inches "
-        f"and weighs {small(random) * 60 + 0.1:.2f} pounds."
+        f"Item {model} measures {random() * inches + 1:.1f} x {random() * inches / 2 + 1:.1f} x "
+        f"{random() * inches / 3 + 0.5:.1f} inches and weighs {small(random) * pounds + 0.1:.2f} pounds."
     )

@@ -213,7 +213,8 @@ class Maker:
         if random() < 0.35:
             parts.append(line.series)
         parts += said["is"][:1]
-        if random() < 0.4:
+        shown = random() < 0.4
+        if shown:
             parts.append(title(line.made))
         parts.append(title(line.noun))
         if said["has"]:
@@ -222,8 +223,9 @@ class Maker:
             parts.append("for " + " and ".join(said["for"]))
         details = said["is"][1:]
         part, part2 = two(random, kind.parts)
-        if random() < 0.75:
-            details.append(title(pick(random, kind.made)))
+        made = pick(random, kind.made)
+        if random() < 0.75 and not (shown and made == line.made):
+            details.append(title(made))
         if random() < 0.6:
             details.append(title(f"{part2} and {part}"))
         if random() < 0.55:

@@ -7,7 +7,7 @@ import math
 import random as randoms
 from collections.abc import Callable, Sequence
 
-from starpod.env_server.webshop.synthetic.kind import ROLES, Kind
+from starpod.env_server.webshop.synthetic.kind import Kind, split
 
 Random = Callable[[], float]
 """Uniform over [0, 1): the one drawing function that is the same in every version of Python."""
@@ -31,21 +31,33 @@ _SENTENCES = (
     "<This> {does} and {does2}.",
     "It {does}, and it {does2}.",
     "It not only {does} but also {does2}.",
-    "Great for {for_}: it {does}.",
-    "For {for_} or for {for2}, <this> {does}.",
+    "Great for {use}: it {does}.",
+    "For {use} or for {use2}, <this> {does}.",
     "Customers tell us that it {does}.",
     "Unlike ordinary {query}, it {does}.",
-    "With {has} and {made}, it {does}.",
-    "Looking for {is_} {query}? <This> {does}.",
-    "A clever {part} and {has}: small details, noticed every day.",
+    "With {made} and an honest {part}, it {does}.",
+    "Looking for {query}? <This> {does}.",
+    "A clever {part} and {made}: small details, noticed every day.",
     "If anything is wrong with the {part}, write to us and we answer within 24 hours.",
     "A thoughtful gift for birthdays, Christmas, Mother's Day or a new home.",
     "Full refund or replacement, no questions asked, should the {part} ever fail.",
     "Since {year} we have sold {query} to families, shops and studios.",
-    "Suitable for {for_}, {for2} and much more.",
-    "Count on {has}, on an honest {part}, and on people who answer.",
-    "From {for_} to {for2}: {query} like this earned {score} percent five star reviews.",
+    "Suitable for {use}, {use2} and much more.",
+    "Count on {made}, on {made2}, and on people who answer.",
+    "From {use} to {use2}: {query} like this earned {score} percent five star reviews.",
 )
+# None of these is an attribute: what a text says that a product is, has or is for, it is.
+_USES = {
+    "beauty": split(
+        "slow mornings, travel bags, busy weeks, a quiet evening, the bathroom shelf, mothers and daughters"
+    ),
+    "electronics": split(
+        "work, play, long weekends, the whole family, music lovers, first-time buyers, a crowded desk"
+    ),
+    "garden": split("small flats, family houses, rented rooms, cottages, quiet corners, open plan homes, first homes"),
+    "fashion": split("weekends, city trips, school runs, brunch with friends, warm days, cool nights, long evenings"),
+    "grocery": split("breakfast, quick lunches, sharing, the pantry, hungry teenagers, unexpected guests, long drives"),
+}
 _DEPARTMENTS = {
     "beauty": (
         "A blend of {made} and {made2} that {does}.",
@@ -56,7 +68,7 @@ _DEPARTMENTS = {
         "The {part} is hygienic, fits in any bathroom cabinet and can be recycled.",
     ),
     "electronics": (
-        "In the box: <a>, a {part}, a {part2}, a quick start guide and a {year} day warranty card.",
+        "In the box: <a>, a {part}, a {part2}, a quick start guide and a card with a warranty of {score} weeks.",
         "The {part} and the {part2} are built from {made}.",
         "We chose {made} for the {part} after months of tests.",
         "Press and hold the button for three seconds to reset the {part}.",
@@ -165,7 +177,6 @@ class Wording:
     def __init__(self, kind: Kind, number: int) -> None:
         random = randoms.Random(number).random
         self._kind = kind
-        self._by_role = {role: [each.text for each in kind.attributes if each.role == role] for role in ROLES}
         templates = _SENTENCES + _DEPARTMENTS[kind.category]
         heads = kind.parts + kind.made
         self.sentences = tuple(self._sentence(random, templates[number % len(templates)]) for number in range(POOL))
@@ -190,7 +201,7 @@ class Wording:
         does, does2 = two(random, kind.does)
         made, made2 = two(random, kind.made)
         part, part2 = two(random, kind.parts)
-        for_, for2 = two(random, self._by_role["for"])
+        use, use2 = two(random, _USES[kind.category])
         return template.format(
             does=does,
             does2=does2,
@@ -199,10 +210,8 @@ class Wording:
             Made=capital(made),
             part=part,
             part2=part2,
-            for_=for_,
-            for2=for2,
-            is_=pick(random, self._by_role["is"]),
-            has=pick(random, self._by_role["has"]),
+            use=use,
+            use2=use2,
             query=kind.query,
             year=int(1950 + random() * 70),
             score=int(70 + random() * 29),
