@@ -94,6 +94,12 @@ def test_at_most_1024_distinct_terms() -> None:
         index.search(" ".join(f"w{number}" for number in range(MOST_TERMS + 1)))
 
 
+@pytest.mark.parametrize("k", [0, -1])
+def test_at_least_one_result(k: int) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Index.build([("B1", "red")]).search("red", k)
+
+
 def test_arrays_make_the_same_index_also_mapped(tmp_path: Path) -> None:
     documents = [(f"B{number:03d}", " ".join(WORDS[number % 5 :])) for number in range(100)]
     index = Index.build(documents)

@@ -89,6 +89,8 @@ class Index:
         return self._kept(query, k) if len(query) <= _LONGEST_KEPT else self._best(query, k)
 
     def _best(self, query: str, k: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        if k < 1:
+            raise ValueError(f"{k} results asked for; at least one")
         counts = Counter(analyze(query))
         if len(counts) > MOST_TERMS:
             raise TooManyTerms(f"{len(counts)} distinct terms in a query; at most {MOST_TERMS} are allowed")
