@@ -49,6 +49,7 @@ def test_only_what_is_asked_for_is_imported() -> None:
     [
         ({"id": "Walk-v1"}, "not of the form name-vN"),
         ({"id": "walk"}, "not of the form name-vN"),
+        ({"id": "walk--far-v1"}, "not of the form name-vN"),
         ({"version": "1.0"}, "not MAJOR.MINOR.PATCH"),
         ({"restores": "latest"}, "not a comparator"),
         ({}, "registered twice"),
@@ -58,6 +59,12 @@ def test_bad_specs_are_refused(changes: dict[str, Any], message: str) -> None:
     registry = Registry([Walk])
     with pytest.raises(RegistryError, match=message):
         registry.add(variant(**changes))
+
+
+def test_a_name_stands_for_its_versions_and_not_for_longer_names() -> None:
+    registry = Registry([Walk, OldWalk, variant(id="walk-far-v1"), variant(id="walk-v2")])
+    assert registry.select(["walk"]).ids == ["walk-v1", "walk-v2"]
+    assert registry.select(["walk-far"]).ids == registry.select(["walk-far-v1"]).ids == ["walk-far-v1"]
 
 
 def test_an_incomplete_class_is_refused() -> None:

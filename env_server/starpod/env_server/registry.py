@@ -25,7 +25,7 @@ from starpod.env_server.errors import CallError, bad_argument
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "starpod.environments"
-_ID = re.compile(r"[a-z][a-z0-9_]*-v[0-9]+")
+_ID = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*-v[0-9]+")
 _VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 _COMPARATOR = re.compile(r"(==|!=|>=|<=|>|<)?\s*(\d+(\.\d+){0,2})")
 
@@ -104,7 +104,7 @@ class Registry:
         if spec is None:
             raise RegistryError(f"{environment.__qualname__} has no spec: give it a class attribute `spec`")
         if not _ID.fullmatch(spec.id):
-            raise RegistryError(f"environment id {spec.id!r} is not of the form name-vN (a-z, 0-9, _), e.g. maze-v1")
+            raise RegistryError(f"environment id {spec.id!r} is not of the form name-vN (a-z, 0-9, _, -), e.g. maze-v1")
         if not _VERSION.fullmatch(spec.version):
             raise RegistryError(f"version {spec.version!r} of {spec.id} is not MAJOR.MINOR.PATCH, e.g. 1.0.0")
         if spec.restores:
