@@ -38,7 +38,7 @@ async def listing(probe: Probe) -> None:
     expect(len(server.environments) > 0, "at least one environment", "none")
     seen = [(spec.id, spec.version) for spec in server.environments]
     for name, version in seen:
-        expect(bool(ID.fullmatch(name)), "an id `name-vN` of lower case letters, digits, underscores and hyphens", repr(name))
+        expect(bool(ID.fullmatch(name)), "an id `name-vN` of a-z, 0-9, underscores and hyphens", repr(name))
         expect(bool(VERSION.fullmatch(version)), f"{name} with a version MAJOR.MINOR.PATCH", repr(version))
     expect(len(set(seen)) == len(seen), "each (id, version) once", seen)
     for name in {name for name, _ in seen}:
