@@ -318,6 +318,23 @@ def test_the_expert_finds_its_way_from_anywhere(seed: int, choices: int) -> None
     assert bought(environment).reward == plan.reward
 
 
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_pages_of_any_size_show_the_same_results_and_the_expert_finds_its_way(size: int) -> None:
+    usual, other = (opened(3, page_size=each)._cached_shop for each in (10, size))
+    shown: dict[int, list[int]] = {}
+    for shop in (usual, other):
+        shop.search("lamp shirt")
+        hits = shown.setdefault(shop.page_size, [])
+        while page := shop.page_hits():
+            assert len(page) == shop.page_size or len(hits) + len(page) == len(shop.hits())
+            hits += page
+            shop.click("next >")
+    assert len(shown[10]) == 50 and shown[size] == shown[10]
+    with pytest.raises(ValueError, match="page_size"):
+        opened(page_size=51)
+    assert bought(opened(3, page_size=size)).reward == bought(opened(3)).reward
+
+
 def test_the_rule_buys_the_first_product() -> None:
     environment = opened()
     taken = []

@@ -97,6 +97,7 @@ class WebShop(Environment):
             goals_of(store, options.goals, options.caps, options.limit_goals),
             state,
             show_attributes=options.show_attrs,
+            page_size=options.page_size,
             ratio=options.ratio,
             stream=lambda: self.dynamics,
         )

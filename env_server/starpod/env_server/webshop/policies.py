@@ -11,7 +11,7 @@ from starpod.env_server.webshop import actions
 from starpod.env_server.webshop.colours import normalise, normalise_pair
 from starpod.env_server.webshop.fuzzy import matches
 from starpod.env_server.webshop.shelves import HITS, SUB_PAGES, Item
-from starpod.env_server.webshop.shop import PAGE_SIZE, Shop
+from starpod.env_server.webshop.shop import Shop
 
 if TYPE_CHECKING:
     from starpod.env_server.webshop.fuzzy import Ratio
@@ -113,20 +113,20 @@ def _candidates(shop: Shop, queries: Sequence[str]) -> Iterator[int]:
 
 def _query_for(shop: Shop, queries: Sequence[str], position: int) -> str | None:
     """The first query that has the product within `NEAR` pages, else the one that has it earliest; None if none has."""
-    pages = {query: page for query in queries if (page := _page_of(shop.find(query), position)) is not None}
+    pages = {query: page for query in queries if (page := _page_of(shop, shop.find(query), position)) is not None}
     near = (query for query, page in pages.items() if page <= NEAR)
     return next(near, min(pages, key=pages.__getitem__, default=None))
 
 
-def _page_of(hits: Sequence[int], position: int) -> int | None:
+def _page_of(shop: Shop, hits: Sequence[int], position: int) -> int | None:
     """The page of results that shows a product; None if none does."""
     place = next((place for place, hit in enumerate(hits) if hit == position), None)
-    return None if place is None else place // PAGE_SIZE + 1
+    return None if place is None else place // shop.page_size + 1
 
 
 def _turn(shop: Shop, plan: Plan) -> str | None:
     """On a page of results: the product, a page nearer to it, or back where it is too far or not among them."""
-    state, page = shop.state, _page_of(shop.hits(), plan.item.position)
+    state, page = shop.state, _page_of(shop, shop.hits(), plan.item.position)
     if page == state.number:
         return actions.click(plan.item.product.asin.lower())
     planned = " ".join(state.keywords or ()) == plan.query

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from starpod.env_server.environment import EnvironmentOptions
+from starpod.env_server.webshop.shelves import HITS
+from starpod.env_server.webshop.shop import PAGE_SIZE
 
 Preset = Literal["original", "ragen", "verl_agent", "agentgym"]
 
@@ -94,6 +96,9 @@ class WebShopOptions(EnvironmentOptions):
     )
     num_prev_obs: int = Field(default=0, ge=0, le=100, description="Earlier pages shown before the present one.")
     num_prev_actions: int = Field(default=0, ge=0, le=100, description="Earlier actions shown before the present page.")
+    page_size: int = Field(
+        default=PAGE_SIZE, ge=1, le=HITS, description="Products on a page of results. Small models read short pages."
+    )
     show_attrs: bool = Field(default=False, description="Whether a product has a page with its attributes.")
     reward: Literal["graded", "binary"] = Field(
         default="graded", description="graded: the score of the purchase. binary: 1 for a score of 1, else 0."

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HOME: Final = "http://127.0.0.1:3000"
 """What the addresses begin with. They are shown and looked at, never opened."""
 PAGE_SIZE: Final = 10
-"""Products on a page of results."""
+"""Products on a page of results, unless a shop is told otherwise."""
 
 Page = Literal["index", "search_results", "item_page", "item_sub_page", "done"]
 _PAGES: tuple[Page, ...] = ("search_results", "item_page", "item_sub_page", "done")
@@ -80,7 +80,8 @@ class GoalList(Protocol):
 class Shop:
     """A session in a store: its state, and what follows from it. The state is the only thing that changes.
 
-    goals: what `state.goal` counts in. stream: where `search[<r>]` draws from. ratio: how options are compared.
+    goals: what `state.goal` counts in. page_size: products on a page of results. ratio: how options are compared.
+    stream: where `search[<r>]` draws from.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Shop:
         state: ShopState,
         *,
         show_attributes: bool = False,
+        page_size: int = PAGE_SIZE,
         ratio: Ratio = "difflib",
         stream: Callable[[], random.Random] = random.Random,
     ) -> None:
@@ -97,6 +99,7 @@ class Shop:
         self.goals = goals
         self.state = state
         self.show_attributes = show_attributes
+        self.page_size = page_size
         self.ratio: Ratio = ratio
         self._stream = stream
         self._shelves = shelves_of(stock)
@@ -134,9 +137,9 @@ class Shop:
         return self._shelves.items[position, self.show_attributes]
 
     def page_hits(self) -> Sequence[int]:
-        """The positions on this page of results: at most `PAGE_SIZE`, none beyond the ends."""
-        number = self.state.number
-        return self.hits()[(number - 1) * PAGE_SIZE : number * PAGE_SIZE] if number > 0 else ()
+        """The positions on this page of results: at most `page_size`, none beyond the ends."""
+        number, size = self.state.number, self.page_size
+        return self.hits()[(number - 1) * size : number * size] if number > 0 else ()
 
     def listing(self) -> Listing:
         """The products on this page of results."""
