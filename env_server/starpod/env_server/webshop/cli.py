@@ -20,7 +20,7 @@ from starpod.env_server.webshop.records import Malformed
 from starpod.env_server.webshop.search import TooManyTerms
 from starpod.env_server.webshop.site.cli import site
 from starpod.env_server.webshop.stages import Progress as Report
-from starpod.env_server.webshop.store import Store, StoreError, verify
+from starpod.env_server.webshop.store import Manifest, Store, StoreError, verify
 
 _SHOWN_MALFORMED = 20
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -158,8 +158,9 @@ def info(store: Path, as_json: bool) -> None:
 @click.argument("store", type=_STORE)
 def verify_store(store: Path) -> None:
     """Reads all of a store and compares every checksum. Exit status 1 if it is damaged."""
-    with _errors():
-        manifest = verify(store)
+    with _errors(), _bars(Console(stderr=True)) as progress:
+        total = Manifest.read(store).bytes
+        manifest = verify(store, lambda done: progress("bytes", done, total))
         Store.open(store)
     print(f"{store}: {len(manifest.sections)} sections, {_size(manifest.bytes)}, all as they were built")
 
