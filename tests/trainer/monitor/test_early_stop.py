@@ -35,9 +35,16 @@ def test_a_task_that_is_learnt_is_called_so() -> None:
 
 def test_five_evaluations_without_success_stop() -> None:
     stop = EarlyStop(MonitorConfig())
-    reasons = [stop.evaluated(step, success) for step, success in enumerate([0, 0, 0, 0, 0.01, 0, 0, 0.009, 0, 0])]
+    successes = [0, 0, 0, 0, 0.01, 0, 0, 0.009, 0, 0]
+    reasons = [stop.evaluated(step, success, -1.0) for step, success in enumerate(successes)]
     assert [reason is not None for reason in reasons] == [False] * 9 + [True]
     assert "5 evaluations in a row" in str(reasons[-1])
+
+
+def test_without_success_a_return_above_all_before_it_goes_on() -> None:
+    stop = EarlyStop(MonitorConfig())
+    returns = [0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.2, 0.3, 0.29]
+    assert [step for step, value in enumerate(returns) if stop.evaluated(step, 0.0, value)] == [8]
 
 
 def test_five_empty_filters_in_a_row_stop() -> None:
@@ -51,7 +58,7 @@ def test_rules_that_are_off_stop_nothing() -> None:
     off = MonitorConfig(early_stop=EarlyStopConfig(reward_std=False, low_success=False, empty_filter=False))
     stop = EarlyStop(off)
     assert run(stop, [0.4] * 10 + [0.0] * 30, collect__kept_fraction=0.0) is None
-    assert all(stop.evaluated(step, 0.0) is None for step in range(20))
+    assert all(stop.evaluated(step, 0.0, 0.0) is None for step in range(20))
 
 
 def test_counts_survive_a_restart() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.monitor.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
-from starpod.trainer.monitor.comparison import mean_interval, write_comparison
+from starpod.trainer.monitor.comparison import RETURN, mean_interval, write_comparison
 from starpod.trainer.monitor.report import write_report
 from starpod.trainer.monitor.run_folder import RunFolder
 from tests.trainer.monitor.synthetic import WARNING, write_run
@@ -100,6 +100,30 @@ def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
         folder.append_evaluation({"step": step, "success": success, **interval})
     told = "The best evaluation was 80 % at step 25, and the policy has become worse since."
     assert told in read(write_report(tmp_path)).text
+
+
+def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    folders: list[Path | str] = []
+    for name, graded in (("plain", 0.0), ("graded", 0.4)):
+        folder = RunFolder.create(tmp_path / name, {})
+        folders.append(folder.path)
+        for step, success in ((0, 0.0), (25, 0.05)):
+            value = success + graded * (1 + step / 25)
+            figures = {"return_mean": value, "return_low": value - 0.1, "return_high": value + 0.1}
+            interval = {"success_low": 0.0, "success_high": success + 0.05}
+            line = {"step": step, "success": success, **interval, **figures, "greedy": {"success": 0.1, **figures}}
+            rung = {"reference": {"random": {"success": 0.0, "return_mean": 0.125}}} if step == 0 else {}
+            folder.append_evaluation({**line, **rung})
+        page = read(write_report(folder.path))
+        assert ("Return on held-out seeds" in page.text) == bool(graded)
+        assert ("random 0.125" in page.text) == bool(graded)
+        assert ("Its intervals do not overlap: the policy has improved." in page.text) == bool(graded)
+    told = "The return went from 0.4 (0.3 to 0.5) to 0.85 (0.75 to 0.95)."
+    assert told in page.text and "The intervals overlap: the difference may be chance." in page.text
+    _, together, chart = write_comparison(folders[1:], tmp_path / "shop.html", metrics=(RETURN,))
+    assert chart.name == "shop-evaluation-return.svg" and together.exists()
+    drawn = chart.read_text(encoding="utf-8")
+    assert "Return on held-out seeds" in drawn and "random 0.125" in drawn and 'class="band' in drawn
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:

@@ -111,6 +111,23 @@ def test_an_evaluation_stands_beside_the_ladder() -> None:
     assert evaluation_line(0, {"success": 0.5}) == "evaluation at step 0: success 50 %"
 
 
+def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
+    graded = {"success": 0.02, "return_mean": 0.61, "return_low": 0.58, "return_high": 0.642}
+    line = evaluation_line(
+        9, {**graded, "greedy": graded, "reference": {"random": {"success": 0.0, "return_mean": 0.1}}}
+    )
+    assert line == (
+        "evaluation at step 9: success 2.0 %, return 0.61 (0.58 to 0.642); greedy 2.0 % (0.61); beside random 0 % (0.1)"
+    )
+    paid_for_success = {"success": 0.5, "return_mean": 0.5, "return_low": 0.4, "return_high": 0.6}
+    assert "return" not in evaluation_line(9, paid_for_success)
+    console = terminal()
+    with LiveScreen(console) as screen:
+        tell(screen)
+        screen.evaluation(31, {**EVALUATION, **graded})
+    assert "return 0.61 (0.58 to 0.642)" in text_of(console)
+
+
 def test_a_step_without_metrics_is_a_line_too() -> None:
     assert step_line(3, None, {}) == "step 3"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, ClassVar
@@ -47,6 +47,10 @@ class EnvironmentConfig(Section):
     @property
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_actions_per_turn, self.max_actions)
+
+    def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
+        """The same, with these options over its own."""
+        return self.model_copy(update={"options": {**self.options, **options}})
 
 
 class SamplingConfig(Section):
@@ -163,15 +167,18 @@ class Player:
         purpose: str = "train",
         temperature: float | None = None,
         min_size: int = 1,
+        environment: EnvironmentConfig | None = None,
     ) -> Collected:
         """Plays `size` episodes from each start, all at once. Groups come back in the order of `starts`.
 
+        environment: instead of the player's own: the same environment with other options.
         Raises what opening raises (the configuration is wrong, or no server is left); an episode that fails later is
         counted and left out.
         """
         began = perf_counter()
         collected = Collected()
-        tasks = [asyncio.ensure_future(self._play_group(start, size, purpose, temperature)) for start in starts]
+        where = environment or self.environment
+        tasks = [asyncio.ensure_future(self._play_group(where, start, size, purpose, temperature)) for start in starts]
         try:
             groups = await asyncio.gather(*tasks)
         except BaseException:
@@ -190,8 +197,9 @@ class Player:
         collected.seconds = perf_counter() - began
         return collected
 
-    async def _play_group(self, start: Start, size: int, purpose: str, temperature: float | None) -> Group:
-        environment = self.environment
+    async def _play_group(
+        self, environment: EnvironmentConfig, start: Start, size: int, purpose: str, temperature: float | None
+    ) -> Group:
         sessions = await self.fleet.open(
             environment.id,
             seed=start.seed,

@@ -82,6 +82,11 @@ class Config(Section):
         self.seeds.evaluation_seeds(self.evaluation.episodes)
         return self
 
+    @property
+    def held_out(self) -> EnvironmentConfig:
+        """The environment as evaluations play it."""
+        return self.environment.with_options(self.evaluation.options)
+
 
 SHORTHANDS = {
     name: word for name, field in Config.model_fields.items() if (word := getattr(field.annotation, "SHORTHAND", ""))

@@ -142,6 +142,11 @@ class Episode:
         return sum(turn.reward for turn in self.turns)
 
     @property
+    def own_return(self) -> float:
+        """The sum of the environment's own rewards, without penalties and shaping: by it policies compare."""
+        return sum(turn.parts.get("environment", turn.reward) for turn in self.turns)
+
+    @property
     def sampled_tokens(self) -> int:
         return sum(len(turn.reply) for turn in self.turns)
 

@@ -14,7 +14,7 @@ from starpod.trainer.collect import Collected, EnvironmentConfig, Start
 from starpod.trainer.episode import Episode
 from starpod.trainer.reference import REFERENCES, play_reference
 from starpod.trainer.section import Section
-from starpod.trainer.statistics import wilson_interval
+from starpod.trainer.statistics import mean_interval, wilson_interval
 
 
 class EvaluationConfig(Section):
@@ -24,6 +24,9 @@ class EvaluationConfig(Section):
     episodes: int = Field(default=256, ge=1, description="Held-out start states, the same each time.")
     temperature: float = Field(default=1.0, ge=0, description="Of sampling; 0 is greedy. RAGEN evaluates at 0.5.")
     greedy: bool = Field(default=False, description="Evaluate once more, greedily, at the end.")
+    options: dict[str, Any] = Field(
+        default={}, description="Options of the environment in evaluations alone, such as another split of its tasks."
+    )
     reference: tuple[str, ...] = Field(
         default=("random", "expert"), description=f"Policies to stand beside the curve: {', '.join(REFERENCES)}."
     )
@@ -45,26 +48,27 @@ class Evaluation:
     failed: int
 
     def summary(self) -> dict[str, Any]:
-        """JSON values: success with its 95 % Wilson interval, means per episode, share of well-formed turns."""
+        """JSON values: success and the environment's own return with their 95 % intervals, means per episode, share of
+        well-formed turns."""
         episodes = self.episodes
         count = len(episodes)
         turns = [turn for episode in episodes for turn in episode.turns]
-        wins = sum(episode.success is True for episode in episodes)
-        low, high = wilson_interval(wins, count)
         return {
             "episodes": count,
             "failed": self.failed,
-            "success": wins / count if count else 0.0,
-            "success_low": low,
-            "success_high": high,
-            "return_mean": sum(episode.total_reward for episode in episodes) / max(count, 1),
+            **_figures([episode.success is True for episode in episodes], [e.own_return for e in episodes]),
             "turns_mean": len(turns) / max(count, 1),
             "format_rate": sum(turn.well_formed for turn in turns) / max(len(turns), 1),
         }
 
 
 async def evaluate(
-    play: Callable[..., Awaitable[Collected]], seeds: Sequence[int], *, purpose: str, temperature: float
+    play: Callable[..., Awaitable[Collected]],
+    environment: EnvironmentConfig,
+    seeds: Sequence[int],
+    *,
+    purpose: str,
+    temperature: float,
 ) -> Evaluation:
     """One episode per held-out seed. play: `Player.collect`, or what shares it out among several ranks.
 
@@ -72,7 +76,7 @@ async def evaluate(
     purpose share them on purpose, so that two of them differ by the policy and not by luck.
     """
     starts = [Start(index, seed) for index, seed in enumerate(seeds)]
-    collected = await play(starts, 1, purpose=purpose, temperature=temperature)
+    collected = await play(starts, 1, purpose=purpose, temperature=temperature, environment=environment)
     return Evaluation([episode for group in collected.groups for episode in group.episodes], collected.failed)
 
 
@@ -95,12 +99,22 @@ async def evaluate_reference(
             for seed in seeds
         )
     )
-    wins, count = sum(success for success, _, _ in played), len(played)
-    low, high = wilson_interval(wins, count)
     return {
-        "success": wins / count,
-        "success_low": low,
-        "success_high": high,
-        "return_mean": sum(total for _, total, _ in played) / count,
-        "turns_mean": sum(turns for _, _, turns in played) / count,
+        **_figures([success for success, _, _ in played], [total for _, total, _ in played]),
+        "turns_mean": sum(turns for _, _, turns in played) / len(played),
+    }
+
+
+def _figures(successes: Sequence[bool], returns: Sequence[float]) -> dict[str, float | None]:
+    """Success with Wilson's interval, and the mean return with Student's; None for an interval of one return."""
+    wins, count = sum(successes), len(successes)
+    success_low, success_high = wilson_interval(wins, count)
+    return_low, return_high = mean_interval(returns) if count > 1 else (None, None)
+    return {
+        "success": wins / max(count, 1),
+        "success_low": success_low,
+        "success_high": success_high,
+        "return_mean": sum(returns) / max(count, 1),
+        "return_low": return_low,
+        "return_high": return_high,
     }

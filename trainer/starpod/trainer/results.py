@@ -32,7 +32,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         starts.setdefault(episode.group, []).append(episode)
     groups = list(starts.values())
     wins = [[episode.success is True for episode in group] for group in groups]
-    returns = [fmean(map(_own_return, group)) for group in groups]
+    returns = [fmean(episode.own_return for episode in group) for group in groups]
     success = clustered_interval(wins) if wins else (None, None)
     return_ends = mean_interval(returns) if len(returns) > 1 else (None, None)
     turns = [turn for episode in played for turn in episode.turns]
@@ -53,11 +53,6 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "pass_at_k": _pass_at(wins),
         "ends": dict(Counter(episode.end for episode in played).most_common()),
     }
-
-
-def _own_return(episode: Episode) -> float:
-    """Without penalties and shaping, so that policies compare."""
-    return sum(turn.parts.get("environment", turn.reward) for turn in episode.turns)
 
 
 def _pass_at(wins: Sequence[Sequence[bool]]) -> dict[str, float]:

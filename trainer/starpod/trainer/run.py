@@ -406,18 +406,20 @@ class Run:
         self.screen.phase(f"evaluating on {config.episodes} held-out start states")
         began = perf_counter()
         seeds = self.config.seeds.evaluation_seeds(config.episodes)
-        result = await evaluate(self._play, seeds, purpose="evaluation", temperature=config.temperature)
+        held_out = self.config.held_out
+        result = await evaluate(self._play, held_out, seeds, purpose="evaluation", temperature=config.temperature)
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         summary |= result.summary()
         if last and config.greedy:
-            greedy = await evaluate(self._play, seeds, purpose="evaluation", temperature=0.0)
+            greedy = await evaluate(self._play, held_out, seeds, purpose="evaluation", temperature=0.0)
             summary["greedy"] = greedy.summary()
         if self.step == 0:
             summary["reference"] = await self._play_references(seeds)
         summary["seconds"] = perf_counter() - began
         if result.episodes:
             self.success, self._evaluated = summary["success"], self.step
-            self.stopped = self.early_stop.evaluated(self.step, summary["success"]) or self.stopped
+            reason = self.early_stop.evaluated(self.step, summary["success"], summary["return_mean"])
+            self.stopped = reason or self.stopped
         else:
             self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")
         if self.parallel.is_main:
@@ -430,7 +432,7 @@ class Run:
         played: dict[str, Any] = {}
         if self.parallel.is_main:
             for name in self.config.evaluation.reference:
-                played[name] = await evaluate_reference(self.fleet, name, self.config.environment, seeds, self.actions)
+                played[name] = await evaluate_reference(self.fleet, name, self.config.held_out, seeds, self.actions)
         return self.parallel.broadcast_object(played)
 
     async def finish(self, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -82,8 +82,11 @@ async def gather_demonstrations(
 ) -> list[Demonstration]:
     """Plays one episode per seed. Raises ValueError if the environment has no expert and one is asked for."""
 
+    choose, want = REFERENCES[config.actions]
+    if config.noise and not actions:  # then what can be played at random is for the environment to list
+        want = replace(want, valid_actions=True)
+
     async def play(seed: int) -> Demonstration:
-        choose, want = REFERENCES[config.actions]
         (session,) = await fleet.open(
             environment.id,
             seed=seed,

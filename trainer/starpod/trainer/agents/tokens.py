@@ -37,7 +37,7 @@ AT_ONCE = 512
 
 
 class TokenPolicy:
-    """A model that is loaded here, with the prompt, the limits and the environment options that it was trained with.
+    """A model that is loaded here, with the prompt, the limits and the environment options of its run's evaluations.
 
     model: a run folder (its best checkpoint), a checkpoint's folder, a folder with a Hugging Face model, or the name of
     one. sampling: what is given there goes before what the run says. Raises AgentRefused.
@@ -85,10 +85,10 @@ class TokenPolicy:
         return build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
 
     def fit(self, task: Task) -> Task:
-        """The task with whatever it leaves open as it was in training, where it is the same environment."""
+        """The task with whatever it leaves open as its run evaluated it, where it is the same environment."""
         if self.config is None or self.config.environment.id != task.environment:
             return task
-        trained = self.config.environment
+        trained = self.config.held_out
         given, usual = task.limits, trained.limits
         limits = Limits(
             _or(given.max_turns, usual.max_turns),

@@ -20,6 +20,10 @@ from starpod.trainer.monitor.words import Kind, metric, show
 
 EVALUATION = "evaluation/success"
 """Stands for the success in evaluations.jsonl among the names of metrics."""
+RETURN = "evaluation/return"
+"""Likewise for the environment's own return, where purchases, say, are graded."""
+_EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "return")}
+"""Of these, the value's name there, and how the names of its interval begin."""
 
 DEFAULT_METRICS = (
     EVALUATION,
@@ -57,16 +61,14 @@ def write_comparison(
     kinds = {label: [RunFolder(Path(folder)) for folder in folders] for label, folders in run_dirs.items()}
     charts = {}
     for name in metrics:
-        wide = name == EVALUATION
         series = [
             line
             for colour, (label, folders) in enumerate(kinds.items())
             if (line := _series(label, folders, name, colour % COLOURS, smoothing)) is not None
         ]
-        text = "Success on held-out seeds" if wide else metric(name).label
-        kind: Kind = "share" if wide else metric(name).kind
-        rules = _rules(kinds) if wide else []
-        chart = line_chart(text, series, rules=rules, kind=kind, width=600, height=280)
+        known = metric(name)
+        rules = _rules(kinds, _EVALUATED[name][0], known.kind) if name in _EVALUATED else []
+        chart = line_chart(known.label, series, rules=rules, kind=known.kind, width=600, height=280)
         if chart:
             charts[name] = chart
     body = (
@@ -102,18 +104,18 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int, sm
     curves = [points for points in curves if points]
     if not curves:
         return None
-    if name != EVALUATION:
+    dots = name in _EVALUATED
+    if not dots:
         curves = [smooth(points, smoothing) for points in curves]
-    dots = name == EVALUATION
     if len(curves) == 1:
-        return Series(label, curves[0], colour, band=_own_interval(folders[0]) if dots else (), dots=dots)
+        return Series(label, curves[0], colour, band=_own_interval(folders[0], name) if dots else (), dots=dots)
     at: defaultdict[float, list[float]] = defaultdict(list)
     for points in curves:
         for x, y in points:
             at[x].append(y)
     # A mean over fewer seeds would jump where a run ends early.
     common = [x for x in sorted(at) if len(at[x]) == len(curves)]
-    share = dots or metric(name).kind == "share"
+    share = metric(name).kind == "share"
     low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
     means = {x: mean_interval(at[x]) for x in common}
     return Series(
@@ -127,27 +129,25 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int, sm
 
 
 def _curve(folder: RunFolder, name: str) -> list[Point]:
-    if name == EVALUATION:
-        return [(line["step"], line["success"]) for line in folder.read_evaluations()]
+    if name in _EVALUATED:
+        value = _EVALUATED[name][0]
+        return [(line["step"], line[value]) for line in folder.read_evaluations() if line.get(value) is not None]
     return curve(folder.read_metrics(), name)
 
 
-def _own_interval(folder: RunFolder) -> list[tuple[float, float, float]]:
-    return [
-        (line["step"], line["success_low"], line["success_high"])
-        for line in folder.read_evaluations()
-        if line.get("success_low") is not None
-    ]
+def _own_interval(folder: RunFolder, name: str) -> list[tuple[float, float, float]]:
+    low, high = (f"{_EVALUATED[name][1]}_{end}" for end in ("low", "high"))
+    return [(line["step"], line[low], line[high]) for line in folder.read_evaluations() if line.get(low) is not None]
 
 
-def _rules(kinds: Mapping[str, Sequence[RunFolder]]) -> list[Rule]:
+def _rules(kinds: Mapping[str, Sequence[RunFolder]], value: str, kind: Kind) -> list[Rule]:
     """The reference ladder, where the runs have one in common."""
     reference: dict[str, Any] = {}
     for folders in kinds.values():
         for folder in folders:
             for line in folder.read_evaluations():
                 reference = line.get("reference") or reference
-    return [Rule(rung["success"], f"{name} {show(rung['success'], 'share')}") for name, rung in reference.items()]
+    return [Rule(rung[value], f"{name} {show(rung[value], kind)}") for name, rung in reference.items() if value in rung]
 
 
 def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> str:

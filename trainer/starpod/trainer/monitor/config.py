@@ -78,7 +78,9 @@ class EarlyStopConfig(Section):
     reward_std_steps: int = Field(
         default=10, ge=1, description="Steps of the start, and steps in a row that stop the run."
     )
-    low_success: bool = Field(default=True, description="Stop when evaluations stay near zero success.")
+    low_success: bool = Field(
+        default=True, description="Stop when evaluations stay near zero success, and their return does not rise."
+    )
     low_success_below: float = Field(default=0.01, gt=0, lt=1, description="Near zero: below this success.")
     low_success_times: int = Field(default=5, ge=1, description="Evaluations in a row that stop the run.")
     empty_filter: bool = Field(default=True, description="Stop when the filter keeps no group.")

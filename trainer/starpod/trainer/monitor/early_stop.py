@@ -19,16 +19,23 @@ class EarlyStop:
         self._start: list[float] = []
         self._low_std = 0
         self._low_success = 0
+        self._best_return: float | None = None
         self._empty = 0
 
     def update(self, step: int, metrics: Mapping[str, float]) -> str | None:
         """Takes the metrics of a step. Returns why to stop, or None to go on."""
         return self._reward_std(step, metrics) or self._empty_filter(step, metrics)
 
-    def evaluated(self, step: int, success: float) -> str | None:
-        """Takes the success of an evaluation, 0 to 1. Returns why to stop, or None to go on."""
+    def evaluated(self, step: int, success: float, own_return: float) -> str | None:
+        """Takes the success of an evaluation, 0 to 1, and its return. Returns why to stop, or None to go on.
+
+        Where success is rare and less is paid as well, a policy learns long before it succeeds: a return above all
+        before it counts as success does.
+        """
         config = self._config
-        self._low_success = self._low_success + 1 if success < config.low_success_below else 0
+        risen = self._best_return is not None and own_return > self._best_return
+        self._best_return = own_return if risen or self._best_return is None else self._best_return
+        self._low_success = self._low_success + 1 if success < config.low_success_below and not risen else 0
         if not config.low_success or self._low_success < config.low_success_times:
             return None
         return (
@@ -82,9 +89,11 @@ class EarlyStop:
             "start": self._start,
             "low_std": self._low_std,
             "low_success": self._low_success,
+            "best_return": self._best_return,
             "empty": self._empty,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start = list(state["start"])
         self._low_std, self._low_success, self._empty = state["low_std"], state["low_success"], state["empty"]
+        self._best_return = state["best_return"]

@@ -22,7 +22,17 @@ from rich.text import Text
 
 from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.monitor.plain import evaluation_line, step_line
-from starpod.trainer.monitor.words import duration, metric, show, signed, sparkline, trend, with_interval
+from starpod.trainer.monitor.words import (
+    duration,
+    is_graded,
+    metric,
+    return_with_interval,
+    show,
+    signed,
+    sparkline,
+    trend,
+    with_interval,
+)
 
 SHOWN = """
 collect/success collect/return_mean collect/reward_std_in_group collect/response_diversity collect/format_rate
@@ -290,7 +300,9 @@ class View:
             line.append(_bar(success, max(width - names - 8, 8), summary), style="bold green" if summary else "dim")
             line.append(f" {show(success, 'share'):>5}", style="bold" if summary else "")
             lines.append(line)
-        lines.append(Text(f"success {with_interval(latest)} of {latest.get('episodes', '?')}", style="dim"))
+        told = f"success {with_interval(latest)} of {latest.get('episodes', '?')}"
+        told += f", return {return_with_interval(latest)}" if is_graded(latest) else ""
+        lines.append(Text(told, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
 
     def _episode(self, episode: Episode, width: int, room: int) -> RenderableType:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from starpod.trainer.episode import Episode
-from starpod.trainer.monitor.words import duration, show, with_interval
+from starpod.trainer.monitor.words import duration, is_graded, return_with_interval, show, with_interval
 
 LINE = (
     ("success", "collect/success", "share"),
@@ -129,13 +129,25 @@ def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str
 
 
 def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
-    """evaluation at step 50: success 72 % (66 to 77 %) of 256 episodes; greedy 75 %; beside random 13 %"""
+    """evaluation at step 50: success 72 % (66 to 77 %) of 256 episodes; greedy 75 %; beside random 13 %
+
+    Where the return tells more than that, it follows each success.
+    """
+    graded = is_graded(summary)
     line = f"evaluation at step {step}: success {with_interval(summary)}"
     if summary.get("episodes"):
         line += f" of {summary['episodes']} episodes"
+    if graded:
+        line += f", return {return_with_interval(summary)}"
     if summary.get("greedy"):
-        line += f"; greedy {show(summary['greedy'].get('success'), 'share')}"
+        line += f"; greedy {_short(summary['greedy'], graded)}"
     reference = summary.get("reference")
     if reference:
-        line += "; beside " + ", ".join(f"{name} {show(r['success'], 'share')}" for name, r in reference.items())
+        line += "; beside " + ", ".join(f"{name} {_short(rung, graded)}" for name, rung in reference.items())
     return line
+
+
+def _short(summary: Mapping[str, Any], graded: bool) -> str:
+    """75 %, or 75 % (0.91)."""
+    text = show(summary.get("success"), "share")
+    return f"{text} ({show(summary.get('return_mean'))})" if graded else text

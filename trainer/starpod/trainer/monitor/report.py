@@ -13,7 +13,17 @@ from starpod.trainer.monitor.charts import Mark, Point, Rule, Series, line_chart
 from starpod.trainer.monitor.files import write_atomic
 from starpod.trainer.monitor.page import page
 from starpod.trainer.monitor.run_folder import RunFolder
-from starpod.trainer.monitor.words import METRICS, duration, metric, show, signed, with_interval
+from starpod.trainer.monitor.words import (
+    METRICS,
+    Kind,
+    duration,
+    is_graded,
+    metric,
+    return_with_interval,
+    show,
+    signed,
+    with_interval,
+)
 
 LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
@@ -104,7 +114,8 @@ def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -
 def _score(summary: Mapping[str, Any], label: str) -> str:
     low, high = summary.get("success_low"), summary.get("success_high")
     interval = f"{show(low, 'share')} to {show(high, 'share')}" if low is not None else ""
-    return f"<span>{label}</span><b>{show(summary['success'], 'share')}</b><span>{interval}</span>"
+    graded = f"<span>return {escape(return_with_interval(summary))}</span>" if is_graded(summary) else ""
+    return f"<span>{label}</span><b>{show(summary['success'], 'share')}</b><span>{interval}</span>{graded}"
 
 
 def _tile(number: str, label: str) -> str:
@@ -116,13 +127,7 @@ def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], evaluations: S
     said = (
         f"Success on {count:,} held-out episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
     )
-    if after.get("success_low") is not None and before.get("success_high") is not None:
-        if after["success_low"] > before["success_high"]:
-            said += "The intervals do not overlap: the policy has improved. "
-        elif after["success_high"] < before["success_low"]:
-            said += "The intervals do not overlap: the policy has become worse. "
-        else:
-            said += "The intervals overlap: the difference may be chance. "
+    said += _compared(before, after, "success", "The intervals")
     best = max(evaluations, key=lambda summary: summary["success"])
     if best["success"] > after["success"]:
         said += f"The best evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
@@ -131,7 +136,22 @@ def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], evaluations: S
     greedy = after.get("greedy")
     if greedy and greedy.get("success") is not None:
         said += f"Sampled greedily, the last policy reaches {show(greedy['success'], 'share')}. "
+    if is_graded(before) or is_graded(after):
+        said += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
+        said += _compared(before, after, "return", "Its intervals")
     return f"<p>{escape(said)}</p>"
+
+
+def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
+    """What the intervals of the first and the last evaluation say of the difference; nothing without intervals."""
+    low, high = f"{figure}_low", f"{figure}_high"
+    if after.get(low) is None or before.get(high) is None:
+        return ""
+    if after[low] > before[high]:
+        return f"{intervals} do not overlap: the policy has improved. "
+    if after[high] < before[low]:
+        return f"{intervals} do not overlap: the policy has become worse. "
+    return f"{intervals} overlap: the difference may be chance. "
 
 
 def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -145,33 +165,19 @@ def _evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
     if not evaluations:
         return ""
     reference = _reference(evaluations)
-    series = [
-        Series(
-            "sampled",
-            [(summary["step"], summary["success"]) for summary in evaluations],
-            band=[
-                (summary["step"], summary["success_low"], summary["success_high"])
-                for summary in evaluations
-                if summary.get("success_low") is not None
-            ],
-            dots=True,
+    chart = _evaluation_chart("Success on held-out seeds", evaluations, reference, "success", "success", "share")
+    if any(map(is_graded, evaluations)):
+        chart += _evaluation_chart(
+            "Return on held-out seeds", evaluations, reference, "return_mean", "return", "number"
         )
-    ]
-    greedy = [
-        (s["step"], s["greedy"]["success"]) for s in evaluations if (s.get("greedy") or {}).get("success") is not None
-    ]
-    if greedy:
-        series.append(Series("greedy", greedy, colour=1, dots=True, line=False))
-    rules = [Rule(r["success"], f"{name} {show(r['success'], 'share')}") for name, r in reference.items()]
-    chart = line_chart("Success on held-out seeds", series, rules=rules, kind="share", width=1072, height=340)
     rows = "".join(
         f'<tr><td class="n">{s["step"]:,}</td><td class="n">{escape(with_interval(s))}</td>'
         f'<td class="n">{show((s.get("greedy") or {}).get("success"), "share")}</td>'
-        f'<td class="n">{show(s.get("return_mean"))}</td><td class="n">{show(s.get("turns_mean"))}</td>'
+        f'<td class="n">{escape(return_with_interval(s))}</td><td class="n">{show(s.get("turns_mean"))}</td>'
         f'<td class="n">{show(s.get("format_rate"), "share")}</td></tr>'
         for s in evaluations
     )
-    ladder = "The dotted lines are simple policies on the same seeds. " if rules else ""
+    ladder = "The dotted lines are simple policies on the same seeds. " if reference else ""
     return (
         f'<h2>Evaluation</h2><p class="muted">The band is the 95 % interval. {ladder}</p>'
         f'<div class="wide">{chart}</div><details><summary class="muted">As a table</summary><table>'
@@ -179,6 +185,26 @@ def _evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
         '<th class="n">Turns</th><th class="n">Well-formed</th></tr>'
         f"{rows}</table></details>"
     )
+
+
+def _evaluation_chart(
+    title: str,
+    evaluations: Sequence[Mapping[str, Any]],
+    reference: Mapping[str, Mapping[str, Any]],
+    name: str,
+    interval: str,
+    kind: Kind,
+) -> str:
+    """One figure of the evaluations with its interval, beside that of the reference policies."""
+    low, high = f"{interval}_low", f"{interval}_high"
+    points = [(s["step"], s[name]) for s in evaluations if s.get(name) is not None]
+    band = [(s["step"], s[low], s[high]) for s in evaluations if s.get(low) is not None]
+    series = [Series("sampled", points, band=band, dots=True)]
+    greedy = [(s["step"], s["greedy"][name]) for s in evaluations if (s.get("greedy") or {}).get(name) is not None]
+    if greedy:
+        series.append(Series("greedy", greedy, colour=1, dots=True, line=False))
+    rules = [Rule(r[name], f"{policy} {show(r[name], kind)}") for policy, r in reference.items() if name in r]
+    return line_chart(title, series, rules=rules, kind=kind, width=1072, height=340)
 
 
 def _small(

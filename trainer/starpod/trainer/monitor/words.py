@@ -24,6 +24,8 @@ class Metric:
 METRICS = {
     metric.name: metric
     for metric in (
+        Metric("evaluation/success", "Success on held-out seeds", "share", 1),
+        Metric("evaluation/return", "Return on held-out seeds", "number", 1),
         Metric("collect/success", "Success", "share", 1),
         Metric("collect/return_mean", "Return", "number", 1),
         Metric("collect/return_std", "Return deviation"),
@@ -115,6 +117,19 @@ def with_interval(summary: Mapping[str, Any]) -> str:
     text = show(summary["success"], "share")
     low, high = summary.get("success_low"), summary.get("success_high")
     return f"{text} ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else text
+
+
+def return_with_interval(summary: Mapping[str, Any]) -> str:
+    """0.61 (0.58 to 0.64), likewise."""
+    text = show(summary.get("return_mean"))
+    low, high = summary.get("return_low"), summary.get("return_high")
+    return f"{text} ({show(low)} to {show(high)})" if low is not None and high is not None else text
+
+
+def is_graded(summary: Mapping[str, Any]) -> bool:
+    """Whether the return of an evaluation tells more than its success: not so where 1 is paid for success alone."""
+    value = summary.get("return_mean")
+    return value is not None and abs(value - summary["success"]) > 1e-9
 
 
 TICKS = "▁▂▃▄▅▆▇█"

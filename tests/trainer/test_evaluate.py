@@ -1,0 +1,43 @@
+"""Figures of evaluations: success and the environment's own return, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.evaluate import Evaluation
+from starpod.trainer.results import summarise
+from starpod.trainer.statistics import mean_interval, wilson_interval
+
+
+def bought(number: int, scores: Sequence[float]) -> Episode:
+    """An episode that earned these, a turn each, and was fined in every turn."""
+    turns = [
+        Turn(
+            "", [1], True, [2], [0.0], [0], "stop", "", reward=score - 0.1, parts={"environment": score, "format": -0.1}
+        )
+        for score in scores
+    ]
+    return Episode(number, 0, "webshop-v1", turns=turns, end="terminal", success=sum(scores) == 1)
+
+
+def test_the_return_is_the_environments_own_as_in_starpod_eval() -> None:
+    episodes = [bought(0, [0.0, 0.5]), bought(1, [0.0, 0.0, 1.0]), bought(2, [0.25])]
+    summary = Evaluation(episodes, failed=1).summary()
+    low, high = mean_interval([0.5, 1.0, 0.25])
+    assert summary["return_mean"] == pytest.approx(1.75 / 3)
+    assert (summary["return_low"], summary["return_high"]) == pytest.approx((low, high))
+    assert (summary["success"], summary["success_low"], summary["success_high"]) == (1 / 3, *wilson_interval(1, 3))
+    assert (summary["episodes"], summary["failed"], summary["turns_mean"]) == (3, 1, 2.0)
+    measured = summarise(episodes)
+    for name in ("return_mean", "return_low", "return_high", "success_low"):
+        assert summary[name] == pytest.approx(measured[name]), name
+
+
+def test_one_episode_and_none_have_no_interval_of_the_return() -> None:
+    one = Evaluation([bought(0, [0.5])], failed=0).summary()
+    assert (one["return_mean"], one["return_low"], one["return_high"]) == (0.5, None, None)
+    none = Evaluation([], failed=3).summary()
+    assert (none["return_mean"], none["return_low"], none["success"]) == (0.0, None, 0.0)
