@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.env_server.webshop.html_text import Reader
 from tests.env_server.webshop.little import LittleWebShop
+from tests.support import ServerProcess
 
 
 @dataclass
@@ -506,3 +508,13 @@ def test_fields_are_made_from_the_schema_of_the_shop() -> None:
 def test_calls_of_the_command_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
     result = CliRunner().invoke(site, words)
     assert result.exit_code == 2 and said in result.output
+
+
+def test_the_command_opens_the_shop_and_ends_when_told() -> None:
+    process = ServerProcess([sys.executable, "-m", "starpod.client.main", "webshop", "site"])
+    try:
+        reply = httpx.get(process.address, trust_env=False)
+        assert reply.status_code == 200 and "Start shopping" in reply.text and "webshop-v1" in reply.text
+        assert process.terminate() == 0, process.log
+    finally:
+        process.close()

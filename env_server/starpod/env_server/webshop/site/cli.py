@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -99,7 +100,11 @@ async def _serve(address: str, host: str, port: int, pictures: bool, security: S
         listener = stack.enter_context(_listen(host, port))
         shown = f"[{host}]" if ":" in host else host
         print(f"The shop is open at http://{shown}:{listener.getsockname()[1]}/", flush=True)
-        await uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).serve([listener])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # uvicorn ends by them, and then raises them again, which must not end us before the stack is unwound.
+            signal.signal(number, lambda *_: None)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+        await uvicorn.Server(config).serve([listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
