@@ -1,0 +1,69 @@
+# The trainer, without environments or a browser:
+#   --target trainer       with the torch that constraints.txt pins
+#   --target trainer-gpu   with vLLM, and the torch that it pins
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+# What is to be installed, apart from all else that these files hold: the layers with packages are made again when the
+# lists change, and only then.
+FROM ${BASE_IMAGE} AS requirements
+WORKDIR /requirements
+COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
+RUN python requirements.py trainer > trainer.txt \
+ && python requirements.py trainer vllm > gpu.txt \
+ && sed -n '/^torch==/p' constraints.txt > torch.txt
+
+FROM ${BASE_IMAGE} AS wheel
+WORKDIR /project
+COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
+COPY proto proto
+COPY client client
+COPY env_server env_server
+COPY trainer trainer
+RUN python -m pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
+
+# A user of its own, and no file that he may change but in /runs and /cache: the root file system can be read-only.
+# Another user can be given to the container, so that the run folder is his; hence /cache is open to all.
+FROM ${BASE_IMAGE} AS runtime
+RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin starpod \
+ && install -d -o starpod -g starpod /runs \
+ && install -d -m 1777 /cache
+WORKDIR /opt/starpod
+RUN python -m venv --without-pip .
+ENV HOME=/tmp USER=starpod XDG_CACHE_HOME=/cache PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+VOLUME /runs /cache
+ENTRYPOINT ["/opt/starpod/bin/starpod"]
+CMD ["train", "--help"]
+
+FROM runtime AS trainer
+# Another index, for a torch without CUDA: a quarter of the size.
+ARG PIP_EXTRA_INDEX_URL=
+COPY --from=requirements /requirements/torch.txt ./
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -r torch.txt
+COPY constraints.txt ./
+COPY --from=requirements /requirements/trainer.txt ./
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints.txt -r trainer.txt
+COPY --from=wheel /wheel wheel
+RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Starpod trainer" \
+      org.opencontainers.image.description="StarPO training of multi-turn LLM agents" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+USER 1000:1000
+
+# Kernels are compiled when they are first used: with a C compiler, and kept in the cache.
+FROM runtime AS trainer-gpu
+RUN apt-get update -qq \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ > /dev/null \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+COPY --from=requirements /requirements/gpu.txt ./
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -r gpu.txt
+COPY --from=wheel /wheel wheel
+RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Starpod trainer for GPUs" \
+      org.opencontainers.image.description="StarPO training of multi-turn LLM agents, with vLLM" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor
+USER 1000:1000

@@ -1,0 +1,139 @@
+"""`docker compose up` for real: the images, a whole run, four replicas of which one is killed, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.engine import Compose, docker, inspect, measured, missing
+from tests.deploy.files import project
+from tests.e2e.test_train import COMMAND, SMALL, learnt, lines
+
+pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+# Groups enough for four replicas, and collections long enough to be disturbed.
+JOB = (*SMALL, "collect.groups=16", "collect.group_size=8", "stop.iterations=6")
+IMAGES = ("starpod-environment", "starpod-trainer")
+USER = os.getuid() or 1000
+PUBLIC_BASE_MB = 130
+"""Of python:3.11-slim-bookworm. Another base may be larger: what lies on it is measured."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+    """A project whose images are built, and whose run folder is not there yet."""
+    if reason := missing():
+        pytest.skip(reason)
+    runs = tmp_path_factory.mktemp("compose") / "runs"
+    compose = Compose(
+        f"starpod-test-{os.getpid()}",
+        STARPOD_RUNS=str(runs),
+        STARPOD_JOB=" ".join(JOB),
+        STARPOD_UID=str(USER),
+        STARPOD_GID=str(os.getgid() or 1000),
+    )
+    compose("build", "symbolic", "trainer", timeout=1500)
+    try:
+        yield compose
+    finally:
+        compose("down", "--volumes", "--timeout", "5")
+
+
+@pytest.fixture
+def compose(built: Compose) -> Iterator[Compose]:
+    """The project with nothing running, before and after."""
+    yield built
+    built("down", "--volumes", "--timeout", "5")
+    assert built.containers() == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(built: Compose, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run without containers."""
+    folder = tmp_path_factory.mktemp("without") / "run"
+    subprocess.run([*COMMAND, "train", *JOB, "--run-dir", str(folder)], check=True, capture_output=True, timeout=300)
+    return folder
+
+
+def assert_same(run: Path, undisturbed: Path) -> None:
+    """Line for line, but for clocks."""
+    ours, theirs = (json.loads((folder / "run.json").read_text())["packages"] for folder in (run, undisturbed))
+    if ours["torch"] != theirs["torch"]:
+        pytest.skip(f"torch {ours['torch']} in the container, {theirs['torch']} outside: they round differently")
+    assert len(lines(run / "metrics.jsonl")) == 6
+    assert learnt(run) == learnt(undisturbed)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_is_what_it_says(built: Compose, image: str) -> None:
+    facts = inspect(image)
+    assert facts["Config"]["User"] == "1000:1000"
+    assert facts["Config"]["Labels"]["org.opencontainers.image.version"] == project()["version"]
+    assert docker("run", "--rm", image, "--version").endswith(project()["version"])
+
+
+def test_the_environment_image_is_small(built: Compose) -> None:
+    base = os.environ.get("STARPOD_BASE_IMAGE", "python:3.11-slim-bookworm")
+    ours, below = (
+        [int(size) for size in docker("history", "--human=false", "--format", "{{.Size}}", image).splitlines()]
+        for image in ("starpod-environment", base)
+    )
+    assert sum(ours[: len(ours) - len(below)]) / 1e6 + PUBLIC_BASE_MB < 350
+
+
+def test_no_torch_beside_environments_and_no_browser_beside_the_trainer(built: Compose) -> None:
+    script = "from importlib.metadata import distributions; print(*(each.name.lower() for each in distributions()))"
+    environment, trainer = (
+        set(docker("run", "--rm", "--entrypoint", "/opt/starpod/bin/python", image, "-c", script).split())
+        for image in IMAGES
+    )
+    assert "starpod" in environment & trainer
+    assert "torch" in trainer - environment
+    assert "selenium" not in environment | trainer
+
+
+def test_up_trains_as_without_containers(compose: Compose, undisturbed: Path) -> None:
+    compose("up", "--detach", "symbolic", "trainer", STARPOD_RUN="one")
+    compose.wait("trainer")
+    run = Path(compose.variables["STARPOD_RUNS"]) / "one"
+    assert (run / "report.html").stat().st_uid == USER
+    assert run.parent.stat().st_uid == USER
+    assert_same(run, undisturbed)
+
+
+def test_sessions_spread_over_four_and_a_killed_one_changes_nothing(compose: Compose, undisturbed: Path) -> None:
+    compose("up", "--detach", "--scale", "symbolic=4", "symbolic", "trainer", STARPOD_RUN="four")
+    run = Path(compose.variables["STARPOD_RUNS"]) / "four"
+    replicas = compose.containers("symbolic")
+    opened: list[float] = []
+
+    def kill_one() -> None:
+        """In the middle of its episodes, after the first iteration."""
+        victim = replicas[0]
+        if not opened and (run / "metrics.jsonl").exists() and measured(victim, "starpod_live_sessions"):
+            opened.extend(measured(replica, "starpod_sessions_opened_total") for replica in replicas)
+            docker("kill", victim)
+
+    compose.wait("trainer", watch=kill_one)
+    assert len(opened) == 4
+    assert min(opened) > 0.8 * max(opened), "sessions do not spread"
+    assert not inspect(replicas[0])["State"]["Running"]
+    assert lines(run / "metrics.jsonl")[-1]["metrics"]["collect/recoveries"] > 0
+    assert_same(run, undisturbed)
+
+
+def test_a_server_cannot_change_its_image(compose: Compose) -> None:
+    compose("up", "--detach", "symbolic")
+    (server,) = compose.containers("symbolic")
+    touch = ["docker", "exec", "--user", "0", server, "touch", "/opt/starpod/changed"]
+    done = subprocess.run(touch, capture_output=True, text=True, timeout=30)
+    assert "Read-only file system" in done.stderr
+    assert docker("exec", server, "id", "-u") == "1000"
+    address = compose("port", "symbolic", "50051")
+    hosted = subprocess.run([*COMMAND, "list", address, "--json"], capture_output=True, text=True, timeout=30)
+    assert "frozen_lake-v1" in hosted.stdout, hosted.stderr
