@@ -1,0 +1,32 @@
+"""The configuration that falls into the Echo Trap on purpose, and StarPO-S on the same seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.client.main import main
+
+
+def train(*words: str, run_dir: Path) -> list[dict[str, Any]]:
+    """Trains for thirty steps. Returns the lines of metrics.jsonl."""
+    quick = ["stop.iterations=30", "stop.minutes=null", "evaluation.every=0", "evaluation.episodes=8"]
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "echo_trap", *quick, "monitor.screen=plain", *words, "--run-dir", str(run_dir)])
+    assert not exit_.value.code
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_vanilla_falls_in_and_starpo_s_does_not(tmp_path: Path) -> None:
+    vanilla = train(run_dir=tmp_path / "vanilla")
+    told = [text for line in vanilla for text in line.get("warnings", [])]
+    assert any(text.startswith("Echo Trap: ") for text in told)
+    assert vanilla[-1]["metrics"]["collect/success"] < 0.2 < vanilla[0]["metrics"]["collect/success"]
+    careful = train("algorithm=starpo-s", run_dir=tmp_path / "careful")
+    assert not any(line.get("warnings") for line in careful)
+    assert careful[-1]["metrics"]["collect/success"] > 0.8
