@@ -22,6 +22,9 @@ from starpod.env_server.webshop.presets import WebShopOptions
 Result = TypeVar("Result")
 
 _ACTION = re.compile(r"(click|type|search|scroll)\[(.*)\]|(back)(?:\[\])?", re.DOTALL)
+_SEEN: dict[bytes, str] = {}
+"""What was seen lately, by state."""
+_MAX_SEEN = 2048
 _SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 
@@ -65,7 +68,6 @@ class WebShopBrowser(WebShop):
 
     _scroll: int
     _typed: str | None
-    _cached_view: View | None = None
 
     @classmethod
     def prepare(cls) -> None:
@@ -75,7 +77,7 @@ class WebShopBrowser(WebShop):
 
     def reset(self, rng: random.Random) -> None:
         super().reset(rng)
-        self._scroll, self._typed, self._cached_view = 0, None, None
+        self._scroll, self._typed = 0, None
 
     def step(self, action: Any) -> Outcome:
         """Raises Busy, with nothing changed."""
@@ -109,7 +111,8 @@ class WebShopBrowser(WebShop):
             self._typed = None  # another page
         if outcome.effective:
             view = look(visit.browser)
-        self._scroll, self._cached_view = view.scroll, view
+        self._scroll = view.scroll
+        self._saw(view)
         return outcome
 
     # --- for the visit -------------------------------------------------------------------------------------------
@@ -137,9 +140,15 @@ class WebShopBrowser(WebShop):
     # --- what the agent sees -------------------------------------------------------------------------------------
 
     def observe(self) -> str:
-        if self._cached_view is None:
-            self._cached_view = self._visit(lambda visit, view: view)
-        return self._cached_view.text
+        """The text in view. It follows from the state, so what was seen lately is not looked at again: copies and
+        members of a group cost no visit."""
+        return _SEEN.get(self.state_key()) or self._saw(self._visit(lambda visit, view: view))
+
+    def _saw(self, view: View) -> str:
+        _SEEN[self.state_key()] = view.text
+        while len(_SEEN) > _MAX_SEEN:
+            _SEEN.pop(next(iter(_SEEN)), None)
+        return view.text
 
     def render(self, mode: str = "text") -> str | bytes:
         if mode == "png":
@@ -159,4 +168,3 @@ class WebShopBrowser(WebShop):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._scroll, self._typed = state["window"]
-        self._cached_view = None
