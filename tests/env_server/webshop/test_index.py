@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.env_server.webshop.analyzer import analyze
+from starpod.env_server.webshop.compiled import compiled
 from starpod.env_server.webshop.index import Index
 from starpod.env_server.webshop.search import BLOCK, MOST_TERMS, TooManyTerms
 
@@ -173,3 +174,12 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starpod.env_server.webshop.inversion._CHUNK", 20)
     for name, array in Index.build(documents).arrays().items():
         assert np.array_equal(array, whole[name])
+
+
+def test_loops_run_where_compiled_code_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])  # as on a read-only disk without a home
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    assert compiled(double)(21) == 42

@@ -66,21 +66,33 @@ def _reach(text: str, start: int) -> int:
 # In every rule the first match is the longest one, so that nothing is tried twice. Runs that need something after them
 # are bounded by LONGEST, so that no text takes quadratic time.
 
+_JOINED = ("Extend", "Format", "ZWJ")
+"""Properties of characters that belong to the one before (WB4)."""
+_FIRST = (
+    *("ALetter", "Hebrew_Letter", "Numeric", "Katakana", "ExtendNumLet", "Complex_Context", "Han", "Hiragana"),
+    *("Extended_Pictographic", "Emoji_Modifier", "Emoji_Keycap_Base", "Regional_Indicator", "ZWJ"),
+)
+"""Properties of the characters that words begin with."""
+_PLAIN = r"[A-Za-z]++(?![^\x00-\x26\x28-\x2d/<-@\[-^`{-\x7f])"
+"""Letters, and then a character of ASCII that joins none: most words, found by their first rule."""
+
 
 @functools.cache
 def _grammar(limit: int) -> re.Pattern[str]:
     """Any word of a text whose characters are below the limit: the fewer there are, the faster it is."""
+    if limit == _ASCII:
+        return re.compile(f"{_PLAIN}|{_word(limit)}")
     asian, han, hiragana = (_set(limit, name) for name in ("Complex_Context", "Han", "Hiragana"))
     more = _set(limit, *_JOINED)
     runs = f"{asian}{_set(limit, 'Complex_Context', *_JOINED)}*+|{han}{more}*+|{hiragana}{more}*+"
-    return re.compile(f"{_word(limit)}|{runs}|{_emoji(limit)}" if limit > _ASCII else _word(limit))
+    return re.compile(f"{_PLAIN}|(?={_set(limit, *_FIRST)})(?:{_word(limit)}|{runs}|{_emoji(limit)})")
 
 
 def _word(limit: int) -> str:
     """Letters, digits, katakana and connectors (WB4 to WB13b)."""
 
-    def run(name: str) -> str:
-        return _set(limit, name) + _set(limit, name, *_JOINED) + "*+"
+    def run(name: str, rest: str = "*+") -> str:
+        return _set(limit, name) + _set(limit, name, *_JOINED) + rest
 
     more = _set(limit, *_JOINED) + "*+" if limit > _ASCII else ""
     hebrew = _set(limit, "Hebrew_Letter") + more
@@ -90,27 +102,24 @@ def _word(limit: int) -> str:
     text = f"{letters}(?:{between}{letters}|(?!{quoted}){letters})*+"
     number = f"{run('Numeric')}(?:{_set(limit, 'MidNum', 'MidNumLet', 'Single_Quote')}{more}{run('Numeric')})*+"
     part = f"(?:{run('Katakana')}|(?:{quoted}|{number}|{text})++)"
-    connector = run("ExtendNumLet")
-    before = connector.replace("*+", f"{{0,{LONGEST - 1}}}+")
+    before, connector = run("ExtendNumLet", f"{{0,{LONGEST - 1}}}+"), run("ExtendNumLet")
     return f"(?:{before})?+{part}(?:{connector}{part})*+(?:{connector})?+"
 
 
 def _emoji(limit: int) -> str:
     """Pictographs joined, modified or tagged; keycaps; flags."""
-    style, joiner, modifier, many = "\ufe0f", "\u200d", "[\U0001f3fb-\U0001f3ff]", f"{{0,{LONGEST - 1}}}+"
-    pictograph, base = _set(limit, "Extended_Pictographic"), _set(limit, "Emoji_Modifier_Base")
+    pictograph, modifier, base = (
+        _set(limit, name) for name in ("Extended_Pictographic", "Emoji_Modifier", "Emoji_Modifier_Base")
+    )
+    style, joiner, many = "\ufe0f", "\u200d", f"{{0,{LONGEST - 1}}}+"
     more = f"(?![\ufe0e\ufe0f]){_set(limit, *_JOINED)}"
     # Up to a joiner that what follows can be joined by.
     rest = f"(?:(?!{joiner}(?:{joiner}{many}{pictograph}|{modifier})){more})*+"
     element = f"(?:(?:{joiner}{many}{base}(?:{more})*)?{modifier}{rest}|{joiner}{many}{pictograph}{rest}{style}?+)"
     tags = "[\U000e0020-\U000e007e]++\U000e007f"
-    keycap = f"[0-9#*](?:{more})*{style}?\u20e3(?:{more})*"
-    flag = f"[\U0001f1e6-\U0001f1ff]{_set(limit, *_JOINED)}*+"
-    return f"{element}(?:(?:{joiner}{element})++|{tags})?+|{keycap}|{flag}{flag}"
-
-
-_JOINED = ("Extend", "Format", "ZWJ")
-"""Properties of characters that belong to the one before (WB4)."""
+    keycap = f"{_set(limit, 'Emoji_Keycap_Base')}(?:{more})*{style}?\u20e3(?:{more})*"
+    letter = _set(limit, "Regional_Indicator") + _set(limit, *_JOINED) + "*+"
+    return f"{element}(?:(?:{joiner}{element})++|{tags})?+|{keycap}|{letter}{letter}"
 
 
 @functools.cache
@@ -124,7 +133,7 @@ def _set(limit: int, *properties: str) -> str:
 @functools.cache
 def _properties() -> dict[str, list[tuple[int, int]]]:
     """First and last characters of the ranges that have a property."""
-    known = {"Single_Quote": [(0x27, 0x27)], "ZWJ": [(0x200D, 0x200D)]}
+    known: dict[str, list[tuple[int, int]]] = {}
     name = ""
     for line in resources.files(__package__).joinpath("characters.txt").read_text("ascii").splitlines():
         if line.startswith("#"):
