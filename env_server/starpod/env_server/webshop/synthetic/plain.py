@@ -25,14 +25,54 @@ class _Plain(NamedTuple):
 
 
 _KINDS = (
-    _Plain("fashion", "shirts", "shirt", "color, size", "slim fit, long sleeve, soft cotton, v neck"),
-    _Plain("fashion", "shoes", "shoes", "color, size", "non slip, rubber sole, light weight, memory foam"),
-    _Plain("garden", "lamps", "lamp", "color", "glass shade, steel frame, easy clean, home office"),
-    _Plain("garden", "blankets", "blanket", "color, size", "super soft, machine wash, soft cotton, light weight"),
-    _Plain("beauty", "soaps", "soap", "scent", "tea tree, dry skin, plant based, long lasting"),
-    _Plain("electronics", "speakers", "speaker", "color", "water proof, easy carry, long lasting, usb port"),
-    _Plain("grocery", "cookies", "cookies", "flavor, pack", "gluten free, sugar free, plant based, real butter"),
-    _Plain("grocery", "teas", "tea", "flavor", "sugar free, fair trade, natural leaves, caffeine free"),
+    _Plain(
+        "fashion",
+        "shirts",
+        "shirt",
+        "color, size",
+        "slim fit, long sleeve, soft cotton, v neck, classic fit, button down",
+    ),
+    _Plain(
+        "fashion",
+        "shoes",
+        "shoes",
+        "color, size",
+        "non slip, rubber sole, light weight, memory foam, arch support, quick dry",
+    ),
+    _Plain(
+        "garden", "lamps", "lamp", "color", "glass shade, steel frame, easy clean, home office, long lasting, wood base"
+    ),
+    _Plain(
+        "garden",
+        "blankets",
+        "blanket",
+        "color, size",
+        "super soft, machine wash, soft cotton, light weight, hand made, super warm",
+    ),
+    _Plain(
+        "beauty", "soaps", "soap", "scent", "tea tree, dry skin, plant based, long lasting, cruelty free, natural oils"
+    ),
+    _Plain(
+        "electronics",
+        "speakers",
+        "speaker",
+        "color",
+        "water proof, easy carry, long lasting, usb port, high quality, fast charge",
+    ),
+    _Plain(
+        "grocery",
+        "cookies",
+        "cookies",
+        "flavor, pack",
+        "gluten free, sugar free, plant based, real butter, low fat, hand made",
+    ),
+    _Plain(
+        "grocery",
+        "teas",
+        "tea",
+        "flavor",
+        "sugar free, fair trade, natural leaves, caffeine free, plant based, low sugar",
+    ),
 )
 _VALUES = {
     "color": split("red, blue, green, black, white, yellow"),
@@ -41,14 +81,14 @@ _VALUES = {
     "flavor": split("lemon, mint, honey, peach, apple"),
     "pack": split("4 pack, 8 pack"),
 }
-_PRICES = split("$9.00, $14.00, $19.00, $24.00, $29.00, $39.00")
+_PRICES = tuple(f"${dollars}.00" for dollars in range(9, 129, 10))
 _ASKED = ("i need {}", "i want {}", "find me {}", "i am looking for {}")
 
 
 def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]]:
     """Products in the original's raw schema, the kinds in turn; those of a kind have two of its attributes each.
 
-    A kind has six pairs of attributes. The first 48 products are therefore all told apart by what they are. Numbers are
+    A kind has 15 pairs of attributes. The first 120 products are therefore all told apart by what they are. Numbers are
     short, A0 to Z0, A1 and so on: they are read and copied in two pieces.
     """
     random = randoms.Random(seed).random
