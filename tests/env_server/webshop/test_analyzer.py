@@ -16,8 +16,8 @@ from starpod.env_server.webshop import analyzer
 from starpod.env_server.webshop.analyzer import STOP_WORDS, analyze, term_of
 from starpod.env_server.webshop.porter import stem
 from starpod.env_server.webshop.words import LONGEST, _longest, words
-from tests.env_server.webshop.shops import real_documents, synthetic_documents
-from tests.golden import ROOT, golden
+from tests.env_server.webshop.catalogues import real, real_data, recorded
+from tests.golden import golden
 
 # What Lucene made of difficult texts: scripts, emoji, quotes, connectors, long runs, and random mixtures of them.
 RECORDED = [json.loads(line) for line in Path(__file__).with_name("lucene_words.jsonl").read_text().splitlines()]
@@ -165,8 +165,8 @@ def test_more_words_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_recorded_terms_of_real_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    documents = dict(real_documents())
-    records = [json.loads(line) for line in (ROOT / "webshop_data" / "lucene_golden_tokens.jsonl").open()]
+    documents = {product.asin: product.index_text() for product in real()}
+    records = [json.loads(line) for line in real_data("lucene_golden_tokens.jsonl").open()]
     for record in records:
         assert analyze(record["text"] if "text" in record else documents[record["id"]]) == record["tokens"]
     with capsys.disabled():
@@ -176,7 +176,7 @@ def test_recorded_terms_of_real_texts(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_recorded_terms_of_synthetic_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    documents = dict(synthetic_documents("1k"))
+    documents = {product.asin: product.index_text() for product in recorded("1k")}
     texts = [(documents[record["asin"]], record["terms"]) for record in golden("index_terms_1k", "webshop_golden")]
     texts += [(record["query"], record["terms"]) for record in golden("rankings", "webshop_golden")]
     for text, terms in texts:

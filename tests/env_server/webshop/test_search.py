@@ -14,8 +14,8 @@ from starpod.env_server.webshop.search import (
     length_factors,
     term_weights,
 )
-from tests.env_server.webshop.shops import real_documents, synthetic_documents
-from tests.golden import ROOT, golden
+from tests.env_server.webshop.catalogues import real, real_data, recorded
+from tests.golden import golden
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_longer_documents_and_commoner_terms_weigh_less() -> None:
 @pytest.mark.parametrize("size", ["1k", "10k"])
 def test_recorded_rankings_of_a_synthetic_catalogue(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     records = golden("rankings", "webshop_golden")
-    documents = synthetic_documents(size)
+    documents = [(product.asin, product.index_text()) for product in recorded(size)]
     index = Index.build(documents)
     hits = 0
     for record in records:
@@ -62,9 +62,9 @@ def test_recorded_rankings_of_a_synthetic_catalogue(size: str, capsys: pytest.Ca
 
 
 def test_recorded_rankings_of_the_real_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
-    documents = real_documents()
+    documents = [(product.asin, product.index_text()) for product in real()]
     index = Index.build(documents)
-    lines = (ROOT / "webshop_data" / "lucene_golden_top50.tsv").read_text(encoding="utf-8").splitlines()
+    lines = real_data("lucene_golden_top50.tsv").read_text(encoding="utf-8").splitlines()
     hits = 0
     for line in lines:
         query, *recorded = line.split("\t")
