@@ -52,10 +52,10 @@ def test_recorded_rankings_of_a_synthetic_catalogue(size: str, capsys: pytest.Ca
             continue
         found = index.ranked(record["query"])
         assert [documents[number][0] for number, _ in found] == [asin for asin, _ in record[size]], record["id"]
-        for place, ((_, ours), (_, recorded)) in enumerate(zip(found, record[size], strict=True)):
+        for place, ((_, ours), (_, theirs)) in enumerate(zip(found, record[size], strict=True)):
             # Rounded to four digits, then lowered by a millionth for each of the same before it.
-            slack = 0.5e-4 + place * 1e-6 + float(np.spacing(np.float32(recorded)))
-            assert abs(ours - recorded) <= slack, record["id"]
+            slack = 0.5e-4 + place * 1e-6 + float(np.spacing(np.float32(theirs)))
+            assert abs(ours - theirs) <= slack, record["id"]
         hits += len(found)
     with capsys.disabled():
         print(f"\nrankings, {size}: {len(records)} queries, {hits} hits, all equal")
@@ -67,10 +67,10 @@ def test_recorded_rankings_of_the_real_catalogue(capsys: pytest.CaptureFixture[s
     lines = real_data("lucene_golden_top50.tsv").read_text(encoding="utf-8").splitlines()
     hits = 0
     for line in lines:
-        query, *recorded = line.split("\t")
+        query, *theirs = line.split("\t")
         found = index.ranked(query)
-        assert [f"{documents[number][0]}" for number, _ in found] == [hit.split()[0] for hit in recorded], query
-        for (_, ours), hit in zip(found, recorded, strict=True):
+        assert [documents[number][0] for number, _ in found] == [hit.split()[0] for hit in theirs], query
+        for (_, ours), hit in zip(found, theirs, strict=True):
             assert abs(ours - float(hit.split()[1])) < 1e-4
         hits += len(found)
     with capsys.disabled():
