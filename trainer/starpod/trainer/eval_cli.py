@@ -123,8 +123,8 @@ def evaluate(
     """Play MODEL_OR_CHECKPOINT on the servers at ADDRESS (host:port, several with commas) and tell how well it does.
 
     MODEL_OR_CHECKPOINT is the folder of a run or of a checkpoint, a Hugging Face model (a folder or a name), an
-    OpenAI-compatible endpoint's model (openai:MODEL), or a policy without a model: random, expert, and for frozen_lake
-    with the local observation walk and careful. These play one action a turn.
+    OpenAI-compatible endpoint's model (openai:MODEL), or a policy without a model: random, expert, for frozen_lake
+    with the local observation walk and careful, for webshop rule. These play one action a turn.
 
     Exit status: 0 done, 1 something failed, failed episodes included, 2 the call was wrong.
     """

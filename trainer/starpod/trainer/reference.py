@@ -48,10 +48,24 @@ def choose_carefully(observation: Observation, actions: Sequence[str], rng: rand
     return rng.choice([action for action in towards if action in safe] or safe or towards)
 
 
+def choose_by_rule(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """In a shop, the baseline of its authors: search for the instruction, buy the first product as it is."""
+    listed = [action for action in observation.valid_actions or () if isinstance(action, str)]
+    searches = [action for action in listed if action.startswith("search[")]
+    clicks = [action for action in listed if action.startswith("click[")]
+    if len(searches) + len(clicks) != len(listed) or not listed:
+        raise ValueError("the reference policy `rule` plays webshop, whose valid actions are searches and clicks")
+    if "click[buy now]" in clicks:
+        return "click[buy now]"
+    products = [click for click in clicks if click not in ("click[back to search]", "click[< prev]", "click[next >]")]
+    return next(iter([*searches, *products]), "click[back to search]")
+
+
 REFERENCES: dict[str, tuple[Choose, Want]] = {
     "random": (choose_randomly, Want(valid_actions=True)),
     "walk": (choose_walk, Want()),
     "careful": (choose_carefully, Want()),
+    "rule": (choose_by_rule, Want(valid_actions=True)),
     "expert": (choose_expertly, Want(expert_action=True)),
 }
 """By name: how it chooses, and what it asks of the environment."""
