@@ -2,7 +2,7 @@
 
     python -m benchmarks.learning frozen_lake            the default job, three seeds, beside the reference ladder
     python -m benchmarks.learning filter                 the share of groups that the filter keeps: 25 to 100 %
-    python -m benchmarks.learning sokoban bandit countdown
+    python -m benchmarks.learning sokoban bandit countdown webshop
     python -m benchmarks.learning echo_trap              vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.learning echo_trap_parts        the same run with one thing changed at a time
 
@@ -26,9 +26,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from starpod.trainer.monitor.comparison import EVALUATION, write_comparison
+from starpod.trainer.monitor.comparison import EVALUATION, RETURN, write_comparison
 from starpod.trainer.monitor.echo_trap import SIGNALS, Signal
 from starpod.trainer.monitor.run_folder import RunFolder
+from starpod.trainer.monitor.words import is_graded, return_with_interval
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 
@@ -47,6 +48,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "sokoban": (Variant("StarPO-S", "sokoban"),),
     "bandit": (Variant("StarPO-S", "bandit"),),
     "countdown": (Variant("StarPO-S", "countdown"),),
+    "webshop": (Variant("StarPO-S", "webshop"),),
     "filter": tuple(
         Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=40"))
         for share in (0.25, 0.5, 0.75, 1.0)
@@ -66,7 +68,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
 }
 
 TRAP = (EVALUATION, "collect/reward_std_in_group", "policy/entropy", "update/grad_norm")
-METRICS = {"echo_trap": TRAP, "echo_trap_parts": TRAP}
+METRICS = {"echo_trap": TRAP, "echo_trap_parts": TRAP, "webshop": (RETURN, EVALUATION)}
 """What the picture shows where success alone does not tell it."""
 
 
@@ -81,7 +83,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     evaluations = RunFolder(folder).read_evaluations()
     first, last = evaluations[0], evaluations[-1]
     steps = RunFolder(folder).read_metrics()
-    keys = ("step", "success", "success_low", "success_high")
+    keys = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
     return {
         "variant": variant.name,
         "seed": seed,
@@ -158,7 +160,8 @@ def _table(name: str, results: list[dict[str, object]]) -> Table:
 
 def _interval(summary: object) -> str:
     assert isinstance(summary, dict)
-    return f"{summary['success']:.1%} ({summary['success_low']:.1%} to {summary['success_high']:.1%})"
+    text = f"{summary['success']:.1%} ({summary['success_low']:.1%} to {summary['success_high']:.1%})"
+    return f"{text}, return {return_with_interval(summary)}" if is_graded(summary) else text
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""The configurations for webshop-v1: goals that never meet, demonstrations that wander and arrive, tokens that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from starpod.client import Fleet, Want
+from starpod.trainer.collect import EnvironmentConfig
+from starpod.trainer.config import load_config
+from starpod.trainer.conversation import Template
+from starpod.trainer.evaluate import evaluate_reference
+from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
+from tests.support import ServerProcess, start_server
+
+CONFIG = load_config("webshop")
+WARMSTART = CONFIG.seeds.warmstart.start
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start_server("webshop-v1") as process:
+        yield process
+
+
+async def demonstrations(server: ServerProcess, seeds: Sequence[int], noise: float) -> list[Demonstration]:
+    settings = CONFIG.warm_start.model_copy(update={"noise": noise})
+    async with Fleet(server.address) as fleet:
+        return await gather_demonstrations(fleet, settings, CONFIG.environment, seeds, ())
+
+
+async def instructions(server: ServerProcess, environment: EnvironmentConfig, seeds: Sequence[int]) -> set[str]:
+    """What is asked for in the episodes of these seeds."""
+    async with Fleet(server.address) as fleet:
+        sessions = [
+            (await fleet.open(environment.id, seed=seed, options=environment.options, want=Want()))[0] for seed in seeds
+        ]
+        asked = {session.observation.text.splitlines()[0] for session in sessions}
+        await fleet.close_sessions(sessions)
+    return asked
+
+
+async def test_what_is_bought_in_evaluations_is_never_asked_for_in_training(server: ServerProcess) -> None:
+    held_out = await instructions(server, CONFIG.held_out, CONFIG.seeds.evaluation_seeds(CONFIG.evaluation.episodes))
+    trained = await instructions(server, CONFIG.environment, range(CONFIG.seeds.train.start, CONFIG.seeds.train.start + 400))
+    shown = await instructions(server, CONFIG.environment, range(WARMSTART, WARMSTART + 400))
+    print(f"{len(held_out)} held-out goals, {len(trained)} to train on")
+    assert len(held_out) > 200 and len(trained) > 200 and shown == trained
+    # A text may be that of two products alike in all that it says; few are.
+    assert len(held_out & trained) <= 0.02 * len(held_out)
+
+
+async def test_demonstrations_wander_among_what_a_page_offers_and_the_expert_arrives(server: ServerProcess) -> None:
+    straight = await demonstrations(server, range(WARMSTART, WARMSTART + 24), noise=0.0)
+    wandering = await demonstrations(server, range(WARMSTART, WARMSTART + 24), noise=0.5)
+    assert [sum(move.reward for move in each.moves) for each in straight] == [1.0] * 24
+    planned = {move.action for each in straight for move in each.moves}
+    moves = [move for each in wandering for move in each.moves]
+    assert {"click[description]", "click[back to search]"} <= {move.action for move in moves} - planned
+    for move in moves:  # each is a search, or stands in brackets on its page
+        assert move.action.startswith("search[") or move.action.removeprefix("click") in move.observation.lower()
+
+
+async def test_replies_and_contexts_fit_into_what_sampling_allows(server: ServerProcess) -> None:
+    played = await demonstrations(server, range(WARMSTART, WARMSTART + 100), noise=0.5)
+    scribe = Scribe(CONFIG.warm_start, CONFIG.prompt, ())
+    texts = list(scribe.texts(played))
+    tokenizer = train_tokenizer(texts, size=CONFIG.model.tiny.vocabulary)
+    template = Template(tokenizer, prefill=CONFIG.prompt.opening)
+    episodes = [scribe.episode(each, template, 0) for each in played]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    reply, prompt = max(len(turn.reply) for turn in turns), max(len(turn.prompt) for turn in turns)
+    print(f"longest reply {reply}, longest prompt {prompt}, vocabulary {len(tokenizer)}")
+    assert all(turn.fresh for turn in turns)
+    assert reply <= CONFIG.sampling.max_reply_tokens
+    assert reply + prompt <= CONFIG.sampling.max_episode_tokens
+    assert len(tokenizer) < 600
+
+
+async def test_the_ladder_of_the_shop(server: ServerProcess) -> None:
+    seeds = range(48)
+    async with Fleet(server.address) as fleet:
+        rungs = {name: await evaluate_reference(fleet, name, CONFIG.held_out, seeds, ()) for name in ("rule", "expert")}
+    assert rungs["expert"]["success"] == rungs["expert"]["return_mean"] == 1.0
+    assert rungs["rule"]["turns_mean"] == 3.0 and 0.4 < rungs["rule"]["return_mean"] < 0.8
+
+
+@pytest.mark.parametrize("name", ["webshop_ragen", "webshop_gigpo"])
+def test_real_models_are_trained_and_measured_on_splits_of_their_own(name: str) -> None:
+    config = load_config(name)
+    assert (config.collect.groups, config.collect.group_size, config.optimizer.lr) == (16, 8, 1e-6)
+    assert config.environment.options["preset"] in ("ragen", "verl_agent")
+    assert config.held_out.options["split"] in ("dev", "test") and "split" not in config.environment.options
+    assert load_config(name, ["model=tiny", "engine=torch"]).model.name == "tiny"
