@@ -14,7 +14,7 @@ HERE = ("crowded-v1", "crowded_thread-v1")
 
 @pytest.fixture(autouse=True)
 def nobody_draws() -> None:
-    Crowded.taken = 0
+    Crowded.taken, Crowded.closed = 0, False
     Crowded.drawn_on.clear()
 
 
@@ -66,6 +66,27 @@ async def test_a_turn_whose_picture_is_not_to_be_had_was_not_made(client: Client
     ended = await client.step(session, 1, "go")
     assert not ended.truncated  # the turn that was not made counts against no limit
     assert (await client.step(session, 2, "go")).end_reason == pb.END_REASON_MAX_TURNS
+
+
+@pytest.mark.parametrize("environment", HERE)
+async def test_pictures_that_cannot_be_drawn_here_are_refused_and_cost_nothing(
+    client: Client, environment: str
+) -> None:
+    session = await client.open(environment, seed=1)
+    Crowded.closed = True
+    step = pb.StepRequest(
+        session_id=session.session_id, epoch=1, actions=[pb.Action(text="go")], want=pb.Want(image=True)
+    )
+    for call in (
+        client.stub.Step(step),
+        client.stub.Render(pb.RenderRequest(session_id=session.session_id, mode="png")),
+        client.stub.Open(pb.OpenRequest(environment_id=environment, want=pb.Want(image=True))),
+    ):
+        failure = await client.fails(call)
+        assert (failure.reason, failure.metadata["capability"]) == ("UNSUPPORTED", "render")
+        assert "no brush: install one" in failure.message
+    assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 1
+    assert text_of(await client.step(session, 0, "go")) == "101 of start 1"
 
 
 @pytest.mark.parametrize("environment", HERE)

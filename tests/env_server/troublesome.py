@@ -23,6 +23,7 @@ from starpod.env_server import (
     Limits,
     OptionsError,
     Outcome,
+    Unavailable,
 )
 
 
@@ -160,7 +161,10 @@ class Searched(Environment):
 
 
 class Crowded(Environment):
-    """Its pictures come from a pool that is `taken` for so many more tries. Its starts are numbered by the seed."""
+    """Its pictures come from a pool that is `taken` for so many more tries, or `closed`.
+
+    Its starts are numbered by the seed.
+    """
 
     spec = EnvironmentSpec(
         id="crowded-v1",
@@ -172,6 +176,7 @@ class Crowded(Environment):
         slow_render=True,
     )
     taken: ClassVar[int] = 0
+    closed: ClassVar[bool] = False
     drawn_on: ClassVar[set[str]] = set()
 
     def reset(self, rng: random.Random) -> None:
@@ -187,6 +192,8 @@ class Crowded(Environment):
         if mode == "text":
             return f"{self.place} of start {self.seed}"
         Crowded.drawn_on.add(threading.current_thread().name)
+        if Crowded.closed:
+            raise Unavailable("no brush: install one")
         self.queue()
         return str(self.place).encode()
 

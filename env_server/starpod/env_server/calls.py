@@ -15,7 +15,15 @@ from google.protobuf import struct_pb2
 
 from starpod.env_server import convert
 from starpod.env_server.config import ServerLimits
-from starpod.env_server.environment import Action, Busy, Concurrency, Environment, EnvironmentOptions, OptionsError
+from starpod.env_server.environment import (
+    Action,
+    Busy,
+    Concurrency,
+    Environment,
+    EnvironmentOptions,
+    OptionsError,
+    Unavailable,
+)
 from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
@@ -414,6 +422,8 @@ class Calls:
             raise bad_argument("options", str(error)) from error
         except Busy as busy:
             raise overloaded("environment", busy.message, busy.retry_after) from busy
+        except Unavailable as missing:
+            raise unsupported(session.environment, "render", f"cannot draw here: {missing}") from missing
         except StateError as error:
             raise unsupported(session.environment, "snapshot", str(error)) from error
         except HostDied as death:

@@ -51,7 +51,10 @@ class OptionsError(ValueError):
 
 
 class Unavailable(Exception):
-    """For `prepare` to raise where something is missing that the environment needs; says what, and how to get it."""
+    """For `prepare` to raise where something that the environment needs is missing, and for `render` where a mode's is.
+
+    Says what, and how to get it.
+    """
 
 
 class Busy(Exception):

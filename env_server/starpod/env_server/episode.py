@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
 
-from starpod.env_server.environment import Busy, Concurrency, Environment, Image, Limits, Outcome, Part
+from starpod.env_server.environment import Busy, Concurrency, Environment, Image, Limits, Outcome, Part, Unavailable
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError, decode, encode
 
@@ -104,15 +104,15 @@ class EpisodeOver(Exception):
     """The episode is over: reset first."""
 
 
-class BusyTooLate(RuntimeError):
-    """The environment raised Busy in a turn that had already changed it: a bug, unless the turn is undone."""
+class TooLate(RuntimeError):
+    """The environment gave up in a turn that had already changed it: a bug, unless the turn is undone."""
 
-    def __init__(self, busy: Busy) -> None:
+    def __init__(self, error: Busy | Unavailable) -> None:
         super().__init__(
-            f"raised Busy ({busy}) when the turn had already changed it; raise it before anything has changed, "
-            "or set slow_render in the spec"
+            f"raised {type(error).__name__} ({error}) when the turn had already changed it; raise it before anything "
+            "has changed, or set slow_render in the spec"
         )
-        self.busy = busy
+        self.error = error
 
 
 _UNLIMITED = 2**62
@@ -150,7 +150,8 @@ class Episode:
     def turn(self, actions: Sequence[Any], want: Want) -> Transition:
         """Plays the sub-actions in order until one ends the episode or a limit is met.
 
-        Raises EpisodeOver if the episode has ended, Busy if the environment does so before anything has changed.
+        Raises EpisodeOver if the episode has ended, Busy or Unavailable if the environment does so
+        before anything has changed.
         """
         if self.end_reason:
             raise EpisodeOver
@@ -211,13 +212,13 @@ class Episode:
                 parts, extras = self._extras(want)
             # Half the cost of calling Transition, and there is one per step.
             return _new_tuple(Transition, (parts, state_key, extras, reward, outcomes, end, success, details))
-        except Busy as busy:
+        except (Busy, Unavailable) as error:
             if budget == before and turns == self.turns:
                 raise
-            raise BusyTooLate(busy) from busy
+            raise TooLate(error) from error
 
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
-        """The same, for an environment with `slow_render`: Busy at any place leaves the episode as it was.
+        """The same, for an environment with `slow_render`: Busy or Unavailable leave the episode as it was.
 
         Costs a copy of the state, which is little beside a picture or a wait.
         """
@@ -226,10 +227,10 @@ class Episode:
         before = self.fork(None)
         try:
             return self.turn(actions, want)
-        except BusyTooLate as late:
+        except TooLate as late:
             self.environment, self.turns, self.actions = before.environment, before.turns, before.actions
             self.end_reason = before.end_reason
-            raise late.busy from None
+            raise late.error from None
 
     def observe(self, want: Want) -> Observation:
         """What the agent sees now, with what is wanted of valid actions, state key, expert action, score and image."""

@@ -16,6 +16,7 @@ from starpod.env_server.environment import (
     EnvironmentOptions,
     Limits,
     OptionsError,
+    Unavailable,
 )
 from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
 from starpod.env_server.state import StateError
@@ -153,7 +154,7 @@ class LocalHost:
             if self._threaded or slow:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, function)
             return function()
-        except (Busy, EpisodeOver, OptionsError, StateError):
+        except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
             raise
         except Exception as error:
             raise EnvironmentBug.from_exception(error, intact=intact) from error

@@ -1,1 +1,1 @@
-"""WebShop without a browser: a catalogue, a search that ranks as Lucene does, goals, a graded reward, and the pages between."""
+"""WebShop without a browser: a catalogue, a search that ranks as Lucene does, goals, a graded reward, and pages."""
