@@ -110,19 +110,21 @@ def test_sessions_spread_over_four_and_a_killed_one_changes_nothing(compose: Com
     compose("up", "--detach", "--scale", "symbolic=4", "symbolic", "trainer", STARPOD_RUN="four")
     run = Path(compose.variables["STARPOD_RUNS"]) / "four"
     replicas = compose.containers("symbolic")
-    opened: list[float] = []
+    victim, opened = replicas[0], list[float]()
 
     def kill_one() -> None:
-        """In the middle of its episodes, after the first iteration."""
-        victim = replicas[0]
-        if not opened and (run / "metrics.jsonl").exists() and measured(victim, "starpod_live_sessions"):
+        """In the middle of its episodes, after two iterations."""
+        if not inspect(victim)["State"]["Running"]:
+            return
+        if not opened and (run / "metrics.jsonl").exists() and len(lines(run / "metrics.jsonl")) >= 2:
             opened.extend(measured(replica, "starpod_sessions_opened_total") for replica in replicas)
+        if opened and measured(victim, "starpod_live_sessions"):
             docker("kill", victim)
 
     compose.wait("trainer", watch=kill_one)
     assert len(opened) == 4
-    assert min(opened) > 0.8 * max(opened), "sessions do not spread"
-    assert not inspect(replicas[0])["State"]["Running"]
+    assert min(opened) > 0.5 * max(opened), "sessions do not spread"
+    assert not inspect(victim)["State"]["Running"]
     assert lines(run / "metrics.jsonl")[-1]["metrics"]["collect/recoveries"] > 0
     assert_same(run, undisturbed)
 
