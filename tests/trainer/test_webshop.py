@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from starpod.client import Fleet, Want
+from starpod.client.main import main
 from starpod.trainer.collect import EnvironmentConfig
 from starpod.trainer.config import load_config
 from starpod.trainer.conversation import Template
@@ -44,7 +47,9 @@ async def instructions(server: ServerProcess, environment: EnvironmentConfig, se
 
 async def test_what_is_bought_in_evaluations_is_never_asked_for_in_training(server: ServerProcess) -> None:
     held_out = await instructions(server, CONFIG.held_out, CONFIG.seeds.evaluation_seeds(CONFIG.evaluation.episodes))
-    trained = await instructions(server, CONFIG.environment, range(CONFIG.seeds.train.start, CONFIG.seeds.train.start + 400))
+    trained = await instructions(
+        server, CONFIG.environment, range(CONFIG.seeds.train.start, CONFIG.seeds.train.start + 400)
+    )
     shown = await instructions(server, CONFIG.environment, range(WARMSTART, WARMSTART + 400))
     print(f"{len(held_out)} held-out goals, {len(trained)} to train on")
     assert len(held_out) > 200 and len(trained) > 200 and shown == trained
@@ -94,3 +99,26 @@ def test_real_models_are_trained_and_measured_on_splits_of_their_own(name: str) 
     assert config.environment.options["preset"] in ("ragen", "verl_agent")
     assert config.held_out.options["split"] in ("dev", "test") and "split" not in config.environment.options
     assert load_config(name, ["model=tiny", "engine=torch"]).model.name == "tiny"
+
+
+def test_a_run_is_evaluated_again_on_the_goals_that_it_held_out(server: ServerProcess, tmp_path: Path) -> None:
+    """A whole run, much shortened: `starpod eval` plays its last evaluation again, token by token."""
+    run, again = tmp_path / "run", tmp_path / "again.jsonl"
+    words = ["warm_start.steps=8", "warm_start.episodes=40", "collect.groups=2", "collect.group_size=4"]
+    words += ["stop.iterations=1", "evaluation.episodes=12", "evaluation.reference=[rule]", "evaluation.greedy=false"]
+    words += [f"environment.addresses=[{server.address}]", "monitor.screen=plain", "monitor.sinks.tensorboard=false"]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "webshop", *words, "--run-dir", str(run)])
+    assert not ended.value.code
+    first, last = (json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines())
+    assert first["reference"]["rule"]["return_mean"] > 0.3
+    assert last["return_low"] <= last["return_mean"] <= last["return_high"]
+    assert (run / "report.html").exists()
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", str(run), server.address, "-e", "webshop", "--episodes", "12", "--jsonl", str(again)])
+    assert not ended.value.code
+    step = json.loads(sorted(run.glob("checkpoints/step-*/manifest.json"))[-1].read_text())["step"]
+    trained = [json.loads(line) for line in (run / f"episodes/eval-{step:06}.jsonl").read_text().splitlines()]
+    played = [json.loads(line) for line in again.read_text().splitlines()]
+    told = [[(turn["observation"], turn["reply"]) for turn in episode["turns"]] for episode in played]
+    assert told == [[(turn["observation"], turn["reply"]) for turn in episode["turns"]] for episode in trained]

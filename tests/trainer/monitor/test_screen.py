@@ -119,6 +119,8 @@ def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
     assert line == (
         "evaluation at step 9: success 2.0 %, return 0.61 (0.58 to 0.642); greedy 2.0 % (0.61); beside random 0 % (0.1)"
     )
+    nothing_yet = {"success": 0.0, "return_mean": 0.0, "reference": {"rule": {"success": 0.0, "return_mean": 0.6}}}
+    assert evaluation_line(0, nothing_yet).endswith("success 0 %, return 0; beside rule 0 % (0.6)")
     paid_for_success = {"success": 0.5, "return_mean": 0.5, "return_low": 0.4, "return_high": 0.6}
     assert "return" not in evaluation_line(9, paid_for_success)
     console = terminal()

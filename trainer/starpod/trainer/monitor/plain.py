@@ -133,7 +133,8 @@ def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
 
     Where the return tells more than that, it follows each success.
     """
-    graded = is_graded(summary)
+    reference = summary.get("reference") or {}
+    graded = any(map(is_graded, (summary, *reference.values())))
     line = f"evaluation at step {step}: success {with_interval(summary)}"
     if summary.get("episodes"):
         line += f" of {summary['episodes']} episodes"
@@ -141,7 +142,6 @@ def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
         line += f", return {return_with_interval(summary)}"
     if summary.get("greedy"):
         line += f"; greedy {_short(summary['greedy'], graded)}"
-    reference = summary.get("reference")
     if reference:
         line += "; beside " + ", ".join(f"{name} {_short(rung, graded)}" for name, rung in reference.items())
     return line
