@@ -140,7 +140,7 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
             tell(f"{sessions} sessions, {mode}")
             loads = await wire.all_at_once(server, played, sessions, seconds, rounds, mode)
             steps.append(Steps.of(mode, sessions, loads))
-        memory["one server, after all sessions"] = [wire.Memory.of(server.pid)]
+            memory.setdefault(f"one server, after {sessions} sessions", [wire.Memory.of(server.pid)])
     finally:
         server.close()
     tell(f"{WORKERS} workers")
