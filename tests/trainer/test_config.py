@@ -35,6 +35,11 @@ def test_words_and_files_mean_the_same(tmp_path: Path) -> None:
     assert load_config(str(file)).environment.options["observation"] == "local"
 
 
+def test_what_is_off_can_be_said_so() -> None:
+    config = load_config("frozen_lake", ["monitor.screen=off", "algorithm.kl.where=off"])
+    assert (config.monitor.screen, config.algorithm.kl.where) == ("off", "off")
+
+
 def test_another_preset_takes_the_place_of_a_bases_algorithm(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("base: frozen_lake\nalgorithm: {preset: starpo-grpo, epochs: 2}\n")

@@ -7,6 +7,11 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 
 
+def read_off(value: Any) -> Any:
+    """For fields that have a kind `off`: YAML reads the bare word as false."""
+    return "off" if value is False else value
+
+
 class Section(BaseModel):
     """A frozen, validated part of the configuration tree. Unknown keys are refused.
 

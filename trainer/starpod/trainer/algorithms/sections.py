@@ -11,25 +11,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from starpod.trainer.section import Section
-
-
-def _word(value: Any) -> Any:
-    """YAML reads a bare `off` as false."""
-    return "off" if value is False else value
+from starpod.trainer.section import Section, read_off
 
 
 def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
     """Adds the defaults of the kind that is given, under what is given."""
     if not isinstance(values, Mapping):
         return values
-    return {**defaults.get(_word(values.get(kind, default)), {}), **values}
+    return {**defaults.get(read_off(values.get(kind, default)), {}), **values}
 
 
 class KLConfig(Section):
     """Holding the policy near a frozen reference: the policy that training began with."""
 
-    where: Annotated[Literal["off", "reward", "loss"], BeforeValidator(_word)] = Field(
+    where: Annotated[Literal["off", "reward", "loss"], BeforeValidator(read_off)] = Field(
         default="off",
         description="reward: taken off each sampled token's reward; loss: added to the loss. off: no reference model.",
     )
@@ -67,7 +62,7 @@ class KLConfig(Section):
 class TurnClipConfig(Section):
     """Clipping that knows of turns: three readings of a per-turn decoupled clip. Off: one bound for all tokens."""
 
-    kind: Annotated[Literal["off", "decay", "turn_ratio", "prefix_guard"], BeforeValidator(_word)] = Field(
+    kind: Annotated[Literal["off", "decay", "turn_ratio", "prefix_guard"], BeforeValidator(read_off)] = Field(
         default="off",
         description="decay: bounds that depend on the turn; turn_ratio: one ratio per turn; prefix_guard: a turn is "
         "left out once the turns before it have drifted.",
@@ -188,7 +183,7 @@ class GiGPOConfig(Section):
 class CorrectionConfig(Section):
     """What to do about tokens that another policy sampled than the one that the update starts from."""
 
-    mode: Annotated[Literal["off", "truncated", "masked", "bypass"], BeforeValidator(_word)] = Field(
+    mode: Annotated[Literal["off", "truncated", "masked", "bypass"], BeforeValidator(read_off)] = Field(
         default="truncated",
         description="truncated: importance weights of at most cap; masked: weights outside [1/cap, cap] become 0; "
         "bypass: the sampler is the policy that ratios are taken to; off: as if all were fresh.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from starpod.trainer.section import Section
+from starpod.trainer.section import Section, read_off
 
 
 class EchoTrapConfig(Section):
@@ -99,7 +99,7 @@ class SinkConfig(Section):
 class MonitorConfig(Section):
     """Diagnostics, early stops, sinks and the screen."""
 
-    screen: Literal["auto", "live", "plain", "off"] = Field(
+    screen: Annotated[Literal["auto", "live", "plain", "off"], BeforeValidator(read_off)] = Field(
         default="auto", description="Live screen or plain log; auto: live where there is a terminal."
     )
     echo_trap: EchoTrapConfig = Field(default=EchoTrapConfig(), description="Collapse signals.")
