@@ -66,7 +66,7 @@ def test_a_seed_means_the_same_products_in_every_process() -> None:
     assert list(generate(60, 8)) != here[0]
 
 
-@pytest.mark.parametrize(("plain", "expected"), [(False, "6b985725b228b9e9"), (True, "0529277c05e621f6")])
+@pytest.mark.parametrize(("plain", "expected"), [(False, "6b985725b228b9e9"), (True, "0be8ecbf745259df")])
 def test_a_seed_means_the_same_products_in_every_version(plain: bool, expected: str) -> None:
     """Changes to the generator change this on purpose; another version of Python or of a library must not."""
     made = json.dumps(list(generate(200, 0, plain=plain)))

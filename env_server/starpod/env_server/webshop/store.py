@@ -39,7 +39,7 @@ CACHE_VARIABLE = "STARPOD_CACHE"
 """The environment variable that names another folder than the user's cache folder."""
 SYNTHETIC = "synthetic"
 """The store that every server has: 1,000 products of the bundled generator, built on first use."""
-BUNDLED: Mapping[str, Mapping[str, Any]] = {SYNTHETIC: {"count": 1000}, "plain": {"count": 200, "plain": True}}
+BUNDLED: Mapping[str, Mapping[str, Any]] = {SYNTHETIC: {"count": 1000}, "plain": {"count": 400, "plain": True}}
 """The stores that every server has, by name: what the bundled generator is asked for. Built on first use. `plain` has
 short texts of few words, for policies that learn from scratch."""
 

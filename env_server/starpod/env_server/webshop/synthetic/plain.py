@@ -81,7 +81,7 @@ _VALUES = {
     "flavor": split("lemon, mint, honey, peach, apple"),
     "pack": split("4 pack, 8 pack"),
 }
-_PRICES = tuple(f"${dollars}.00" for dollars in range(9, 129, 10))
+_PRICES = tuple(f"${dollars}.00" for dollars in range(9, 309, 10))
 _ASKED = ("i need {}", "i want {}", "find me {}", "i am looking for {}")
 
 
