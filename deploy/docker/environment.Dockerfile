@@ -1,7 +1,7 @@
 # Environment servers, none of which holds torch:
 #   --target environment       the symbolic environments
 #   --target webshop           the shop
-#   --target webshop-browser   the shop, and Chromium for pictures of its pages
+#   --target webshop-browser   the shop, also through Chromium
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 # What is to be installed, apart from all else that pyproject.toml holds: the layers with packages are made again when
@@ -35,7 +35,7 @@ RUN python -m venv --without-pip . \
 COPY deploy/docker/health.py ./
 ENV HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 EXPOSE 50051 9100
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["/opt/starpod/bin/python", "/opt/starpod/health.py"]
+HEALTHCHECK --interval=5s --timeout=5s --start-period=120s CMD ["/opt/starpod/bin/python", "/opt/starpod/health.py"]
 ENTRYPOINT ["/opt/starpod/bin/starpod"]
 
 FROM server AS environment
@@ -86,3 +86,4 @@ LABEL org.opencontainers.image.title="Starpod webshop with a browser" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 USER 1000:1000
+CMD ["serve", "webshop", "webshop-browser", "--host", "0.0.0.0", "--metrics-port", "9100"]
