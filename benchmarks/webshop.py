@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import ParamSpec, TypeVar
@@ -44,6 +46,8 @@ WARM_UP, TIMED = 200, 500
 STARTS = 3
 WORKERS = 2
 POLL_SECONDS = 0.05
+PACKAGES = ("numpy", "numba", "textblob", "scipy")
+"""Besides those that every benchmark names. scipy is not needed, but makes starts slower where it is installed."""
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -90,7 +94,9 @@ def main() -> None:
     print_tables(results)
     if not arguments.no_report:
         command = f"python -m benchmarks.webshop {' '.join(sys.argv[1:])}".strip()
-        write(arguments.json, results, machine(), command)
+        where = machine()
+        where["versions"] |= {name: version(name) for name in PACKAGES if find_spec(name)}
+        write(arguments.json, results, where, command)
 
 
 def build(products: int, out: Path) -> Build:

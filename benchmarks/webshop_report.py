@@ -254,7 +254,9 @@ def write(path: Path, results: Sequence[Result], where: dict[str, Any], command:
 
 
 def _markdown(results: Sequence[Result], where: dict[str, Any], command: str) -> str:
-    versions = ", ".join(f"{name} {where['versions'][name]}" for name in ("starpod", "grpcio"))
+    there = where["versions"]
+    names = (name for name in ("starpod", "grpcio", "numpy", "numba", "textblob", "scipy") if name in there)
+    versions = ", ".join(f"{name} {there[name]}" for name in names)
     lines = [
         f"Made by `{command}` on {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}.",
         "",
@@ -277,7 +279,7 @@ def _plot(path: Path, results: Sequence[Result]) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
     sizes = [result.products for result in results]
     there = sorted(ORIGINAL)
     for kind, colour in ((SEARCH, "C0"), (CLICKS, "C1")):
@@ -285,15 +287,15 @@ def _plot(path: Path, results: Sequence[Result]) -> None:
             ours = [getattr(result.wire[kind], name) * 1e3 for result in results]
             left.plot(sizes, ours, style, marker="o", color=colour, label=f"{kind}, {name}")
         theirs = [ORIGINAL[size].waits[kind][0] for size in there]
-        left.plot(there, theirs, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original")
-    left.set(xscale="log", yscale="log", xlabel="products", ylabel="milliseconds over the wire")
+        left.plot(there, theirs, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process")
+    left.set(xscale="log", yscale="log", xlabel="products", ylabel="milliseconds, ours over the wire")
     right.plot(sizes, [_text(result).steps_per_second for result in results], "-o", label="text")
     for mode in ("text_rich", "html"):
         points = [
             (result.products, each.steps_per_second) for result in results for each in result.steps if each.mode == mode
         ]
         right.plot(*zip(*points, strict=True), "o", label=mode)
-    right.axhline(STEPS_PER_SECOND, linestyle="--", color="grey", label="original, one core, in process")
+    right.axhline(STEPS_PER_SECOND, linestyle="--", color="grey", label="original in process, one core")
     right.set(
         xscale="log",
         yscale="log",
@@ -302,6 +304,8 @@ def _plot(path: Path, results: Sequence[Result]) -> None:
     )
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize="small")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
