@@ -77,6 +77,14 @@ class Compose:
         logs = subprocess.run(["docker", "logs", container], capture_output=True, text=True, timeout=30)
         assert state["ExitCode"] == 0, logs.stdout + logs.stderr
 
+    def wait_until_healthy(self, service: str, seconds: float = 300) -> None:
+        """Until the service's container says that it is healthy."""
+        (container,) = self.containers(service)
+        limit = time.monotonic() + seconds
+        while (state := inspect(container)["State"])["Health"]["Status"] != "healthy":
+            assert time.monotonic() < limit, state
+            time.sleep(0.5)
+
 
 def inspect(thing: str) -> dict[str, Any]:
     """What the engine knows of a container or an image."""

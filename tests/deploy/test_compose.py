@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from starpod.client import SyncFleet, Want
 from tests.deploy.engine import Compose, docker, inspect, measured, missing
 from tests.deploy.files import project
 from tests.e2e.test_train import COMMAND, SMALL, learnt, lines
@@ -41,14 +42,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     try:
         yield compose
     finally:
-        compose("down", "--volumes", "--timeout", "5")
+        compose("--profile", "browser", "down", "--volumes", "--timeout", "5")
 
 
 @pytest.fixture
 def compose(built: Compose) -> Iterator[Compose]:
     """The project with nothing running, before and after."""
     yield built
-    built("down", "--volumes", "--timeout", "5")
+    built("--profile", "browser", "down", "--volumes", "--timeout", "5")
     assert built.containers() == []
 
 
@@ -139,3 +140,23 @@ def test_a_server_cannot_change_its_image(compose: Compose) -> None:
     address = compose("port", "symbolic", "50051")
     hosted = subprocess.run([*COMMAND, "list", address, "--json"], capture_output=True, text=True, timeout=30)
     assert "frozen_lake-v1" in hosted.stdout, hosted.stderr
+
+
+@pytest.mark.parametrize("service", ["webshop", pytest.param("webshop-browser", marks=pytest.mark.browser)])
+def test_the_shop_is_open(compose: Compose, service: str) -> None:
+    """From the volume, which is empty at first; and once more from what the first start has left there."""
+    environment = f"{service}-v1"
+    compose("--profile", "browser", "build", service, timeout=1500)
+    for _ in range(2):
+        compose("--profile", "browser", "up", "--detach", "--force-recreate", service)
+        compose.wait_until_healthy(service)
+        with SyncFleet(compose("--profile", "browser", "port", service, "50051")) as fleet:
+            (session,) = fleet.open(environment, seed=3, want=Want(expert_action=True))
+            if service == "webshop-browser":
+                picture = session.render("png")
+                assert isinstance(picture, bytes) and picture.startswith(b"\x89PNG")
+            while not session.done:
+                action = session.observation.expert_action
+                assert action is not None
+                transition = session.step(action)
+            assert transition.reward > 0
