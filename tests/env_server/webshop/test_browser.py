@@ -21,7 +21,7 @@ import grpc
 import pytest
 import uvicorn
 from PIL import Image
-from selenium.common.exceptions import JavascriptException
+from selenium.common.exceptions import JavascriptException, WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -537,9 +537,9 @@ class TestSite:
     def test_a_watcher_sees_the_agent_at_work(self, pool: Pool, shop: tuple[str, str]) -> None:
         with grpc.insecure_channel(shop[1]) as channel:
             stub: Any = EnvironmentServiceStub(channel)  # type: ignore[no-untyped-call]
-            session = stub.Open(pb.OpenRequest(environment_id="webshop-v1", seed=1)).sessions[0].session_id
 
             def shown(driver: WebDriver) -> str:
+                driver.switch_to.default_content()
                 driver.switch_to.frame("frame")
                 text = driver.find_element(By.TAG_NAME, "body").text
                 driver.switch_to.default_content()
@@ -547,11 +547,15 @@ class TestSite:
 
             def visit(browser: Browser) -> None:
                 driver = browser.driver
+                session = stub.Open(pb.OpenRequest(environment_id="webshop-v1", seed=1)).sessions[0].session_id
                 browser.resize(1280, 800)
                 driver.get(f"{shop[0]}/s/{session}/watch")
-                assert "WebShop" in shown(driver)
+                # The frame may change while it is read.
+                wait = WebDriverWait(driver, 15, 0.1, ignored_exceptions=[WebDriverException])
+                wait.until(lambda driver: "WebShop" in shown(driver))
                 stub.Step(pb.StepRequest(session_id=session, epoch=1, actions=[pb.Action(text="search[women]")]))
-                WebDriverWait(driver, 15, 0.1).until(lambda driver: "Total results: 4" in shown(driver))
+                wait.until(lambda driver: "Total results: 4" in shown(driver))
+                driver.switch_to.default_content()
                 assert "women: page 1" in driver.find_element(By.ID, "trail").text
                 assert driver.find_element(By.ID, "live").text == "Live"
                 turn_page(browser, named(driver, "Take over").click)
