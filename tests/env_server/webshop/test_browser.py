@@ -439,12 +439,13 @@ def turn_page(browser: Browser, act: Callable[[], Any]) -> None:
 def fits(browser: Browser) -> None:
     """Nothing stands out at the side, and what is to be touched is large enough; of a product it is the whole card."""
     wide, window, small = browser.driver.execute_script("""
+        const root = document.documentElement;
         const touched = document.querySelectorAll("button:not(.product-link),select,.btn,input:not([type=hidden])");
         const small = [...touched].filter((one) => {
             const box = one.getBoundingClientRect();
             return box.width && (box.height < 20 || box.width < 20);
         });
-        return [document.documentElement.scrollWidth, innerWidth, small.map((one) => one.outerHTML)];
+        return [root.scrollWidth, root.clientWidth, small.map((one) => one.outerHTML)];
     """)
     assert wide <= window and not small, (wide, window, small)
 
