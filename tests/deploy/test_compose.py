@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from starpod.client import SyncFleet, Want
 from tests.deploy.engine import Compose, docker, inspect, measured, missing
@@ -68,6 +69,14 @@ def assert_same(run: Path, undisturbed: Path) -> None:
         pytest.skip(f"torch {ours['torch']} in the container, {theirs['torch']} outside: they round differently")
     assert len(lines(run / "metrics.jsonl")) == 6
     assert learnt(run) == learnt(undisturbed)
+
+
+def test_the_override_replaces_the_trainer_alone(built: Compose) -> None:
+    plain = yaml.safe_load(built("config"))["services"]
+    both = yaml.safe_load(built("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml", "config"))["services"]
+    assert both["trainer"]["build"]["target"] == "trainer-gpu"
+    assert both["trainer"]["command"] == plain["trainer"]["command"]
+    assert {**both, "trainer": None} == {**plain, "trainer": None}
 
 
 @pytest.mark.parametrize("image", IMAGES)
