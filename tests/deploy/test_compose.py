@@ -76,7 +76,9 @@ def test_the_override_replaces_the_trainer_alone(built: Compose) -> None:
     both = yaml.safe_load(built("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml", "config"))["services"]
     assert both["trainer"]["build"]["target"] == "trainer-gpu"
     assert both["trainer"]["command"] == plain["trainer"]["command"]
-    assert {**both, "trainer": None} == {**plain, "trainer": None}
+    changed = {name for name in plain if both[name]["image"] != plain[name]["image"]}
+    assert changed == {"trainer"}
+    assert both["trainer"]["read_only"] is True
 
 
 @pytest.mark.parametrize("image", IMAGES)
