@@ -6,6 +6,7 @@ import base64
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -85,8 +86,14 @@ class Browser:
         self._driver: WebDriver | None = None
         self._killing = threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="starpod-browser-"))
+        # The driver could choose a port itself, but where there is no IPv6 it does not tell which. Should another
+        # program take this one first, the driver does not start, which is seen and tried again.
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        driver = [config.chromedriver, f"--port={self._port}"]
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _KEEPER, str(self._folder), config.chromedriver, "--port=0"],
+            [sys.executable, "-I", "-S", "-c", _KEEPER, str(self._folder), *driver],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -101,8 +108,9 @@ class Browser:
         profile = f"--user-data-dir={self._folder / 'profile'}"
         for flag in (*_FLAGS, *root, profile, *self.config.flags):
             options.add_argument(flag)
+        self._await_driver()
         client = ClientConfig(
-            remote_server_addr=f"http://127.0.0.1:{self._port()}", timeout=int(self.config.deadline) + 1
+            remote_server_addr=f"http://127.0.0.1:{self._port}", timeout=int(self.config.deadline) + 1
         )
         connection = ChromiumRemoteConnection(
             remote_server_addr=client.remote_server_addr, vendor_prefix="goog", browser_name="chrome",
@@ -114,14 +122,13 @@ class Browser:
         ])  # fmt: skip
         self.resize(self.config.width, self.config.height)
 
-    def _port(self) -> int:
-        """The port that the driver chose. It says so in its log."""
+    def _await_driver(self) -> None:
+        """Returns when the driver listens, as it says in its log. Raises OSError if it does not."""
         log, limit = self._folder / "driver.log", time.monotonic() + self.config.deadline
         while time.monotonic() < limit:
             with contextlib.suppress(FileNotFoundError):
-                _, found, rest = log.read_text(errors="replace").partition("successfully on port ")
-                if found and "." in rest:
-                    return int(rest.partition(".")[0])
+                if "was started successfully" in log.read_text(errors="replace"):
+                    return
             if self._keeper.poll() is not None:
                 break
             time.sleep(0.02)

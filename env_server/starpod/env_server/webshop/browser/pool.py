@@ -11,13 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from starpod.env_server.environment import Busy, Unavailable
+from starpod.env_server.environment import Busy
+from starpod.env_server.webshop.browser.chromium import BROKEN, Browser
 from starpod.env_server.webshop.browser.config import BrowserConfig
-
-try:
-    from starpod.env_server.webshop.browser.chromium import BROKEN, Browser
-except ModuleNotFoundError as error:
-    raise Unavailable(f"this needs the package {error.name}: pip install 'starpod[browser]'") from error
 
 logger = logging.getLogger(__name__)
 
