@@ -764,7 +764,9 @@ class EnvironmentSpec(_message.Message):
     CONCURRENCY_FIELD_NUMBER: _builtins.int
     RESTORES_VERSIONS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """`name-vN`: lower case letters, digits and underscores; N grows when rewards, observations or rules change incompatibly."""
+    """`name-vN`: lower case letters, digits, underscores and single hyphens; N grows when rewards, observations or rules
+    change incompatibly.
+    """
     version: _builtins.str
     """Semantic version MAJOR.MINOR.PATCH. Several can be live in one server."""
     title: _builtins.str
