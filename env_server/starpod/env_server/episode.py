@@ -140,9 +140,10 @@ class Episode:
     def reset(self, seed: int, dynamics_seed: int) -> None:
         """Starts an episode. `seed` fixes the initial state, `dynamics_seed` the random transitions (64-bit each)."""
         environment = self.environment
+        # First, as in a copy: the same state has its names in the same order, and is the same bytes.
+        self.seed = environment.seed = seed
         environment._dynamics = None
         environment.dynamics_seed = dynamics_seed
-        self.seed = environment.seed = seed
         self.turns = self.actions = 0
         self.end_reason = EndReason.NONE
         environment.reset(random.Random(derive_seed(seed, "start")))
