@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from starpod.env_server.webshop.search import BLOCK, length_factors
+from starpod.env_server.webshop.search import BLOCK, insert, length_factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +90,6 @@ def _peaks(documents, frequencies, values, lengths, factors, offsets):
 
 
 @njit(nogil=True)
-def _insert(found, scores, count, document, score):
-    count = min(count + 1, len(found))
-    row = count - 1
-    while row > 0 and scores[row - 1] < score:
-        found[row], scores[row] = found[row - 1], scores[row - 1]
-        row -= 1
-    found[row], scores[row] = document, score
-    return count
-
-
-@njit(nogil=True)
 def _dense(documents, frequencies, values, lengths, factors, starts, ends, weights, sums, found, scores):
     one = np.float32(1)
     for term in range(len(starts)):
@@ -114,7 +103,7 @@ def _dense(documents, frequencies, values, lengths, factors, starts, ends, weigh
         total = sums[document]
         sums[document] = 0
         if total > least and np.float32(total) > least:
-            count = _insert(found, scores, count, document, np.float32(total))
+            count = insert(found, scores, count, document, np.float32(total))
             if count == len(found):
                 least = scores[count - 1]
     return count
@@ -160,7 +149,7 @@ def _bounded(documents, frequencies, values, lengths, factors, starts, ends, wei
                     saturation = one + values[frequencies[place]] * factors[lengths[document]]
                     total += weights[term] - weights[term] / saturation
             if total > least and np.float32(total) > least:
-                count = _insert(found, scores, count, document, np.float32(total))
+                count = insert(found, scores, count, document, np.float32(total))
                 if count == len(found):
                     least = scores[count - 1]
         while weak < len(starts) and together[weak] <= least:

@@ -252,14 +252,11 @@ class Learner:
         if not (self.algorithm.needs_critic and self.algorithm.bootstrap_truncated):
             return values
         cut = [row for row, episode in enumerate(batch.episodes) if episode.tail and not episode.terminated]
+        tails = [batch.episodes[row].tail for row in cut]
+        before = [[] if batch.episodes[row].tail_fresh else batch.samples[row][-1].tokens for row in cut]
         # A value is that of the context before a token: one more token, whose own id does not matter.
         seen = _contexts(
-            [
-                ([] if episode.tail_fresh else batch.samples[row][-1].tokens) + episode.tail
-                for row, episode in ((row, batch.episodes[row]) for row in cut)
-            ],
-            [[batch.episodes[row].tail[-1]] for row in cut],
-            batch.device,
+            [past + tail for past, tail in zip(before, tails, strict=True)], [tail[-1:] for tail in tails], batch.device
         )
         for rows, mine in self._share(seen, range(len(seen))):
             packed = seen.pack(rows)

@@ -186,16 +186,21 @@ def _read(name: str) -> str:
     return (_HERE / "static" / name).read_text(encoding="utf-8")
 
 
-@functools.cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
+def templates_in(folder: Path) -> Environment:
+    """The templates of a folder: what they are given is escaped, and what they are not given is an error."""
+    return Environment(
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
     )
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = templates_in(_HERE / "templates")
     environment.globals.update(
         style=stylesheet(),
         script=Markup(_read("shop.js")),

@@ -127,13 +127,13 @@ def best(
             if total > least:  # much seldomer than not, and never false where the rounded sum is above
                 score = np.float32(total)
                 if score > least:
-                    count = _insert(found, scores, count, first + row, score)
+                    count = insert(found, scores, count, first + row, score)
                     if count == len(found):
                         least = scores[count - 1]
 
 
 @compiled
-def _insert(found: NDArray[np.int64], scores: NDArray[np.float32], count: int, document: int, score: np.float32) -> int:
+def insert(found: NDArray[np.int64], scores: NDArray[np.float32], count: int, document: int, score: np.float32) -> int:
     """Puts a document behind all with the same score or a better one, the last out if need be; returns how many."""
     count = min(count + 1, len(found))
     row = count - 1

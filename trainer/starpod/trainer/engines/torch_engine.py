@@ -18,6 +18,7 @@ from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.batcher import Batcher, Job
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
+from starpod.trainer.engines.weights import whole
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import head_of, plain, trunk_of
@@ -204,7 +205,7 @@ def _sharing_copy(model: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dtype != dtype:
-                shared[id(parameter)] = nn.Parameter(_whole(parameter).to(dtype), requires_grad=False)
+                shared[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
     twin = copy.deepcopy(model, shared)
     twin.config._attn_implementation = ATTENTION
     # In evaluation mode nothing is dropped out, and no cache is given up for recomputing activations.
@@ -220,13 +221,7 @@ def _share_weights(source: nn.Module, twin: nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in theirs.items():
             if hasattr(parameter, "full_tensor") or parameter.dtype != ours[name].dtype:
-                ours[name].copy_(_whole(parameter))
+                ours[name].copy_(whole(parameter))
             elif parameter is not ours[name]:
                 owner, _, attribute = name.rpartition(".")
                 setattr(twin.get_submodule(owner), attribute, parameter)
-
-
-def _whole(parameter: Any) -> torch.Tensor:
-    """All of a parameter of which each rank may hold a part."""
-    tensor: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    return tensor

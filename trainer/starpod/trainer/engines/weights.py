@@ -30,7 +30,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        weight = _whole(parameter.detach())
+        weight = whole(parameter.detach())
         layer, below, _ = name.rpartition(".base_layer.weight")
         if below:
             weight = weight + _adapters(model.get_submodule(layer), weight)
@@ -67,7 +67,8 @@ def write_weights(model: nn.Module, folder: Path) -> None:
     part.rename(folder)
 
 
-def _whole(weight: Tensor) -> Tensor:
+def whole(weight: Tensor) -> Tensor:
+    """All of a weight of which each rank may hold a part. Collective if it is one."""
     gather = getattr(weight, "full_tensor", None)
     return gather() if callable(gather) else weight
 
@@ -77,5 +78,5 @@ def _adapters(layer: Any, weight: Tensor) -> Tensor:
     delta = torch.zeros_like(weight)
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
-            delta += _whole(layer.get_delta_weight(adapter).detach()).to(weight)
+            delta += whole(layer.get_delta_weight(adapter).detach()).to(weight)
     return delta

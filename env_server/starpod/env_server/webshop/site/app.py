@@ -17,12 +17,12 @@ from urllib.parse import quote
 import grpc
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
 from starpod.env_server.webshop import actions
-from starpod.env_server.webshop.markup import logo, stylesheet, with_fields, with_pictures
+from starpod.env_server.webshop.markup import logo, stylesheet, templates_in, with_fields, with_pictures
 from starpod.env_server.webshop.site import options
 from starpod.env_server.webshop.site.guard import MAX_BODY_BYTES, Guard, headers
 from starpod.env_server.webshop.site.service import Page, Place, Refused, Service
@@ -314,14 +314,7 @@ def _explain(refused: Refused) -> tuple[int, str, str]:
 
 @cache
 def _templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
+    environment = templates_in(_HERE / "templates")
     own = (_HERE / "templates" / "site.css").read_text(encoding="utf-8")
     environment.globals.update(style=stylesheet() + Markup(own), own_style=Markup(own), logo=logo())
     environment.filters["json"] = json.dumps
