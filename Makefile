@@ -30,7 +30,7 @@ help: ## List the targets
 train: $(READY) ## Train a tiny policy on FrozenLake: local services, CPU, no download; CONFIG=sokoban for another
 	@$(BIN)/starpod train $(CONFIG) $(ARGS)
 
-test: $(READY) ## Run the tests; ARGS="-m browser", ARGS="-m containers" for those that need one
+test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minutes) for those that need one
 	@$(BIN)/python -m pytest $(ARGS)
 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
