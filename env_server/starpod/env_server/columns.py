@@ -67,6 +67,7 @@ class Transitions:
         "counts",
         "end_reasons",
         "ended_rows",
+        "environment_seconds",
         "flags",
         "keys",
         "replies",
@@ -88,6 +89,7 @@ class Transitions:
         self.ended_rows: list[int] = []
         self.end_reasons: list[int] = []
         self.successes: list[int] = []
+        self.environment_seconds = 0.0
 
     def message(self) -> pb.StreamResponse:
         """Everything that was collected."""
@@ -149,6 +151,7 @@ def step_rows(
         if session.environment is not environment:
             if environment is not None:
                 metrics.steps(environment.spec.id, stepped, seconds)
+                transitions.environment_seconds += _scaled(seconds, stepped)
                 stepped, seconds = 0, []
             environment = session.environment
         try:
@@ -196,4 +199,10 @@ def step_rows(
                 shares.append(share)
     if environment is not None:
         metrics.steps(environment.spec.id, stepped, seconds)
+        transitions.environment_seconds += _scaled(seconds, stepped)
     return others
+
+
+def _scaled(sample: list[float], count: int) -> float:
+    """The seconds of `count` steps of which a sample was timed."""
+    return sum(sample) * count / len(sample) if sample else 0.0

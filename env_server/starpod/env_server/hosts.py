@@ -20,6 +20,7 @@ from starpod.env_server.environment import (
 )
 from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
 from starpod.env_server.state import StateError
+from starpod.env_server.timing import measured
 from starpod.v1 import environment_pb2 as pb
 
 R = TypeVar("R")
@@ -150,6 +151,7 @@ class LocalHost:
         return want.image and self._environment.spec.slow_render
 
     async def _run(self, function: Callable[[], R], *, intact: bool, slow: bool = False) -> R:
+        function = measured(function)
         try:
             if self._threaded or slow:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, function)

@@ -25,6 +25,7 @@ from starpod.env_server.episode import Episode, EpisodeOver, Want
 from starpod.env_server.hosts import EnvironmentBug, HostDied, ResetPlan, start_episode
 from starpod.env_server.registry import load_class, reference_to
 from starpod.env_server.state import StateError, decode, encode
+from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
 
 _LENGTH = struct.Struct("<I")
@@ -107,7 +108,8 @@ class ProcessHost:
             await self._start()
         # A task of its own under `wait`: the caller's coroutine may have been begun outside of any task.
         exchange = asyncio.create_task(self._exchange(encode([verb, *arguments])))
-        done, _ = await asyncio.wait({exchange}, timeout=self._timeout)
+        with environment_works():
+            done, _ = await asyncio.wait({exchange}, timeout=self._timeout)
         if not done:
             exchange.cancel()
             self.close()

@@ -18,6 +18,7 @@ from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, overloaded
 from starpod.env_server.session import SessionTable
 from starpod.env_server.stream import StreamServer
+from starpod.env_server.timing import begin, clock
 from starpod.env_server.tracing import Tracer
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as rpc
@@ -109,6 +110,7 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
 
     async def _unary(self, method: str, context: Context, start: Callable[[SessionTable], Coroutine[Any, Any, R]]) -> R:
         calls, metrics = self._calls, self._calls.metrics
+        timing = begin(clock())
         with self._tracer.span(method, context):
             try:
                 tenant = self._authenticator.tenant(context.invocation_metadata())
@@ -117,22 +119,27 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                     raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
                 reply, task = run_eagerly(start(self.tables[tenant]))
                 if task is None:
+                    context.set_trailing_metadata(timing.trailer())
                     return cast(R, reply)
                 # A caller who gives up cancels his wait, not the work: it is finished and cached.
                 metrics.calls_in_flight += 1
                 calls.keep(task)
                 try:
-                    return await asyncio.shield(task)
+                    reply = await asyncio.shield(task)
                 finally:
                     metrics.calls_in_flight -= 1
+                context.set_trailing_metadata(timing.trailer())
+                return reply
             except Exception as error:
-                await self._fail(context, method, error)
+                await self._fail(context, method, error, timing.trailer())
 
-    async def _fail(self, context: Context, method: str, error: Exception) -> NoReturn:
+    async def _fail(
+        self, context: Context, method: str, error: Exception, trailer: tuple[tuple[str, str], ...] = ()
+    ) -> NoReturn:
         failure = self._calls.as_call_error(error)
         self._calls.metrics.error(method, failure.reason)
         status = rpc_status.to_status(failure.status())
-        await context.abort(status.code, status.details, status.trailing_metadata)
+        await context.abort(status.code, status.details, (*status.trailing_metadata, *trailer))
         raise AssertionError("abort raises")
 
 

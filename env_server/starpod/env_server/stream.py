@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from starpod.env_server.eager import run_eagerly
 from starpod.env_server.episode import Transition
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.session import SessionTable
+from starpod.env_server.timing import Timing, begin, clock
 from starpod.v1 import environment_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class StreamServer:
         self._table = table
         self._context = context
         self._writing = asyncio.Lock()
-        self._finished: list[pb.Reply] = []
+        self._finished: list[tuple[pb.Reply, Timing]] = []
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -53,11 +55,11 @@ class StreamServer:
             self._calls.metrics.streams -= 1
 
     async def _serve_message(self, message: pb.StreamRequest) -> None:
-        transitions = Transitions()
+        arrived, transitions = clock(), Transitions()
         for call in message.calls:
-            self._start(call.call_id, call.timeout_ms, self._serve(call), transitions.replies)
+            self._start(call.call_id, call.timeout_ms, self._serve(call), arrived, transitions)
         if not message.HasField("steps"):
-            await self._write(transitions)
+            await self._write(transitions, arrived)
             return
         try:
             rows = Rows(message.steps)
@@ -66,50 +68,57 @@ class StreamServer:
             transitions.replies.extend(
                 pb.Reply(call_id=call_id, error=error.status()) for call_id in message.steps.call_ids
             )
-            await self._write(transitions)
+            await self._write(transitions, arrived)
             return
         for start in range(0, len(rows), ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, len(rows))
             limit = self._calls.limits.max_step_actions
             others = step_rows(rows, start, stop, self._table, limit, self._calls.metrics, transitions)
             for row in others:
-                self._start(rows.call_ids[row], 0, self._serve_row(rows, row), transitions.replies)
-            await self._write(transitions)
+                self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
+            await self._write(transitions, arrived)
             transitions = Transitions()
             if stop < len(rows):
                 # A long batch must not keep the event loop from everybody else.
                 await asyncio.sleep(0)
 
     def _start(
-        self, call_id: int, timeout_ms: int, work: Coroutine[Any, Any, pb.Reply], replies: list[pb.Reply]
+        self,
+        call_id: int,
+        timeout_ms: int,
+        work: Coroutine[Any, Any, pb.Reply],
+        arrived: float,
+        transitions: Transitions,
     ) -> None:
-        """Runs a call; its reply goes to `replies` if it is there at once, else out by itself later."""
+        """Runs a call; its reply goes to `transitions` if it is there at once, else out by itself later."""
         metrics, limit = self._calls.metrics, self._calls.limits.max_calls_in_flight
         if metrics.calls_in_flight >= limit:
             work.close()
             error = overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
             metrics.error("Stream", error.reason)
-            replies.append(pb.Reply(call_id=call_id, error=error.status()))
+            transitions.replies.append(pb.Reply(call_id=call_id, error=error.status()))
             return
+        timing = begin(arrived)
         reply, task = run_eagerly(work)
         if task is None:
             assert reply is not None
-            replies.append(reply)
+            transitions.replies.append(reply)
+            transitions.environment_seconds += timing.environment
             return
         metrics.calls_in_flight += 1
         self._calls.keep(task)
         waiter = task if not timeout_ms else asyncio.get_running_loop().create_task(_expire(task, call_id, timeout_ms))
         self._tasks.add(waiter)
         task.add_done_callback(self._count_down)
-        waiter.add_done_callback(self._finish)
+        waiter.add_done_callback(partial(self._finish, timing))
 
     def _count_down(self, _: asyncio.Task[pb.Reply]) -> None:
         self._calls.metrics.calls_in_flight -= 1
 
-    def _finish(self, task: asyncio.Task[pb.Reply]) -> None:
+    def _finish(self, timing: Timing, task: asyncio.Task[pb.Reply]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            self._finished.append(task.result())
+            self._finished.append((task.result(), timing))
             self._wake.set()
 
     async def _serve(self, call: pb.Call) -> pb.Reply:
@@ -150,11 +159,20 @@ class StreamServer:
         async with self._writing:
             finished, self._finished = self._finished, []
             if finished:
-                await self._context.write(pb.StreamResponse(replies=finished))
+                now = clock()
+                timing = pb.ServerTiming(
+                    environment_ms=1e3 * sum(timing.environment for _, timing in finished),
+                    total_ms=1e3 * sum(now - timing.arrived for _, timing in finished),
+                )
+                replies = [reply for reply, _ in finished]
+                await self._context.write(pb.StreamResponse(replies=replies, timing=timing))
 
-    async def _write(self, transitions: Transitions) -> None:
+    async def _write(self, transitions: Transitions, arrived: float) -> None:
         response = transitions.message()
-        if response.replies or response.HasField("transitions"):
+        count = len(transitions.replies) + len(transitions.call_ids)
+        if count:
+            response.timing.environment_ms = 1e3 * transitions.environment_seconds
+            response.timing.total_ms = 1e3 * (clock() - arrived) * count
             async with self._writing:
                 await self._context.write(response)
 

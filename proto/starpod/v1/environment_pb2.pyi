@@ -1738,23 +1738,57 @@ class StreamResponse(_message.Message):
 
     REPLIES_FIELD_NUMBER: _builtins.int
     TRANSITIONS_FIELD_NUMBER: _builtins.int
+    TIMING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reply]: ...
     @_builtins.property
     def transitions(self) -> Global___TransitionColumns: ...
+    @_builtins.property
+    def timing(self) -> Global___ServerTiming:
+        """What the calls that are answered here cost. A server may leave it out."""
+
     def __init__(
         self,
         *,
         replies: _abc.Iterable[Global___Reply] | None = ...,
         transitions: Global___TransitionColumns | None = ...,
+        timing: Global___ServerTiming | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["transitions", b"transitions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing", "transitions", b"transitions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies", "transitions", b"transitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies", "timing", b"timing", "transitions", b"transitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamResponse: _TypeAlias = StreamResponse  # noqa: Y015
+
+@_typing.final
+class ServerTiming(_message.Message):
+    """Where the time of calls went, in the server. Sums over the calls that one StreamResponse answers: divided by their
+    number, means. Never negative, and environment_ms is never more than total_ms.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVIRONMENT_MS_FIELD_NUMBER: _builtins.int
+    TOTAL_MS_FIELD_NUMBER: _builtins.int
+    environment_ms: _builtins.float
+    """Milliseconds in the environments' own code. A server may time some of its steps and scale them up to all."""
+    total_ms: _builtins.float
+    """Milliseconds from the arrival of a call's message to the sending of its reply."""
+    def __init__(
+        self,
+        *,
+        environment_ms: _builtins.float = ...,
+        total_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_ms", b"environment_ms", "total_ms", b"total_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerTiming: _TypeAlias = ServerTiming  # noqa: Y015
 
 @_typing.final
 class Call(_message.Message):

@@ -1,0 +1,74 @@
+"""Where the time of a call goes in the server: waiting, the environment's own code, and the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+R = TypeVar("R")
+
+clock = time.perf_counter
+
+
+class Timing:
+    """One call. All in seconds of `clock`.
+
+    arrived: when its message came in. began: when an environment first worked for it; 0 while none has.
+    environment: how long environments worked for it.
+    """
+
+    __slots__ = ("arrived", "began", "environment")
+
+    def __init__(self, arrived: float) -> None:
+        self.arrived = arrived
+        self.began = 0.0
+        self.environment = 0.0
+
+    def trailer(self) -> tuple[tuple[str, str], ...]:
+        """Trailing metadata in the form of the Server-Timing header: durations in milliseconds."""
+        spent = {
+            "environment": self.environment,
+            "queue": self.began - self.arrived if self.began else 0.0,
+            "total": clock() - self.arrived,
+        }
+        return (("server-timing", ", ".join(f"{name};dur={1e3 * seconds:.4f}" for name, seconds in spent.items())),)
+
+
+_present: ContextVar[Timing | None] = ContextVar("timing", default=None)
+
+
+def begin(arrived: float) -> Timing:
+    """Starts to count for a call; what runs in this context, and in tasks made in it, counts towards it."""
+    timing = Timing(arrived)
+    _present.set(timing)
+    return timing
+
+
+@contextmanager
+def environment_works(timing: Timing | None = None) -> Iterator[None]:
+    """What happens inside is the environment's work, for the call of this context or for the given one."""
+    timing = timing or _present.get()
+    started = clock()
+    if timing is not None and not timing.began:
+        timing.began = started
+    try:
+        yield
+    finally:
+        if timing is not None:
+            timing.environment += clock() - started
+
+
+def measured(function: Callable[[], R]) -> Callable[[], R]:
+    """The function, whose time counts towards the call of this context on whatever thread it runs."""
+    timing = _present.get()
+    if timing is None:
+        return function
+
+    def run() -> R:
+        with environment_works(timing):
+            return function()
+
+    return run
