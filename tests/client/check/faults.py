@@ -349,6 +349,16 @@ class HasNoReflection(Faulty):
     reflection = False
 
 
+class TimesBackwards(Faulty):
+    """The server-timing trailer tells more for the environment than for the whole call."""
+
+    reported = ("C-97",)
+
+    async def _unary(self, context: Any, work: Any) -> Any:
+        context.set_trailing_metadata((("server-timing", "environment;dur=2.5, queue;dur=0, total;dur=1.5"),))
+        return await super()._unary(context, work)
+
+
 # --- Stream -------------------------------------------------------------------------------------------------------
 
 
@@ -424,6 +434,17 @@ class KillsWithTheStream(Faulty):
             for session_id in used:
                 self.seats.pop(session_id, None)
             raise
+
+
+class TimesMeans(Faulty):
+    """The timing of a message has the total of one call beside the environment's time of many."""
+
+    reported = ("S-15",)
+
+    def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
+        response = super().pack(reply, columns)
+        response.timing.environment_ms, response.timing.total_ms = 0.3, 0.2
+        return response
 
 
 class LosesFlags(Faulty):

@@ -16,6 +16,8 @@ from tests.client.check.walk import SPEC
 NOT_SHOWN = {
     "C-70": "the environment draws no png",
     "C-95": "no token was given",
+    "C-97": "the server sends no server-timing",
+    "S-15": "the server sends no timing",
     "F-10": "the environment declares fork",
     "N-11": "the environment declares snapshot",
 }

@@ -72,6 +72,15 @@ class Link:
         limit = self.seconds if seconds is None else seconds
         return await getattr(self.stub, method)(request, timeout=limit, metadata=self.metadata)
 
+    async def trailer(self, method: str, request: Message) -> Any:
+        """The trailing metadata of a unary call, of one that is refused too."""
+        call = getattr(self.stub, method)(request, timeout=self.seconds, metadata=self.metadata)
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            return error.trailing_metadata()
+        return await call.trailing_metadata()
+
     async def raw(self, path: str, request: bytes, *, metadata: Sequence[tuple[str, str]] | None = None) -> bytes:
         """The reply of a unary call, bytes for bytes. Raises grpc.aio.AioRpcError."""
         method = self.channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
@@ -98,13 +107,17 @@ class Link:
 
 
 class Conversation:
-    """An open Stream. Replies are kept by call id, transitions in columns turned into the Reply that they stand for."""
+    """An open Stream. Replies are kept by call id, transitions in columns turned into the Reply that they stand for.
+
+    timings: those of the messages that carried one.
+    """
 
     def __init__(self, call: Any, seconds: float) -> None:
         self._call = call
         self._seconds = seconds
         self.replies: dict[int, list[pb.Reply]] = {}
         self.columns = 0
+        self.timings: list[pb.ServerTiming] = []
 
     async def send(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> None:
         await self._within(self._call.write(pb.StreamRequest(calls=calls, steps=steps)), "a message to be taken")
@@ -139,6 +152,8 @@ class Conversation:
         for reply in (*message.replies, *rows(message.transitions)):
             self.replies.setdefault(reply.call_id, []).append(reply)
         self.columns += len(message.transitions.call_ids)
+        if message.HasField("timing"):
+            self.timings.append(message.timing)
 
     async def _within(self, waiting: Any, what: str) -> Any:
         try:

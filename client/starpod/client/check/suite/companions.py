@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import grpc
 
 from starpod.client.check.link import SERVICE
 from starpod.client.check.probe import Probe
 from starpod.client.check.refusal import from_error
 from starpod.client.check.requirement import NotShown, Unmet, expect, must, should
+from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.v1 import environment_pb2 as pb
 
 SERVING = b"\x08\x01"
@@ -78,6 +81,30 @@ async def trace_context(probe: Probe) -> None:
             await probe.link.raw(f"/{SERVICE}/Describe", request, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise Unmet(f"Describe to be served with traceparent {parent!r}", str(from_error(error))) from error
+
+
+@must(
+    "C-97",
+    "A server-timing trailer, where there is one, has the form of the header; its durations are not negative and none"
+    " is above total.",
+)
+async def timing_trailer(probe: Probe) -> None:
+    handle = await probe.seeded()
+    shown = False
+    for request in (handle.request(), handle.request(ahead=5)):
+        text = find_server_timing(await probe.link.trailer("Step", request))
+        if not text:
+            continue
+        shown = True
+        try:
+            durations = parse_server_timing(text)
+        except ValueError as error:
+            raise Unmet("environment;dur=0.2, queue;dur=0.1, total;dur=0.3", f"{text!r}: {error}") from error
+        total = durations.get("total", math.inf) + 1e-3  # they are rounded
+        own = {name: durations.get(name, 0.0) for name in ("environment", "queue")}
+        expect(max(own.values()) <= total, "environment and queue within total", repr(text), "count from the arrival")
+    if not shown:
+        raise NotShown("the server sends no server-timing")
 
 
 async def _health(probe: Probe, service: str) -> bytes:

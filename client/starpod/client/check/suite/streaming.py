@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import grpc
 
@@ -272,6 +273,28 @@ async def ragged(probe: Probe) -> None:
     mend = "check the lengths before the first row is played"
     refusal = await probe.link.refusal("Step", handle.request())
     expect(refusal is None, "the session at step 0 as before", refusal, mend)
+
+
+@must(
+    "S-15",
+    "The timing of a StreamResponse, where there is one, is finite and not negative, and environment_ms is at most"
+    " total_ms.",
+)
+async def timing(probe: Probe) -> None:
+    handles = [Handle(probe.link, session) for session in (await probe.open(count=2)).sessions]
+    async with probe.link.stream() as stream:
+        await stream.ask(*(pb.Call(call_id=place, step=handle.request()) for place, handle in enumerate(handles)))
+        if probe.server.capabilities.step_columns:
+            steps = pb.StepColumns()
+            for call_id, handle in enumerate(handles, 10):
+                _add_row(steps, call_id, handle.request([pb.Action(text="look")], ahead=1))
+            await stream.ask(steps=steps)
+        if not stream.timings:
+            raise NotShown("the server sends no timing")
+        for told in stream.timings:
+            fine = 0 <= told.environment_ms <= told.total_ms * (1 + 1e-6) + 1e-3 and told.total_ms < math.inf
+            mend = "sum both over the calls that the message answers"
+            expect(fine, "0 <= environment_ms <= total_ms", f"{told.environment_ms} and {told.total_ms}", mend)
 
 
 def _calls(handle: Handle, turns: tuple[tuple[pb.Action, ...], ...]) -> list[pb.Call]:
