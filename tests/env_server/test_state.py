@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import random
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,3 +92,31 @@ def test_a_pickle_is_not_a_state() -> None:
 
     with pytest.raises(StateError):
         decode(pickle.dumps(Bomb()))
+
+
+@pytest.mark.parametrize("levels", [33, 200, 5000])
+def test_nesting_is_bounded_before_the_stack_overflows(levels: int) -> None:
+    """Without the bound this kills the process: each level is a decoder on the C stack."""
+    nested = b"\x90"
+    for _ in range(levels):
+        nested = b"\x91\xc9" + len(nested).to_bytes(4, "big") + b"\x01" + nested
+    with pytest.raises(StateError, match="nested more than 32 deep"):
+        decode(nested)
+
+
+def test_what_can_be_encoded_can_be_decoded_however_deep() -> None:
+    value: object = 0
+    for _ in range(32):
+        value = (value,)
+    assert decode(encode(value)) == value
+    with pytest.raises(StateError, match="nested more than 32"):
+        encode((value,))
+    with pytest.raises(StateError, match="nested more than 32"):
+        encode({(value,): 1})
+
+
+@pytest.mark.parametrize("dtype", ["O", "V8", "i4,i4", "(2,3)f8", "S0"])
+def test_arrays_of_other_kinds_are_refused(dtype: str) -> None:
+    array = msgpack.packb([dtype, [1], b"\0" * 8])
+    with pytest.raises(StateError):
+        decode(msgpack.packb(msgpack.ExtType(5, array)))

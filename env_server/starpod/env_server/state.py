@@ -6,7 +6,9 @@ MessagePack with extension types for what environments keep: tuples, sets, big i
 
 from __future__ import annotations
 
+import functools
 import random
+import re
 from typing import Any
 
 import msgpack
@@ -14,6 +16,10 @@ import numpy as np
 
 _TUPLE, _SET, _FROZENSET, _INT, _ARRAY, _RANDOM, _MAP, _COMPLEX = range(1, 9)
 _INT64 = range(-(2**63), 2**64)
+_DEEPEST = 32
+"""Extension types within each other. Each level is a decoder on the C stack: without a bound a short forged state
+overflows it, which nothing can catch."""
+_DTYPE = re.compile(r"[<>|=]?[biufcmMSU?][0-9]{0,9}(\[[0-9]{0,4}[a-zA-Z]{1,2}\])?")
 
 
 class StateError(ValueError):
@@ -23,7 +29,7 @@ class StateError(ValueError):
 def encode(state: Any) -> bytes:
     """Encodes nested plain values. Raises StateError naming the first type that has no encoding."""
     try:
-        return _pack(state)
+        return _pack(state, _DEEPEST)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise StateError(f"cannot encode the state: {error}; override get_state and set_state") from error
 
@@ -31,49 +37,56 @@ def encode(state: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """Decodes what `encode` made. Raises StateError on anything else."""
     try:
-        return msgpack.unpackb(data, ext_hook=_decode_extension, strict_map_key=False, raw=False)
+        return _unpack(data, _DEEPEST)
     except Exception as error:  # msgpack raises many types on hostile input; none may pass
         raise StateError(f"not an encoded state: {error}") from error
 
 
-def _pack(value: Any) -> bytes:
-    packed = msgpack.packb(_prepare(value), default=_encode_extension, strict_types=True, use_bin_type=True)
+def _pack(value: Any, depth: int) -> bytes:
+    if depth < 0:
+        raise ValueError(f"it is nested more than {_DEEPEST} tuples, sets or maps deep")
+    packed = msgpack.packb(
+        _prepare(value, depth),
+        default=functools.partial(_encode_extension, depth),
+        strict_types=True,
+        use_bin_type=True,
+    )
     assert isinstance(packed, bytes)
     return packed
 
 
-def _prepare(value: Any) -> Any:
+def _prepare(value: Any, depth: int) -> Any:
     """Replaces integers beyond 64 bits, which MessagePack refuses before `default` is asked."""
     if type(value) is int and value not in _INT64:
         return msgpack.ExtType(_INT, str(value).encode())
     if type(value) is list:
-        return [_prepare(item) for item in value]
+        return [_prepare(item, depth) for item in value]
     if type(value) is dict:
         if all(type(key) in (str, int) and (type(key) is str or key in _INT64) for key in value):
-            return {key: _prepare(item) for key, item in value.items()}
-        return msgpack.ExtType(_MAP, _pack([item for pair in value.items() for item in pair]))
+            return {key: _prepare(item, depth) for key, item in value.items()}
+        return msgpack.ExtType(_MAP, _pack([item for pair in value.items() for item in pair], depth - 1))
     return value
 
 
-def _encode_extension(value: Any) -> Any:
+def _encode_extension(depth: int, value: Any) -> Any:
     match value:
         case tuple():
-            return msgpack.ExtType(_TUPLE, _pack(list(value)))
+            return msgpack.ExtType(_TUPLE, _pack(list(value), depth - 1))
         case set() | frozenset():
             kind = _SET if isinstance(value, set) else _FROZENSET
             # Sorted by encoding: equal sets, equal bytes, whatever the hash seed.
-            return msgpack.ExtType(kind, b"".join(sorted(_pack(item) for item in value)))
+            return msgpack.ExtType(kind, b"".join(sorted(_pack(item, depth - 1) for item in value)))
         case random.Random():
-            return msgpack.ExtType(_RANDOM, _pack(list(_flatten_random(value))))
+            return msgpack.ExtType(_RANDOM, _pack(list(_flatten_random(value)), depth - 1))
         case np.ndarray() if not value.dtype.hasobject:
             contiguous = np.ascontiguousarray(value)
-            return msgpack.ExtType(_ARRAY, _pack([value.dtype.str, list(value.shape), contiguous.tobytes()]))
+            return msgpack.ExtType(_ARRAY, _pack([value.dtype.str, list(value.shape), contiguous.tobytes()], depth - 1))
         case np.generic():
-            return _prepare(value.item())
+            return _prepare(value.item(), depth)
         case complex():
-            return msgpack.ExtType(_COMPLEX, _pack([value.real, value.imag]))
+            return msgpack.ExtType(_COMPLEX, _pack([value.real, value.imag], depth - 1))
         case bool() | int() | float() | str() | bytes():  # subclasses: enums and the like
-            return _prepare(type(value).__mro__[-2](value))
+            return _prepare(type(value).__mro__[-2](value), depth)
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no encoding")
 
 
@@ -82,27 +95,37 @@ def _flatten_random(stream: random.Random) -> tuple[int, bytes, float | None]:
     return version, np.asarray(words, dtype="<u4").tobytes(), gauss
 
 
-def _decode_extension(code: int, data: bytes) -> Any:
+def _unpack(data: bytes, depth: int) -> Any:
+    hook = functools.partial(_decode_extension, depth)
+    return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False, raw=False)
+
+
+def _decode_extension(depth: int, code: int, data: bytes) -> Any:
+    if not depth:
+        raise StateError(f"nested more than {_DEEPEST} deep")
     match code:
         case 1:
-            return tuple(decode(data))
+            return tuple(_unpack(data, depth - 1))
         case 2 | 3:
-            unpacker = msgpack.Unpacker(ext_hook=_decode_extension, strict_map_key=False, raw=False)
+            hook = functools.partial(_decode_extension, depth - 1)
+            unpacker = msgpack.Unpacker(ext_hook=hook, strict_map_key=False, raw=False)
             unpacker.feed(data)
             return set(unpacker) if code == _SET else frozenset(unpacker)
         case 4:
             return int(data)
         case 5:
-            dtype, shape, buffer = decode(data)
+            dtype, shape, buffer = _unpack(data, depth - 1)
+            if not _DTYPE.fullmatch(dtype):
+                raise StateError(f"unknown dtype {dtype[:32]!r}")
             return np.frombuffer(buffer, dtype=np.dtype(dtype)).reshape(shape).copy()
         case 6:
-            version, words, gauss = decode(data)
+            version, words, gauss = _unpack(data, depth - 1)
             stream = random.Random()
             stream.setstate((version, tuple(np.frombuffer(words, dtype="<u4").tolist()), gauss))
             return stream
         case 7:
-            flat = decode(data)
+            flat = _unpack(data, depth - 1)
             return dict(zip(flat[::2], flat[1::2], strict=True))
         case 8:
-            return complex(*decode(data))
+            return complex(*_unpack(data, depth - 1))
     raise StateError(f"unknown extension {code}")
