@@ -134,18 +134,49 @@ async def test_tls_and_mtls(serve: Serve, tmp_path: Path) -> None:
         await tls.stub.Describe(pb.DescribeRequest(), timeout=5)  # without TLS
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def test_a_health_port_needs_no_certificate(serve: Serve, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    ca.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both"))
+    ca.cert_pem.write_to_path(str(tmp_path / "ca"))
+    tls = TLS(tmp_path / "both", tmp_path / "both", client_ca=tmp_path / "ca")
+    client = await serve(tls=tls, health_port=free_port())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{client.server.config.health_port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="walk-v1")
+        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):  # health, and nothing else
+            await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())
+        await client.server.drain()
+        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_an_idle_server_tells_that_it_has_no_sessions(serve: Serve) -> None:
+    client = await serve()
+    families = {family.name: family for family in client.server.metrics.collect()}
+    values = {sample.labels["environment"]: sample.value for sample in families["starpod_live_sessions"].samples}
+    assert values == dict.fromkeys(client.server.calls.registry.ids, 0)
+
+
 async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="is the port in use"):
         await EnvironmentServer(Registry(ALL), ServerConfig(port=client.server.port)).start()
+    taken = EnvironmentServer(Registry(ALL), ServerConfig(port=0, health_port=client.server.port))
+    with pytest.raises(ServerError, match="cannot answer for health"):
+        await taken.start()
+    await taken.stop()
     tls = TLS(tmp_path / "no", tmp_path / "none")
     with pytest.raises(ServerError, match="cannot read the TLS files"):
         await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()
 
 
 async def test_metrics_count_what_happened(serve: Serve) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     client = await serve(metrics_port=port)
     session = await client.open("walk-v1")
     gone = await client.open("walk-v1", lease_seconds=0.05)

@@ -41,6 +41,13 @@ _LIMITS = ServerLimits()
     help="Serve Prometheus metrics here (worker i on port + i); 0: not at all.",
 )
 @click.option(
+    "--health-port",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Answer grpc.health.v1 here too, without TLS (worker i on port + i), for probes that speak none; 0: not.",
+)
+@click.option(
     "--environment-module",
     "modules",
     multiple=True,
@@ -107,6 +114,7 @@ def serve(
     port: int,
     workers: int,
     metrics_port: int,
+    health_port: int,
     modules: tuple[str, ...],
     stores: tuple[str, ...],
     max_sessions: int,
@@ -142,7 +150,7 @@ def serve(
     if stores:
         _use_stores(stores)
     if workers > 1:
-        sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, drain_seconds))
+        sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, health_port, drain_seconds))
     try:
         registry, asked = _registry(environments, modules)
         registry = registry.prepare(asked)
@@ -164,6 +172,7 @@ def serve(
             drain_seconds=drain_seconds,
             threads=threads,
             metrics_port=metrics_port,
+            health_port=health_port,
             token_file=token_file,
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
             otlp_endpoint=otlp_endpoint,

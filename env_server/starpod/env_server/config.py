@@ -39,7 +39,7 @@ class ServerConfig:
     endpoints: host:port of all workers of this server, this one included; empty if there is one.
     drain_seconds: how long live sessions may go on after SIGTERM.
     threads: size of the pool for steps of class `thread` and for slow resets.
-    metrics_port: 0 serves no metrics.
+    metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +49,7 @@ class ServerConfig:
     drain_seconds: float = 30.0
     threads: int = 16
     metrics_port: int = 0
+    health_port: int = 0
     token_file: Path | None = None
     tls: TLS | None = None
     otlp_endpoint: str = ""

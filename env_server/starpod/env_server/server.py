@@ -37,6 +37,9 @@ class EnvironmentServer:
     def __init__(self, registry: Registry, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        for environment in registry.ids:
+            # An idle server tells 0: who scales by sessions must not take it for one that tells nothing.
+            self.metrics.live(environment, 0)
         self.calls = Calls(registry, config.limits, self.metrics, config.threads)
         self.port = config.port
         authenticator = Authenticator.from_file(config.token_file) if config.token_file else Authenticator()
@@ -46,6 +49,7 @@ class EnvironmentServer:
         self._reaper: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._server: grpc.aio.Server | None = None
+        self._health_server: grpc.aio.Server | None = None
 
     @property
     def address(self) -> str:
@@ -87,6 +91,8 @@ class EnvironmentServer:
                 raise ServerError(f"cannot serve metrics on port {self.config.metrics_port}: {error}") from error
         await server.start()
         self._server = server
+        if self.config.health_port:
+            await self._serve_health(self.config.health_port)
         self._reaper = asyncio.create_task(self._reap())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
@@ -107,10 +113,23 @@ class EnvironmentServer:
             self._reaper.cancel()
         if self._server:
             await self._server.stop(grace)
+        if self._health_server:
+            await self._health_server.stop(None)
         self.calls.shut_down(list(self._service.tables.values()))
         if self._stop_metrics:
             self._stop_metrics()
         self._tracer.close()
+
+    async def _serve_health(self, port: int) -> None:
+        host = self.config.host
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            raise ServerError(f"cannot answer for health on port {port}: is it in use? ({error})") from error
+        await server.start()
+        self._health_server = server
 
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME, *self.calls.registry.ids):

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _RESTART_SECONDS = (0.1, 5.0)
 """First and longest pause before a crashed worker is started again; a worker that lived for a minute starts anew."""
-_OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--endpoints")
+_OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--health-port", "--endpoints")
 
 
 class _Worker:
@@ -38,7 +38,13 @@ class _Worker:
 
 
 def supervise(
-    arguments: Sequence[str], host: str, port: int, workers: int, metrics_port: int, drain_seconds: float
+    arguments: Sequence[str],
+    host: str,
+    port: int,
+    workers: int,
+    metrics_port: int,
+    health_port: int,
+    drain_seconds: float,
 ) -> int:
     """Runs the workers until a signal; returns the exit status.
 
@@ -54,6 +60,7 @@ def supervise(
                 *(sys.executable, "-m", "starpod.env_server", *shared),
                 *("--port", str(each), "--endpoints", endpoints),
                 *("--metrics-port", str(metrics_port and metrics_port + place)),
+                *("--health-port", str(health_port and health_port + place)),
             ],
             f"worker {place}",
         )
