@@ -68,6 +68,7 @@ class Fleet:
             as_addresses(addresses),
             Transport(token, tls, max_message_bytes, keepalive_seconds),
             timeout=timeout,
+            patience=patience,
             grace=grace,
             batches_in_flight=batches_in_flight,
             discover=discover,
@@ -111,10 +112,11 @@ class Fleet:
 
     async def close(self) -> None:
         """Closes all sessions as far as their servers can be reached, then the connections. Calls in flight fail."""
+        until = self.loop.time() + CLOSE_SECONDS
         farewells = [
             self.loop.create_task(
                 quiet(
-                    replica.call, "close", pb.CloseRequest(session_ids=[s._session_id for s in replica.sessions]), 0.0
+                    replica.call, "close", pb.CloseRequest(session_ids=[s._session_id for s in replica.sessions]), until
                 )
             )
             for replica in self.replicas

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from starpod.client.errors import SessionLost, StarpodError, Unreachable
+from starpod.client.errors import SessionLost, StarpodError, UnknownSession, Unreachable
 from starpod.client.log import Restored
 from starpod.client.observation import Transition
 from starpod.client.recovery import rebuild
 from starpod.client.roster import Roster
 from starpod.client.session import Session, Trouble
+from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
 
 # A session that is lost this often over one and the same call was probably killed by that call.
@@ -115,7 +116,12 @@ class Mender:
         while True:
             if _now() > trouble.until:
                 raise error
-            replica, _ = await self._roster.choose(environment_id, f"=={version}", trouble.until)
+            if session._checkpoints and isinstance(history.origin, Restored):
+                # A snapshot, and nothing to replay: any version that restores it will do.
+                snapshot = Snapshot.from_proto(history.origin.snapshot)
+                replica, spec = await self._roster.choose_for(snapshot, trouble.until)
+            else:
+                replica, spec = await self._roster.choose(environment_id, f"=={version}", trouble.until)
             replica.placing += 1
             try:
                 message = await rebuild(replica, history, trouble.until, member=session.member, replay=replay)
@@ -127,7 +133,10 @@ class Mender:
                 continue
             finally:
                 replica.placing -= 1
+            if not isinstance(error, UnknownSession | SessionLost):
+                session._replica.orphans.append(session._session_id)
             session._place(replica, message)
+            session.version = spec.version
             session.recoveries += 1
             self.recoveries += 1
             if session._checkpoints and not session.done:

@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import Message
 
 from starpod.client.errors import (
+    DeadlineExceeded,
     ServerBug,
     StarpodError,
     TooLarge,
@@ -93,6 +94,40 @@ class Request:
             self.future.set_exception(error)
 
 
+class Repeated:
+    """A call that is asked again for want of a reply. since: the loop time at which it was first asked, about."""
+
+    __slots__ = ("entry", "since")
+
+    # Where the reply comes in a row of columns, it is settled by `_settle`.
+    _checkpoints = True
+    _show_key = True
+
+    def __init__(self, entry: Entry, since: float) -> None:
+        self.entry = entry
+        self.since = since
+
+    def _settle(self, transition: Transition, key: bytes, digest: int) -> None:
+        session: Any = self.entry
+        transition._key = key if session._show_key else b""
+        session._settle(transition, key, digest)
+
+    def _encode(self) -> tuple[str, Any]:
+        return self.entry._encode()
+
+    def _answer(self, kind: str, response: Any) -> None:
+        self.entry._answer(kind, response)
+
+    def _refuse(self, error: StarpodError) -> None:
+        self.entry._refuse(error)
+
+
+def _unwanted(entry: Entry) -> bool:
+    """Nobody waits for its reply any more."""
+    entry = entry.entry if isinstance(entry, Repeated) else entry
+    return isinstance(entry, Request) and entry.future.done()
+
+
 class Replica:
     """A server of the fleet.
 
@@ -101,6 +136,7 @@ class Replica:
     description: what it last said of itself; None until it was reached.
     ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
     columns: turns of plain text go in columns.
+    orphans: sessions that were brought back elsewhere while it was away, and may still be alive on it.
     error: why it is not ready.
     """
 
@@ -111,11 +147,14 @@ class Replica:
         *,
         server_name: str = "",
         timeout: float,
+        patience: float,
         grace: float,
         batches: int,
         changed: Callable[[], None],
     ) -> None:
         self.address = address
+        self.server_name = server_name
+        self.orphans: list[str] = []
         self.sessions: WeakSet[Session] = WeakSet()
         self.description: pb.DescribeResponse | None = None
         self.ready = False
@@ -127,14 +166,14 @@ class Replica:
         self.reconnects = 0
         self._counted = 0
         self._transport = transport
-        self._server_name = server_name
         self._timeout = timeout
+        self._patience = patience
         self._grace = grace
         self._batches_allowed = batches
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff()
-        self._down_since = self._loop.time()
+        self._down_since = self._heard = self._loop.time()
         self._unary = False
         self._stream_refused = False
         self.columns = False
@@ -151,6 +190,7 @@ class Replica:
         self._broken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stub: Any = None
+        self._stream: Any = None
         self._channel: grpc.aio.Channel | None = None
 
     def __repr__(self) -> str:
@@ -192,14 +232,18 @@ class Replica:
     async def call(self, kind: str, message: Message, until: float) -> Any:
         """The response to one call; retried where that helps, up to the loop time `until`.
 
-        Raises StarpodError; where its advice is "reopen", another replica may do better.
+        Raises StarpodError; where its advice is "reopen", another replica may do better. DeadlineExceeded with the
+        advice to give up: it is still unanswered then.
         """
         backoff = Backoff()
         while True:
             future: asyncio.Future[Any] = self._loop.create_future()
             self._queue(Request(kind, message, future))
             try:
-                return await future
+                async with asyncio.timeout_at(until):
+                    return await future
+            except TimeoutError:
+                raise self._unanswered(kind) from None
             except StarpodError as error:
                 wait = backoff.wait(error.retry_after)
                 if error.advice != "retry" or self._loop.time() + wait > until:
@@ -218,16 +262,39 @@ class Replica:
     def _gone(self) -> Unreachable:
         return Unreachable(f"No server at {self.address}: {self.error or 'not reached yet'}")
 
+    def _unanswered(self, kind: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{self.address} is there, and has not answered a {kind} call in all the time that it may take.",
+            metadata={"advice": "give_up"},
+        )
+
+    async def probe(self) -> None:
+        """Asks how it is. A server that has said nothing at all for the timeout is given up: its host is gone, the
+        network swallows what is sent, or it hangs. Raises StarpodError."""
+        try:
+            await self.describe()
+        except StarpodError:
+            silent = self._loop.time() - self._heard
+            if self.ready and silent >= self._timeout:
+                self.error = Unreachable(f"The server at {self.address} has been silent for {silent:.1f} s.")
+                self._broken.set()
+                if self._stream is not None:
+                    self._stream.cancel()
+            raise
+
     async def describe(self) -> pb.DescribeResponse:
         """Asks the server anew what it is. Raises StarpodError."""
         if self._stub is None:
             raise self._gone()
         try:
             response: pb.DescribeResponse = await self._stub.Describe(
-                pb.DescribeRequest(), timeout=DESCRIBE_SECONDS, metadata=self._transport.metadata()
+                pb.DescribeRequest(),
+                timeout=min(DESCRIBE_SECONDS, self._timeout),
+                metadata=self._transport.metadata(),
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
+        self._heard = self._loop.time()
         if response.instance_id == self.instance_id:
             self._adopt(response)
         return response
@@ -277,7 +344,7 @@ class Replica:
             await asyncio.sleep(self._backoff.wait())
 
     async def _connect(self) -> None:
-        self._channel = self._transport.channel(self.address, self._server_name)
+        self._channel = self._transport.channel(self.address, self.server_name)
         self._stub = pb_grpc.EnvironmentServiceStub(self._channel)
         try:
             response = await self._stub.Describe(
@@ -292,7 +359,9 @@ class Replica:
             )
         if self.description is not None and response.instance_id != self.instance_id:
             self._abandon(Unreachable(f"The server at {self.address} was restarted: its sessions are gone."))
+            self.orphans.clear()
         self._adopt(response)
+        self._heard = self._loop.time()
         self._unary = self._stream_refused or not response.capabilities.stream
         self.columns = response.capabilities.step_columns and not self._unary
         limits = response.limits
@@ -318,12 +387,12 @@ class Replica:
 
     def _resume(self) -> None:
         """All that has no reply is asked again, unchanged: the server has kept the replies to what it did."""
-        entries = [*self._pending.values(), *self._steps]
+        entries = [entry for entry in (*self._pending.values(), *self._steps) if not _unwanted(entry)]
         self._pending.clear()
         self._batches.clear()
         self._steps.clear()
         for entry in entries:
-            if self.columns and not isinstance(entry, Request) and entry._plain:  # type: ignore[attr-defined]
+            if self.columns and getattr(entry, "_plain", False):
                 self._steps.append(entry)  # type: ignore[arg-type]
             else:
                 self._calls.append(entry)
@@ -366,7 +435,7 @@ class Replica:
     # --- the stream ------------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        stream = self._stub.Stream(metadata=self._transport.metadata())
+        self._stream = stream = self._stub.Stream(metadata=self._transport.metadata())
         helpers = [self._spawn(self._write(stream)), self._spawn(self._repeat_overdue())]
         try:
             while True:
@@ -380,7 +449,13 @@ class Replica:
                 raise Unreachable(await stream.details() or code.name, code=code)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
+        except asyncio.CancelledError:
+            if not self._broken.is_set():
+                raise
+            assert self.error is not None
+            raise self.error from None  # given up by `probe`
         finally:
+            self._stream = None
             for task in helpers:
                 task.cancel()
             stream.cancel()
@@ -505,6 +580,7 @@ class Replica:
 
     def _take(self, message: pb.StreamResponse) -> None:
         """Hands the replies of one message to those who wait for them. A reply to an unknown id is a late duplicate."""
+        self._heard = self._loop.time()
         if message.HasField("transitions"):
             columns = message.transitions
             if columns.call_ids:
@@ -595,13 +671,23 @@ class Replica:
                 return
 
     async def _repeat_overdue(self) -> None:
-        """Asks again what has had no reply for the timeout: the server has finished it, or still will, just once."""
+        """Asks again what has had no reply for the timeout: the server has finished it, or still will, just once. What
+        has had none in all the time that a call may take is given up."""
         older = newer = 0
         while True:
             await asyncio.sleep(self._timeout / 2)
             overdue = [call_id for call_id in self._pending if call_id < older]
+            now = self._loop.time()
             for call_id in overdue:
-                self._calls.append(self._pending.pop(call_id))
+                entry = self._pending.pop(call_id)
+                if _unwanted(entry):
+                    continue
+                if not isinstance(entry, Repeated):
+                    entry = Repeated(entry, now - self._timeout)
+                if now - entry.since < self._patience:
+                    self._calls.append(entry)
+                else:
+                    entry._refuse(self._unanswered("session's"))
             if overdue:
                 self._poke()
             older, newer = newer, self._next_id

@@ -31,6 +31,7 @@ class Roster:
         transport: Transport,
         *,
         timeout: float,
+        patience: float,
         grace: float,
         batches_in_flight: int,
         discover: bool,
@@ -40,12 +41,14 @@ class Roster:
         self._addresses = addresses
         self._transport = transport
         self._timeout = timeout
+        self._patience = patience
         self._grace = grace
         self._batches_in_flight = batches_in_flight
         self._discover = discover
         self._health_seconds = health_seconds
         self._renew_seconds = float("inf")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[int] = set()
         self._change: asyncio.Event
         self._lease_shortened: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
@@ -55,7 +58,9 @@ class Roster:
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()
         self._lease_shortened = asyncio.Event()
-        await self._resolve()
+        unresolved = await self._resolve()
+        if not self.replicas and unresolved is not None:
+            raise unresolved
         while not all(replica.tried for replica in self.replicas):
             await self._change.wait()
         if not any(replica.ready for replica in self.replicas):
@@ -158,7 +163,12 @@ class Roster:
 
     # --- members ---------------------------------------------------------------------------------------------------
 
-    async def _resolve(self) -> None:
+    async def _resolve(self) -> Unreachable | None:
+        """Takes in what the names stand for now, and lets go of lost servers for which they no longer stand.
+
+        What cannot be resolved stays as it was; returns why, for the last such name.
+        """
+        unresolved = None
         for address in self._addresses:
             target = address.removeprefix("dns:///")
             if target == address:
@@ -168,14 +178,20 @@ class Roster:
             try:
                 found = await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
             except OSError as error:
-                if not self.replicas:
-                    raise Unreachable(f"{host} cannot be resolved: {error}") from None
+                unresolved = Unreachable(f"{host} cannot be resolved: {error}")
                 continue
-            resolved = {
-                f"[{item[4][0]}]:{port}" if item[0] == socket.AF_INET6 else f"{item[4][0]}:{port}" for item in found
-            }
-            for member in sorted(resolved):
-                self._add(member, server_name=host)
+            hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in found}
+            for member in sorted(hosts):
+                self._add(f"{member}:{port}", server_name=host)
+            for replica in list(self.replicas):
+                if replica.server_name == host and replica.lost and split_address(replica.address)[0] not in hosts:
+                    self._remove(replica)
+        return unresolved
+
+    def _remove(self, replica: Replica) -> None:
+        """Its sessions, if it has any, find it gone with their next call, and are brought back elsewhere."""
+        self.replicas.remove(replica)
+        self._spawn(replica.close())
 
     def _add(self, address: str, server_name: str = "") -> None:
         if any(replica.address == address for replica in self.replicas):
@@ -185,6 +201,7 @@ class Roster:
             self._transport,
             server_name=server_name,
             timeout=self._timeout,
+            patience=self._patience,
             grace=self._grace,
             batches=self._batches_in_flight,
             changed=self._changed,
@@ -199,37 +216,78 @@ class Roster:
             twin = seen.setdefault(replica.instance_id, replica) if replica.ready else replica
             if twin is not replica and not replica.sessions:
                 # Another name for a server that we have.
-                self.replicas.remove(replica)
-                self._spawn(replica.close())
+                self._remove(replica)
             elif self._discover and replica.ready and replica.description:
                 host, _ = split_address(replica.address)
                 for endpoint in replica.description.endpoints:
-                    self._add(join_endpoint(endpoint, host))
+                    self._add(join_endpoint(endpoint, host), replica.server_name)
         self._change.set()
         self._change = asyncio.Event()
 
     async def _tend(self) -> None:
-        """Asks how servers are, renews leases, resolves names again."""
-        last_renewal = last_resolution = self._loop.time()
+        """Asks how servers are, renews leases, resolves names again. None of these waits for another: a server that
+        does not answer must not cost the sessions of others their leases."""
+        last_renewal = last_probe = last_resolution = self._loop.time()
+        named = any(address.startswith("dns:///") for address in self._addresses)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._health_seconds, self._renew_seconds / 2)):
                     await self._lease_shortened.wait()
                     self._lease_shortened.clear()
                     continue
-            ready = [replica for replica in self.replicas if replica.ready]
             now = self._loop.time()
             if now - last_renewal >= self._renew_seconds / 2:
                 last_renewal = now
-                for replica in ready:
-                    ids = [session._session_id for session in replica.sessions]
-                    if ids:
-                        self._spawn(quiet(replica.call, "renew", pb.RenewRequest(session_ids=ids), now + self._timeout))
-            if now - last_resolution >= RESOLVE_SECONDS:
+                self._renew()
+            if now - last_probe < self._health_seconds:
+                continue
+            last_probe = now
+            for replica in self.replicas:
+                if replica.ready:
+                    self._once(replica, self._probe(replica))
+            missing = any(replica.lost and replica.server_name for replica in self.replicas)
+            if named and (missing or now - last_resolution >= RESOLVE_SECONDS):
                 last_resolution = now
-                await self._resolve()
-            await asyncio.gather(*(quiet(replica.describe) for replica in ready))
+                self._once(self._addresses, self._resolve_again())
             self._changed()
+
+    def _renew(self) -> None:
+        """Renews the leases of all sessions that the program still holds."""
+        until = self._loop.time() + self._timeout
+        for replica in self.replicas:
+            if not replica.ready:
+                continue
+            ids = [session._session_id for session in replica.sessions]
+            if ids:
+                self._spawn(quiet(replica.call, "renew", pb.RenewRequest(session_ids=ids), until))
+
+    async def _probe(self, replica: Replica) -> None:
+        await quiet(replica.probe)
+        orphans, replica.orphans = replica.orphans, []
+        if orphans and replica.ready:
+            request = pb.CloseRequest(session_ids=orphans)
+            await quiet(replica.call, "close", request, self._loop.time() + self._timeout)
+        self._changed()
+
+    async def _resolve_again(self) -> None:
+        unresolved = await self._resolve()
+        if unresolved is not None:
+            logger.warning("%s", unresolved)
+
+    def _once(self, what: object, work: Coroutine[Any, Any, None]) -> None:
+        """Spawns the work, unless the like for the same thing is still under way."""
+        if id(what) in self._under_way:
+            work.close()
+            return
+        self._under_way.add(id(what))
+
+        async def run() -> None:
+            try:
+                await work
+            finally:
+                self._under_way.discard(id(what))
+
+        self._spawn(run())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)

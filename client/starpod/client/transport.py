@@ -43,7 +43,8 @@ class Transport:
 
     token: bearer token as text, or a Path: then the file is read anew for each connection, so that it can be rotated.
     max_message_bytes: of one message in either direction.
-    keepalive_seconds: a connection without traffic is probed this often, so that a dead host is noticed.
+    keepalive_seconds: a connection without traffic is probed this often, so that a dead host is noticed: no answer for
+        half as long ends it.
     """
 
     token: str | Path | None = None
@@ -57,7 +58,7 @@ class Transport:
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", int(self.keepalive_seconds * 1000)),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", int(self.keepalive_seconds * 500)),
             ("grpc.http2.max_pings_without_data", 0),
             # A channel that shares connections would also share their back-off after a failure.
             ("grpc.use_local_subchannel_pool", 1),
