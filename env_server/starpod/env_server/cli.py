@@ -93,6 +93,14 @@ _LIMITS = ServerLimits()
     help="Seconds that live sessions may go on after SIGTERM.",
 )
 @click.option(
+    "--keepalive",
+    "keepalive_seconds",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="Seconds without traffic after which a client is asked whether it is still there.",
+)
+@click.option(
     "--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread."
 )
 @click.option("--token-file", type=click.Path(path_type=Path), help="Bearer tokens, one per line; each is a tenant.")
@@ -127,6 +135,7 @@ def serve(
     default_lease_seconds: float,
     max_lease_seconds: float,
     drain_seconds: float,
+    keepalive_seconds: float,
     threads: int,
     token_file: Path | None,
     tls_certificate: Path | None,
@@ -170,6 +179,7 @@ def serve(
             ),
             endpoints=tuple(filter(None, endpoints.split(","))),
             drain_seconds=drain_seconds,
+            keepalive_seconds=keepalive_seconds,
             threads=threads,
             metrics_port=metrics_port,
             health_port=health_port,

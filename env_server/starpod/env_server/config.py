@@ -38,6 +38,7 @@ class ServerConfig:
 
     endpoints: host:port of all workers of this server, this one included; empty if there is one.
     drain_seconds: how long live sessions may go on after SIGTERM.
+    keepalive_seconds: a connection without traffic is probed this often; no answer for half as long ends it.
     threads: size of the pool for steps of class `thread` and for slow resets.
     metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
     """
@@ -47,6 +48,7 @@ class ServerConfig:
     limits: ServerLimits = ServerLimits()
     endpoints: tuple[str, ...] = ()
     drain_seconds: float = 30.0
+    keepalive_seconds: float = 60.0
     threads: int = 16
     metrics_port: int = 0
     health_port: int = 0

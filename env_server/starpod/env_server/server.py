@@ -66,6 +66,10 @@ class EnvironmentServer:
                 ("grpc.max_send_message_length", limit),
                 # Two servers on one port would share its connections without a word.
                 ("grpc.so_reuseport", 0),
+                # A client whose host or network is gone never says so: its streams would stay for ever.
+                ("grpc.keepalive_time_ms", int(self.config.keepalive_seconds * 1000)),
+                ("grpc.keepalive_timeout_ms", int(self.config.keepalive_seconds * 500)),
+                ("grpc.http2.max_pings_without_data", 0),
                 # Clients may ping through long model turns.
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -137,8 +141,13 @@ class EnvironmentServer:
 
     async def _reap(self) -> None:
         while True:
+            asleep = time.monotonic()
             await asyncio.sleep(_REAP_SECONDS)
+            paused = time.monotonic() - asleep - _REAP_SECONDS
             try:
+                if paused > _REAP_SECONDS:
+                    logger.warning("this process stood still; leases go on from there", extra={"seconds": paused})
+                    self.calls.extend_leases(list(self._service.tables.values()), paused)
                 reaped = self.calls.reap(list(self._service.tables.values()))
             except Exception:
                 logger.exception("the reaper failed; it tries again")
