@@ -14,6 +14,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
+ADAPTERS_VENV := .venv-adapters
+ADAPTERS_READY := $(ADAPTERS_VENV)/.ready
+# What the adapters adapt. TRL reads tool calls with jmespath under a transformers before 5.13.
+ADAPTED := trl jmespath 'verl; python_version < "3.13"' skyrl-gym verifiers openenv-core gymnasium
 PROTO_VENV := .venv-proto
 GPU_VENV := .venv-gpu
 GPU_READY := $(GPU_VENV)/.ready
@@ -22,16 +26,19 @@ PROTO_READY := $(PROTO_VENV)/.ready
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train test bench gpu-check lint format proto proto-check clean
+.PHONY: help train test test-adapters bench gpu-check lint format proto proto-check clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(READY) ## Train a tiny policy on FrozenLake: local services, CPU, no download; CONFIG=sokoban for another
 	@$(BIN)/starpod train $(CONFIG) $(ARGS)
 
 test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minutes) for those that need one
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-adapters: $(ADAPTERS_READY) ## Test what works with other projects against the real ones: TRL, verl, SkyRL-gym, verifiers, OpenEnv
+	@$(ADAPTERS_VENV)/bin/python -m pytest $(wildcard tests/client/adapters tests/env_server/hosting) $(ARGS)
 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
 	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
@@ -66,7 +73,7 @@ proto-check: $(PROTO_READY) ## Fail if the checked-in stubs are stale
 	test -z "$${stale:-}"
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(PROTO_VENV) $(GPU_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(PROTO_VENV) $(GPU_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.
@@ -89,6 +96,13 @@ $(BENCH_READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv --clear $(BENCH_VENV)
 	@$(BENCH_VENV)/$(PIP_INSTALL) torch==$(TORCH)
 	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,trainer,bench]'
+	@touch $@
+
+$(ADAPTERS_READY): pyproject.toml constraints-adapters.txt
+	@echo "Making $(ADAPTERS_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(ADAPTERS_VENV)
+	@$(ADAPTERS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
+	@$(ADAPTERS_VENV)/$(PIP_INSTALL) -c constraints-adapters.txt $(ADAPTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,gymnasium]'
 	@touch $@
 
 $(GPU_READY): pyproject.toml
