@@ -277,8 +277,8 @@ def spec_to(environment: type[Environment]) -> pb.EnvironmentSpec:
         render_modes=spec.render_modes,
         limits=limits_to(spec.limits),
         capabilities=pb.EnvironmentCapabilities(
-            fork=True,
-            snapshot=True,
+            fork=spec.fork,
+            snapshot=spec.snapshot,
             deterministic=spec.deterministic,
             expert_action=overrides("expert_action"),
             score=overrides("score"),

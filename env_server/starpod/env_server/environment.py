@@ -17,6 +17,7 @@ Sessions, turns, limits, retries, forks, snapshots and the wire are the server's
 
 from __future__ import annotations
 
+import copy
 import enum
 import hashlib
 import json
@@ -24,7 +25,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -146,6 +147,7 @@ class EnvironmentSpec:
     actions: every action by name where the set is fixed; matched whatever their case, handed to `step` as written here.
     grammar: how an action is written where there is no fixed set, for people and prompts.
     observation_modes: values of the option `observation`, where there is one.
+    fork, snapshot: whether a live episode can be copied, and written as bytes. False where `twin` or `get_state` cannot.
     restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
     slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
     slow_render: run `render` on a thread, and what observes with a picture; such a turn can be undone if it meets Busy.
@@ -165,6 +167,8 @@ class EnvironmentSpec:
     limits: Limits = Limits()
     concurrency: Concurrency = Concurrency.INLINE
     deterministic: bool = True
+    fork: bool = True
+    snapshot: bool = True
     restores: str = ""
     slow_reset: bool = False
     slow_render: bool = False
@@ -280,6 +284,13 @@ class Environment(ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         """Takes over what `get_state` gave. `options` is already set."""
         self.__dict__.update(state)
+
+    def twin(self) -> Self:
+        """An independent copy, for a fork. By default one that takes over a deep copy of the state."""
+        twin = type(self)()
+        twin.options, twin.seed = self.options, self.seed
+        twin.set_state(copy.deepcopy(self.get_state()))
+        return twin
 
     # --- what the server provides --------------------------------------------------------------------------------
 

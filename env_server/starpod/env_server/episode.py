@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import random
 from collections.abc import Mapping, Sequence
@@ -264,10 +263,7 @@ class Episode:
 
     def fork(self, dynamics_seed: int | None) -> Episode:
         """An independent copy; with `dynamics_seed` it gets a new stream of transitions, else a copy of this one."""
-        environment = self.environment
-        twin = type(environment)()
-        twin.options, twin.seed = environment.options, self.seed
-        twin.set_state(copy.deepcopy(environment.get_state()))
+        twin = self.environment.twin()
         if dynamics_seed is not None:
             twin.dynamics_seed = dynamics_seed
             twin._dynamics = None

@@ -23,7 +23,7 @@ from starpod.env_server import convert
 from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError
 from starpod.env_server.episode import Episode, EpisodeOver, Want
 from starpod.env_server.hosts import EnvironmentBug, HostDied, ResetPlan, start_episode
-from starpod.env_server.registry import load_class, reference_to
+from starpod.env_server.registry import Reference, load_class, reference_to
 from starpod.env_server.state import StateError, decode, encode
 from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
@@ -31,11 +31,14 @@ from starpod.v1 import environment_pb2 as pb
 _LENGTH = struct.Struct("<I")
 _START_SECONDS = 60.0
 
+preloaded = ["starpod.env_server.process_host"]
+"""Modules that the fork server imports, until its first child."""
+
 
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     # The fork server imports once what every child needs, so that a child starts in milliseconds.
-    context.set_forkserver_preload(["starpod.env_server.process_host"])
+    context.set_forkserver_preload(preloaded)
     return context
 
 
@@ -188,7 +191,7 @@ def _want_flags(want: Want) -> list[bool]:
 # --- the child ---------------------------------------------------------------------------------------------------
 
 
-def _child_main(connection: socket.socket, reference: tuple[str, str]) -> None:
+def _child_main(connection: socket.socket, reference: Reference) -> None:
     """Serves one episode until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # standard output belongs to the server

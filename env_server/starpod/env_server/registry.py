@@ -57,19 +57,28 @@ def _load_module(source: str) -> ModuleType:
     return module
 
 
-def reference_to(environment: type[Environment]) -> tuple[str, str]:
-    """Where another process finds a class: the module (or the file it came from) and the qualified name."""
+Reference = tuple[str, ...]
+"""Where another process finds a class: the module (or the file it came from) and the qualified name. Arguments may
+follow: then the name is a function's, which makes the class of them."""
+
+
+def reference_to(environment: type[Environment]) -> Reference:
+    """Where another process finds a class: its own `reference`, where a function made it."""
+    if made := environment.__dict__.get("reference"):
+        return tuple(made)
     module = sys.modules[environment.__module__]
     from_file = module.__name__.startswith("starpod_environment_")
     return (str(module.__file__) if from_file else module.__name__), environment.__qualname__
 
 
-def load_class(reference: tuple[str, str]) -> type[Environment]:
+def load_class(reference: Reference) -> type[Environment]:
     """The class that `reference_to` pointed at."""
-    source, name = reference
+    source, name, *arguments = reference
     found: Any = _load_module(source)
     for part in name.split("."):
         found = getattr(found, part)
+    if arguments:
+        found = found(*arguments)
     assert isinstance(found, type) and issubclass(found, Environment)
     return found
 
