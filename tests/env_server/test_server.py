@@ -99,9 +99,9 @@ async def test_tokens_keep_strangers_out_and_tenants_apart(serve: Serve, tmp_pat
 def test_a_token_file_without_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nothing\n")
     with pytest.raises(TokenFileError, match="holds no token"):
-        Authenticator.from_file(tmp_path / "empty")
+        Authenticator(tmp_path / "empty")
     with pytest.raises(TokenFileError, match="cannot read"):
-        Authenticator.from_file(tmp_path / "missing")
+        Authenticator(tmp_path / "missing")
 
 
 async def test_tls_and_mtls(serve: Serve, tmp_path: Path) -> None:

@@ -1,56 +1,172 @@
-"""Bearer tokens: who calls, and which sessions are his."""
+"""Bearer tokens: who calls, until when, and how much he may take."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
-from collections.abc import Iterable
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from starpod.env_server.errors import CallError
+from starpod.env_server.limits import UNLIMITED, UNNAMED, Quota, Tenant
 
-ANYONE = ""
-"""The one tenant of a server without tokens."""
+logger = logging.getLogger(__name__)
+
+_QUOTA_KEYS = {"sessions": int, "calls-per-second": float, "streams": int}
 
 
 class TokenFileError(ValueError):
     """The token file cannot be used; the message says why."""
 
 
-class Authenticator:
-    """Checks the `authorization: Bearer TOKEN` metadata against a list of tokens; without a list, lets anyone in."""
+@dataclasses.dataclass(eq=False, slots=True)
+class Grant:
+    """What a token stands for. `expires`: seconds since the epoch. `revoked`: it has left the token file."""
 
-    def __init__(self, tokens: Iterable[str] = ()) -> None:
-        self._digests = [(_digest(token), name) for name, token in enumerate(tokens)]
+    tenant: Tenant
+    expires: float = math.inf
+    revoked: bool = False
 
-    @classmethod
-    def from_file(cls, path: Path) -> Authenticator:
-        """One token per line; empty lines and lines that start with # are skipped. Each token is a tenant."""
-        try:
-            lines = [line.strip() for line in path.read_text().splitlines()]
-        except OSError as error:
-            raise TokenFileError(f"cannot read the token file: {error}") from error
-        tokens = [line for line in lines if line and not line.startswith("#")]
-        if not tokens:
-            raise TokenFileError(f"{path} holds no token: write one per line")
-        return cls(tokens)
-
-    def tenant(self, metadata: Iterable[tuple[str, Any]] | None) -> str:
-        """Who calls. Raises UNAUTHENTICATED."""
-        if not self._digests:
-            return ANYONE
-        presented = next((value for name, value in metadata or () if name == "authorization"), "")
-        scheme, _, token = str(presented).partition(" ")
-        digest = _digest(token.strip())
-        # Every token is compared, whole and in constant time, so that timing tells nothing about any of them.
-        matches = [name for known, name in self._digests if hmac.compare_digest(known, digest)]
-        if scheme.lower() != "bearer" or not matches:
+    def check(self) -> None:
+        """Raises UNAUTHENTICATED if the token does not hold any more."""
+        if self.revoked or time.time() >= self.expires:
+            # The same words as for a token that never was one: nobody learns which tokens there have been.
             raise CallError(
                 "UNAUTHENTICATED",
                 "no valid token: send the metadata `authorization: Bearer TOKEN` with a token of this server",
             )
-        return f"tenant-{matches[0]}"
+
+
+class Authenticator:
+    """Checks the `authorization: Bearer TOKEN` metadata against a token file; without one, lets anyone in.
+
+    default: what a tenant may take whose line in the file says nothing else.
+    """
+
+    def __init__(self, path: Path | None = None, default: Quota = UNLIMITED) -> None:
+        self._path = path
+        self._default = default
+        self._grants: dict[bytes, Grant] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self._anyone = Grant(Tenant("", UNNAMED, default))
+        self._nobody = Grant(self._anyone.tenant, revoked=True)
+        self._seen: tuple[int, ...] = ()
+        if path is not None:
+            try:
+                self._load(path)
+            except OSError as error:
+                raise TokenFileError(f"cannot read the token file: {error}") from error
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        """Everyone who has had a token since the start."""
+        return [self._anyone.tenant] if self._path is None else list(self._tenants.values())
+
+    def identify(self, metadata: Iterable[tuple[str, Any]] | None) -> Grant:
+        """Who calls. Raises UNAUTHENTICATED."""
+        if self._path is None:
+            return self._anyone
+        presented = next((value for name, value in metadata or () if name == "authorization"), "")
+        scheme, _, token = str(presented).partition(" ")
+        digest = _digest(token.strip())
+        # Every token is compared, whole and in constant time, so that timing tells nothing about any of them.
+        matches = [grant for known, grant in self._grants.items() if hmac.compare_digest(known, digest)]
+        grant = matches[0] if matches and scheme.lower() == "bearer" else self._nobody
+        grant.check()
+        return grant
+
+    def reload(self) -> None:
+        """Reads the file again if it has changed. A file that cannot be used is logged, and the old tokens stay."""
+        if self._path is None:
+            return
+        try:
+            if _signature(self._path) != self._seen:
+                self._load(self._path)
+                logger.info("token file read again", extra={"tokens": len(self._grants)})
+        except (OSError, TokenFileError) as error:
+            logger.error("the token file changed and cannot be used; the old tokens stay: %s", error)
+
+    def _load(self, path: Path) -> None:
+        # Before it is read: a change in between is then read the next time. And said once, not every second.
+        self._seen = _signature(path)
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError as error:
+            raise TokenFileError(f"{path} is not text") from error
+        fresh: dict[bytes, Grant] = {}
+        tenants: dict[str, Tenant] = {}
+        for number, token, tenant_id, name, quota, expires in _read_lines(text, path, self._default):
+            tenant = tenants.get(tenant_id)
+            if tenant is None:
+                # Who was ever there has his sessions again, and what he has taken.
+                tenant = tenants[tenant_id] = self._tenants.get(tenant_id) or Tenant(tenant_id, name, quota)
+                tenant.quota = quota
+            elif tenant.quota != quota:
+                raise TokenFileError(f"{path}, line {number}: {name} has other limits in an earlier line")
+            if _digest(token) in fresh:
+                raise TokenFileError(f"{path}, line {number}: the same token as in an earlier line")
+            fresh[_digest(token)] = Grant(tenant, expires)
+        if not fresh:
+            raise TokenFileError(f"{path} holds no token: write one per line")
+        for digest, grant in self._grants.items():
+            again = fresh.get(digest)
+            if again is not None and again.tenant is grant.tenant:
+                grant.expires = again.expires
+                fresh[digest] = grant  # streams hold on to it
+            else:
+                grant.revoked = True
+        self._grants = fresh
+        self._tenants.update(tenants)
+
+
+def _read_lines(text: str, path: Path, default: Quota) -> Iterator[tuple[int, str, str, str, Quota, float]]:
+    """Line number, token, tenant's id, name, quota and expiry of each line that holds a token."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.strip().startswith("#"):
+            continue
+        token, *settings = line.split()
+        name, expires = UNNAMED, math.inf
+        limits: dict[str, Any] = {}
+        for setting in settings:
+            key, _, value = setting.partition("=")
+            try:
+                if key in _QUOTA_KEYS:
+                    limits[key.replace("-", "_")] = _not_negative(_QUOTA_KEYS[key](value))
+                elif key == "expires":
+                    expires = _moment(value)
+                elif key == "name" and value and value != UNNAMED:
+                    name = value
+                else:
+                    raise ValueError("use name=, sessions=, calls-per-second=, streams= or expires=")
+            except ValueError as error:
+                # Never the line itself: it holds the token.
+                raise TokenFileError(f"{path}, line {number}: bad setting {key[:20]!r}: {error}") from error
+        id = f"name:{name}" if name != UNNAMED else f"token:{_digest(token).hex()}"
+        yield number, token, id, name, dataclasses.replace(default, **limits), expires
+
+
+def _not_negative(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError("must be 0 (no limit) or more")
+    return value
+
+
+def _moment(text: str) -> float:
+    """ISO 8601, UTC unless it says otherwise; a date alone means its first moment."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _digest(token: str) -> bytes:

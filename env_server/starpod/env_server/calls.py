@@ -73,9 +73,9 @@ class Calls:
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
-        async with _Cleanup(self) as created:
+        async with _Cleanup(self, table) as created:
             first: LocalHost | None = None
-            for member in self._members(request):
+            for member in self._members(table, request):
                 dynamics_seed = (
                     request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
                 )
@@ -92,7 +92,7 @@ class Calls:
                     first = host if isinstance(host, LocalHost) else None
                 created.messages.append(describe_session(session, observation))
             instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Open")
-            created.keep(table)
+            created.keep()
         return pb.OpenResponse(
             sessions=created.messages,
             environment_version=environment.spec.version,
@@ -107,13 +107,11 @@ class Calls:
 
     async def _fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
         original = table.find(request.session_id)
-        if not original.environment.spec.fork:
-            raise unsupported(original.environment, "fork", "cannot be copied in the middle of an episode")
         reseed = request.randomness == pb.FORK_RANDOMNESS_RESEED
         if request.randomness not in pb.ForkRandomness.values():
             raise bad_argument("randomness", f"is {request.randomness}; use KEEP or RESEED")
         seeds = list(request.dynamics_seeds)
-        members = self._members(request)
+        members = self._members(table, request)
         if seeds and not reseed:
             raise bad_argument("dynamics_seeds", "are only used with randomness RESEED")
         if seeds and len(seeds) != len(members):
@@ -122,7 +120,7 @@ class Calls:
             original.check()
             if (request.epoch, request.step_index) != (original.epoch, original.next_index):
                 raise out_of_order(original, request.epoch, request.step_index)
-            async with _Cleanup(self) as created:
+            async with _Cleanup(self, table) as created:
                 for place, member in enumerate(members):
                     dynamics_seed = original.dynamics_seed
                     if reseed:
@@ -148,7 +146,7 @@ class Calls:
                     created.add(session)
                     observation = await self._guard(session, host.observe(session.want), "Fork")
                     created.messages.append(describe_session(session, observation))
-                created.keep(table)
+                created.keep()
         return pb.ForkResponse(sessions=created.messages)
 
     async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
@@ -163,8 +161,6 @@ class Calls:
         if digest_snapshot(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.digest:
             raise bad_argument("snapshot.digest", "does not match the snapshot: it was cut, changed or mixed up")
         environment = self.registry.find_restorer(snapshot.environment_id, snapshot.environment_version)
-        if not environment.spec.snapshot:
-            raise unsupported(environment, "snapshot", "has no state that could be restored")
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         try:
@@ -172,8 +168,8 @@ class Calls:
             episode = Episode.load(environment, snapshot.state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
-        async with _Cleanup(self) as created:
-            for member in self._members(request):
+        async with _Cleanup(self, table) as created:
+            for member in self._members(table, request):
                 host = self._host(environment, want)
                 session = Session(
                     environment,
@@ -195,7 +191,7 @@ class Calls:
                 observation = await self._guard(session, host.observe(want), "Restore")
                 created.messages.append(describe_session(session, observation))
             instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Restore")
-            created.keep(table)
+            created.keep()
         return pb.RestoreResponse(
             sessions=created.messages,
             environment_version=environment.spec.version,
@@ -300,8 +296,6 @@ class Calls:
 
     async def snapshot(self, table: SessionTable, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
         session = table.find(request.session_id)
-        if not session.environment.spec.snapshot:
-            raise unsupported(session.environment, "snapshot", "has no state that could be saved")
         async with session.turn_taking():
             session.check()
             state = await self._guard(session, session.host.save(), "Snapshot")
@@ -339,6 +333,7 @@ class Calls:
         """Takes a session out of the table and frees what it holds. Harmless to repeat."""
         if table.pop(session.id, None) is not None:
             self.live_sessions -= 1
+            table.tenant.sessions -= 1
             self.metrics.live(session.environment.spec.id, -1)
             session.lose("closed")
 
@@ -370,7 +365,7 @@ class Calls:
 
     # --- rules ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, count: int) -> int:
+    def _admit(self, table: SessionTable, count: int) -> int:
         """How many sessions to create. Raises DRAINING, BAD_ARGUMENT or OVERLOADED."""
         count = count or 1
         if self.draining:
@@ -384,11 +379,12 @@ class Calls:
                 "close some, try again later or use another server",
                 _RETRY_SECONDS,
             )
+        table.tenant.check_sessions(count)
         return count
 
-    def _members(self, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
+    def _members(self, table: SessionTable, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
         """The places in their group of the sessions to create. Raises as `_admit`."""
-        return range(request.first_member, request.first_member + self._admit(request.count))
+        return range(request.first_member, request.first_member + self._admit(table, request.count))
 
     async def _options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
         """The options of an environment. Raises BAD_ARGUMENT."""
@@ -489,8 +485,9 @@ class Calls:
 class _Cleanup:
     """Sessions in the making: all of them are kept, or none is."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, table: SessionTable) -> None:
         self._calls = calls
+        self._table = table
         self._kept = False
         self.sessions: list[Session] = []
         self.messages: list[pb.Session] = []
@@ -499,11 +496,12 @@ class _Cleanup:
         self.sessions.append(session)
         # Counted at once, so that opens under way cannot together exceed the limit.
         self._calls.live_sessions += 1
+        self._table.tenant.sessions += 1
 
-    def keep(self, table: SessionTable) -> None:
+    def keep(self) -> None:
         for session in self.sessions:
             session.touched = time.monotonic()
-            table[session.id] = session
+            self._table[session.id] = session
             self._calls.metrics.live(session.environment.spec.id, 1)
         self._kept = True
 
@@ -514,4 +512,5 @@ class _Cleanup:
         if not self._kept:
             for session in self.sessions:
                 self._calls.live_sessions -= 1
+                self._table.tenant.sessions -= 1
                 session.host.close()

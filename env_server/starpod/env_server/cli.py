@@ -17,6 +17,7 @@ import uvloop
 
 from starpod.env_server.auth import TokenFileError
 from starpod.env_server.config import TLS, ServerConfig, ServerLimits
+from starpod.env_server.limits import Quota
 from starpod.env_server.logs import configure_logs
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.server import EnvironmentServer, ServerError
@@ -68,6 +69,8 @@ _LIMITS = ServerLimits()
 @click.option("--max-processes", default=_LIMITS.max_processes, show_default=True, type=click.IntRange(1))
 @click.option("--max-group", default=_LIMITS.max_group, show_default=True, type=click.IntRange(1))
 @click.option("--max-step-actions", default=_LIMITS.max_step_actions, show_default=True, type=click.IntRange(1))
+@click.option("--max-connections", default=_LIMITS.max_connections, show_default=True, type=click.IntRange(1))
+@click.option("--max-streams", default=_LIMITS.max_streams, show_default=True, type=click.IntRange(1))
 @click.option(
     "--lease",
     "default_lease_seconds",
@@ -103,7 +106,20 @@ _LIMITS = ServerLimits()
 @click.option(
     "--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread."
 )
-@click.option("--token-file", type=click.Path(path_type=Path), help="Bearer tokens, one per line; each is a tenant.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="Bearer tokens, one per line, each with its own limits if it is to have some. Read again when it changes.",
+)
+@click.option(
+    "--token-sessions",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Sessions of a token whose line says nothing else; 0: no limit. So too the next two.",
+)
+@click.option("--token-calls-per-second", default=0.0, show_default=True, type=click.FloatRange(0))
+@click.option("--token-streams", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
 @click.option("--tls-client-ca", type=click.Path(path_type=Path), help="Clients must show a certificate of this CA.")
@@ -132,12 +148,17 @@ def serve(
     max_processes: int,
     max_group: int,
     max_step_actions: int,
+    max_connections: int,
+    max_streams: int,
     default_lease_seconds: float,
     max_lease_seconds: float,
     drain_seconds: float,
     keepalive_seconds: float,
     threads: int,
     token_file: Path | None,
+    token_sessions: int,
+    token_calls_per_second: float,
+    token_streams: int,
     tls_certificate: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -155,6 +176,8 @@ def serve(
         raise click.UsageError("--tls-certificate and --tls-key go together; --tls-client-ca needs both")
     if max_lease_seconds < default_lease_seconds:
         raise click.UsageError("--lease is longer than --max-lease")
+    if (token_sessions or token_calls_per_second or token_streams) and not token_file:
+        raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
     configure_logs("json" if log_format == "json" else "text", log_level)
     if stores:
         _use_stores(stores)
@@ -176,6 +199,8 @@ def serve(
                 max_step_actions=max_step_actions,
                 default_lease_seconds=default_lease_seconds,
                 max_lease_seconds=max_lease_seconds,
+                max_connections=max_connections,
+                max_streams=max_streams,
             ),
             endpoints=tuple(filter(None, endpoints.split(","))),
             drain_seconds=drain_seconds,
@@ -184,6 +209,7 @@ def serve(
             metrics_port=metrics_port,
             health_port=health_port,
             token_file=token_file,
+            quota=Quota(token_sessions, token_calls_per_second, token_streams),
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
             otlp_endpoint=otlp_endpoint,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from starpod.env_server.limits import UNLIMITED, Quota
+
 MEBIBYTE = 2**20
 
 
@@ -21,6 +23,8 @@ class ServerLimits:
     max_step_actions: int = 1_024
     default_lease_seconds: float = 600.0
     max_lease_seconds: float = 86_400.0
+    max_connections: int = 4_096
+    max_streams: int = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class ServerConfig:
     endpoints: host:port of all workers of this server, this one included; empty if there is one.
     drain_seconds: how long live sessions may go on after SIGTERM.
     keepalive_seconds: a connection without traffic is probed this often; no answer for half as long ends it.
+    handshake_seconds: how long a connection may take to become one, TLS included.
+    quota: what a token of the file may take that says nothing else there.
     threads: size of the pool for steps of class `thread` and for slow resets.
     metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
     """
@@ -52,6 +58,8 @@ class ServerConfig:
     threads: int = 16
     metrics_port: int = 0
     health_port: int = 0
+    handshake_seconds: float = 20.0
     token_file: Path | None = None
+    quota: Quota = UNLIMITED
     tls: TLS | None = None
     otlp_endpoint: str = ""

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from starpod.env_server.limits import Tenant
+
 STEP_SECONDS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 30.0)
 """Upper bounds of the step latency buckets: from inline environments to slow ones."""
+
+
+class Tenants(Protocol):
+    """Whoever knows the tenants."""
+
+    @property
+    def tenants(self) -> Sequence[Tenant]: ...
 
 
 class _Histogram:
@@ -34,6 +44,7 @@ class Metrics(Collector):
         self._errors: Counter[tuple[str, str]] = Counter()
         self.calls_in_flight = 0
         self.streams = 0
+        self.tenants: Tenants | None = None
 
     def step(self, environment: str, seconds: float) -> None:
         """One turn of an environment took so long, the environment's own work alone."""
@@ -95,6 +106,31 @@ class Metrics(Collector):
         yield errors
         yield GaugeMetricFamily("starpod_calls_in_flight", "Calls being worked on.", value=self.calls_in_flight)
         yield GaugeMetricFamily("starpod_streams", "Streams connected.", value=self.streams)
+        yield from self._of_tenants()
+
+    def _of_tenants(self) -> Iterator[Metric]:
+        """By name; those without one together. Nothing of a token."""
+        refused: Counter[tuple[str, str]] = Counter()
+        sessions: Counter[str] = Counter()
+        streams: Counter[str] = Counter()
+        for tenant in self.tenants.tenants if self.tenants else ():
+            sessions[tenant.name] += tenant.sessions
+            streams[tenant.name] += tenant.streams
+            refused.update({(tenant.name, limit): count for limit, count in tenant.refused.items()})
+        for name, text, values in (
+            ("starpod_tenant_sessions", "Sessions alive by the name of their token.", sessions),
+            ("starpod_tenant_streams", "Streams connected by the name of their token.", streams),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["tenant"])
+            for tenant_name, value in values.items():
+                gauge.add_metric([tenant_name], value)
+            yield gauge
+        counter = CounterMetricFamily(
+            "starpod_tenant_refused", "Calls beyond a limit of their token.", labels=["tenant", "limit"]
+        )
+        for labels, value in refused.items():
+            counter.add_metric(labels, value)
+        yield counter
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
         """Serves /metrics on a thread of its own; returns what stops it."""

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.config import TLS, ServerConfig
+from starpod.env_server.limits import UNLIMITED
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.registry import Registry
 from starpod.env_server.service import EnvironmentService
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 _REAP_SECONDS = 1.0
+_OTHER_CALLS = 1_000
+"""Calls at once beside those that have limits of their own: health, reflection, Describe, and those being refused."""
 
 
 class ServerError(RuntimeError):
@@ -42,9 +45,10 @@ class EnvironmentServer:
             self.metrics.live(environment, 0)
         self.calls = Calls(registry, config.limits, self.metrics, config.threads)
         self.port = config.port
-        authenticator = Authenticator.from_file(config.token_file) if config.token_file else Authenticator()
+        self._authenticator = Authenticator(config.token_file, config.quota if config.token_file else UNLIMITED)
         self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
-        self._service = EnvironmentService(self.calls, authenticator, self._tracer, config.endpoints)
+        self._service = EnvironmentService(self.calls, self._authenticator, self._tracer, config.endpoints)
+        self.metrics.tenants = self._authenticator
         self._health = health.aio.HealthServicer()
         self._reaper: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
@@ -59,7 +63,8 @@ class EnvironmentServer:
 
     async def start(self) -> None:
         """Listens and is ready. Raises ServerError."""
-        limit = self.config.limits.max_message_bytes or -1
+        limits = self.config.limits
+        limit = limits.max_message_bytes or -1
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
@@ -76,7 +81,12 @@ class EnvironmentServer:
                 # Our own limit of calls in flight answers with RetryInfo; gRPC's drops calls as CANCELLED, by chance.
                 ("grpc.server.max_pending_requests", 2**31 - 1),
                 ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
-            ]
+                # Connections that never become one, and floods of them.
+                ("grpc.server_handshake_timeout_ms", int(self.config.handshake_seconds * 1000)),
+                ("grpc.max_allowed_incoming_connections", limits.max_connections),
+            ],
+            # Health and reflection too, which ask for no token. Calls have their own limits below this one.
+            maximum_concurrent_rpcs=limits.max_calls_in_flight + limits.max_streams + _OTHER_CALLS,
         )
         rpc.add_EnvironmentServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -145,6 +155,7 @@ class EnvironmentServer:
             await asyncio.sleep(_REAP_SECONDS)
             paused = time.monotonic() - asleep - _REAP_SECONDS
             try:
+                self._authenticator.reload()
                 if paused > _REAP_SECONDS:
                     logger.warning("this process stood still; leases go on from there", extra={"seconds": paused})
                     self.calls.extend_leases(list(self._service.tables.values()), paused)

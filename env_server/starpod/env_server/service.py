@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -16,6 +15,7 @@ from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, overloaded
+from starpod.env_server.limits import Tenant
 from starpod.env_server.session import SessionTable
 from starpod.env_server.stream import StreamServer
 from starpod.env_server.timing import begin, clock
@@ -40,12 +40,12 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
         self._authenticator = authenticator
         self._tracer = tracer
         self._endpoints = endpoints
-        self.tables: defaultdict[str, SessionTable] = defaultdict(SessionTable)
+        self.tables: dict[str, SessionTable] = {}
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         with self._tracer.span("Describe", context):
             try:
-                self._authenticator.tenant(context.invocation_metadata())
+                self._authenticator.identify(context.invocation_metadata()).tenant.take_calls()
                 registry = self._calls.registry
                 hosted = registry.versions(request.environment_id) if request.environment_id else registry
             except CallError as error:
@@ -103,21 +103,25 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
     async def Stream(self, _: Any, context: Context) -> None:  # type: ignore[override]
         with self._tracer.span("Stream", context):
             try:
-                tenant = self._authenticator.tenant(context.invocation_metadata())
+                grant = self._authenticator.identify(context.invocation_metadata())
+                if self._calls.metrics.streams >= (limit := self._calls.limits.max_streams):
+                    raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
+                with grant.tenant.stream():
+                    await StreamServer(self._calls, self._table(grant.tenant), context, grant).run()
             except CallError as error:
                 await self._fail(context, "Stream", error)
-            await StreamServer(self._calls, self.tables[tenant], context).run()
 
     async def _unary(self, method: str, context: Context, start: Callable[[SessionTable], Coroutine[Any, Any, R]]) -> R:
         calls, metrics = self._calls, self._calls.metrics
         timing = begin(clock())
         with self._tracer.span(method, context):
             try:
-                tenant = self._authenticator.tenant(context.invocation_metadata())
+                tenant = self._authenticator.identify(context.invocation_metadata()).tenant
+                tenant.take_calls()
                 limit = calls.limits.max_calls_in_flight
                 if metrics.calls_in_flight >= limit:
                     raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
-                reply, task = run_eagerly(start(self.tables[tenant]))
+                reply, task = run_eagerly(start(self._table(tenant)))
                 if task is None:
                     context.set_trailing_metadata(timing.trailer())
                     return cast(R, reply)
@@ -132,6 +136,12 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                 return reply
             except Exception as error:
                 await self._fail(context, method, error, timing.trailer())
+
+    def _table(self, tenant: Tenant) -> SessionTable:
+        table = self.tables.get(tenant.id)
+        if table is None:
+            table = self.tables[tenant.id] = SessionTable(tenant)
+        return table
 
     async def _fail(
         self, context: Context, method: str, error: Exception, trailer: tuple[tuple[str, str], ...] = ()

@@ -15,14 +15,19 @@ from google.protobuf.message import Message
 
 from starpod.env_server.environment import Environment, EnvironmentOptions, Limits
 from starpod.env_server.episode import Transition, Want
-from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import Host
+from starpod.env_server.limits import Tenant
 from starpod.v1 import environment_pb2 as pb
 
 Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
 
 _MAX_KEY_BYTES = 128
 _SWEEP_SECONDS = 10.0
+_REMEMBERED_BYTES = 256 * 2**20
+"""Replies that one tenant's keys may keep. Keys outlive their sessions by a lease, so nothing else bounds them."""
+_RESERVATION_BYTES = 1024
+"""What a key costs beside its reply, roughly."""
 
 
 class Session:
@@ -137,9 +142,11 @@ class Reservation:
 class SessionTable(dict[str, Session]):
     """The sessions of one tenant by id, and the keys under which they were created."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: Tenant | None = None) -> None:
         super().__init__()
+        self.tenant = tenant or Tenant("")
         self.reservations: dict[str, Reservation] = {}
+        self._remembered = 0
         self._swept = time.monotonic()
 
     def find(self, session_id: str) -> Session:
@@ -167,6 +174,7 @@ class SessionTable(dict[str, Session]):
                 reservation.last_alive = now
             elif now - reservation.last_alive > reservation.lease + _SWEEP_SECONDS:
                 del self.reservations[key]
+                self._remembered -= len(reservation.reply) + _RESERVATION_BYTES
 
     async def once(
         self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
@@ -186,6 +194,8 @@ class SessionTable(dict[str, Session]):
             if known.pending is not None:
                 await asyncio.shield(known.pending)
             return response_type.FromString(known.reply)
+        if self._remembered > _REMEMBERED_BYTES:
+            raise overloaded("keys", "too many keys are remembered; let leases run out, or ask for shorter ones", 1.0)
         pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         reservation = Reservation(fingerprint, pending)
         self.reservations[key] = reservation
@@ -203,5 +213,6 @@ class SessionTable(dict[str, Session]):
         reservation.session_ids = tuple(session.session_id for session in response.sessions)
         reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)
         reservation.reply, reservation.pending = response.SerializeToString(), None
+        self._remembered += len(reservation.reply) + _RESERVATION_BYTES
         pending.set_result(None)
         return response

@@ -11,12 +11,14 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
+from starpod.env_server.auth import Grant
 from starpod.env_server.calls import Calls
 from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_rows
 from starpod.env_server.convert import transition_to
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.episode import Transition
 from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.parcels import parcels
 from starpod.env_server.session import SessionTable
 from starpod.env_server.timing import Timing, begin, clock
 from starpod.v1 import environment_pb2 as pb
@@ -24,26 +26,42 @@ from starpod.v1 import environment_pb2 as pb
 logger = logging.getLogger(__name__)
 
 VERBS = ("open", "reset", "step", "render", "fork", "snapshot", "restore", "renew", "close")
+CALLS_AT_ONCE = 65_536
+"""Calls and rows in one message: six bytes can be a row, and each is answered."""
+_UNSENT_BYTES = 8 * 2**20
+"""Replies that wait for a caller who does not read; while there are more, nothing further of his is read."""
+_BULKY = ("render", "snapshot")
+_BULKY_AT_ONCE = 16
+"""Calls in flight on one stream whose replies may be as large as a message."""
 
 
 class StreamServer:
     """One connected stream. Its calls outlive it: what was received is finished and cached even if nobody listens."""
 
-    def __init__(self, calls: Calls, table: SessionTable, context: Any) -> None:
+    def __init__(self, calls: Calls, table: SessionTable, context: Any, grant: Grant) -> None:
         self._calls = calls
         self._table = table
         self._context = context
+        self._grant = grant
+        self._unsent = 0
+        self._bulky = 0
+        self._room = asyncio.Event()
         self._writing = asyncio.Lock()
         self._finished: list[tuple[pb.Reply, Timing]] = []
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Until the client half-closes and everything is answered, or the stream breaks."""
+        """Until the client half-closes and everything is answered, or the stream breaks.
+
+        Raises UNAUTHENTICATED once the token does not hold any more, and TOO_LARGE for a batch beyond all limits.
+        """
         self._calls.metrics.streams += 1
         flusher = asyncio.get_running_loop().create_task(self._flush())
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
+                self._grant.check()
+                await self._keep_up()
                 await self._serve_message(message)
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -56,19 +74,31 @@ class StreamServer:
 
     async def _serve_message(self, message: pb.StreamRequest) -> None:
         arrived, transitions = clock(), Transitions()
-        for call in message.calls:
-            self._start(call.call_id, call.timeout_ms, self._serve(call), arrived, transitions)
+        count = len(message.calls) + len(message.steps.call_ids)
+        if count > CALLS_AT_ONCE:
+            problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
+            raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
+        try:
+            self._grant.tenant.take_calls(count)
+        except CallError as error:
+            await self._refuse(message, error, arrived)
+            return
+        for place, call in enumerate(message.calls, 1):
+            bulky = call.WhichOneof("request") in _BULKY
+            await self._keep_up(bulky)
+            self._start(call.call_id, call.timeout_ms, self._serve(call), arrived, transitions, bulky)
+            if place % ROWS_AT_ONCE == 0 or (bulky and transitions.replies):
+                await self._write(transitions, arrived)
+                transitions = Transitions()
+                await asyncio.sleep(0)  # a long batch must not keep the event loop from everybody else
         if not message.HasField("steps"):
             await self._write(transitions, arrived)
             return
         try:
             rows = Rows(message.steps)
         except CallError as error:
-            self._calls.metrics.error("Step", error.reason)
-            transitions.replies.extend(
-                pb.Reply(call_id=call_id, error=error.status()) for call_id in message.steps.call_ids
-            )
             await self._write(transitions, arrived)
+            await self._refuse(pb.StreamRequest(steps=message.steps), error, arrived)
             return
         for start in range(0, len(rows), ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, len(rows))
@@ -82,6 +112,20 @@ class StreamServer:
                 # A long batch must not keep the event loop from everybody else.
                 await asyncio.sleep(0)
 
+    async def _keep_up(self, bulky: bool = False) -> None:
+        """Waits while the caller does not take what was done for him: it would pile up."""
+        while self._unsent > _UNSENT_BYTES or (bulky and self._bulky >= _BULKY_AT_ONCE):
+            self._room.clear()
+            await self._room.wait()
+
+    async def _refuse(self, message: pb.StreamRequest, error: CallError, arrived: float) -> None:
+        """Answers every call and row of a message with the same error."""
+        self._calls.metrics.error("Stream", error.reason)
+        status, transitions = error.status(), Transitions()
+        for call_id in (*(call.call_id for call in message.calls), *message.steps.call_ids):
+            transitions.replies.append(pb.Reply(call_id=call_id, error=status))
+        await self._write(transitions, arrived)
+
     def _start(
         self,
         call_id: int,
@@ -89,6 +133,7 @@ class StreamServer:
         work: Coroutine[Any, Any, pb.Reply],
         arrived: float,
         transitions: Transitions,
+        bulky: bool = False,
     ) -> None:
         """Runs a call; its reply goes to `transitions` if it is there at once, else out by itself later."""
         metrics, limit = self._calls.metrics, self._calls.limits.max_calls_in_flight
@@ -106,19 +151,23 @@ class StreamServer:
             transitions.environment_seconds += timing.environment
             return
         metrics.calls_in_flight += 1
+        self._bulky += bulky
         self._calls.keep(task)
         waiter = task if not timeout_ms else asyncio.get_running_loop().create_task(_expire(task, call_id, timeout_ms))
         self._tasks.add(waiter)
-        task.add_done_callback(self._count_down)
+        task.add_done_callback(partial(self._count_down, bulky))
         waiter.add_done_callback(partial(self._finish, timing))
 
-    def _count_down(self, _: asyncio.Task[pb.Reply]) -> None:
+    def _count_down(self, bulky: bool, _: asyncio.Task[pb.Reply]) -> None:
         self._calls.metrics.calls_in_flight -= 1
+        self._bulky -= bulky
+        self._room.set()
 
     def _finish(self, timing: Timing, task: asyncio.Task[pb.Reply]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             self._finished.append((task.result(), timing))
+            self._unsent += task.result().ByteSize()
             self._wake.set()
 
     async def _serve(self, call: pb.Call) -> pb.Reply:
@@ -165,7 +214,9 @@ class StreamServer:
                     total_ms=1e3 * sum(now - timing.arrived for _, timing in finished),
                 )
                 replies = [reply for reply, _ in finished]
-                await self._context.write(pb.StreamResponse(replies=replies, timing=timing))
+                await self._send(pb.StreamResponse(replies=replies, timing=timing))
+                self._unsent -= sum(reply.ByteSize() for reply in replies)
+                self._room.set()
 
     async def _write(self, transitions: Transitions, arrived: float) -> None:
         response = transitions.message()
@@ -174,7 +225,11 @@ class StreamServer:
             response.timing.environment_ms = 1e3 * transitions.environment_seconds
             response.timing.total_ms = 1e3 * (clock() - arrived) * count
             async with self._writing:
-                await self._context.write(response)
+                await self._send(response)
+
+    async def _send(self, response: pb.StreamResponse) -> None:
+        for parcel in parcels(response, self._calls.limits.max_message_bytes):
+            await self._context.write(parcel)
 
 
 async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -> pb.Reply:

@@ -1,0 +1,64 @@
+"""Replies that are too large for one message, in several; one that is too large by itself becomes an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from starpod.env_server.errors import CallError
+from starpod.v1 import environment_pb2 as pb
+
+
+def parcels(response: pb.StreamResponse, limit: int) -> Iterator[pb.StreamResponse]:
+    """The same replies and rows in messages of at most `limit` bytes; 0 means no limit."""
+    size = response.ByteSize()
+    if not limit or size <= limit:
+        yield response
+        return
+    rows, replies = len(response.transitions.call_ids), len(response.replies)
+    if rows + replies == 1:
+        call_id = response.transitions.call_ids[0] if rows else response.replies[0].call_id
+        yield pb.StreamResponse(replies=[pb.Reply(call_id=call_id, error=too_large(size, limit).status())])
+        return
+    if rows and replies:
+        halves = [pb.StreamResponse(replies=response.replies), pb.StreamResponse(transitions=response.transitions)]
+    elif rows:
+        halves = [pb.StreamResponse(transitions=half) for half in _halves(response.transitions)]
+    else:
+        middle = replies // 2
+        halves = [pb.StreamResponse(replies=part) for part in (response.replies[:middle], response.replies[middle:])]
+    if response.HasField("timing"):
+        halves[0].timing.CopyFrom(response.timing)
+    for half in halves:
+        yield from parcels(half, limit)
+
+
+def too_large(size: int, limit: int) -> CallError:
+    """TOO_LARGE about a reply. The call was worked on; its reply cannot travel."""
+    return CallError(
+        "TOO_LARGE",
+        f"the reply has {size} bytes; this server sends at most {limit} in a message",
+        {"limit": "max_message_bytes"},
+    )
+
+
+def _halves(columns: pb.TransitionColumns) -> Iterator[pb.TransitionColumns]:
+    rows = len(columns.call_ids)
+    middle = rows // 2
+    flags_before = sum(columns.outcome_counts[:middle]) if columns.outcome_counts else middle
+    ends_before = sum(row < middle for row in columns.ended_rows)
+    for first, last, flags, ends in (
+        (0, middle, slice(None, flags_before), slice(None, ends_before)),
+        (middle, rows, slice(flags_before, None), slice(ends_before, None)),
+    ):
+        yield pb.TransitionColumns(
+            call_ids=columns.call_ids[first:last],
+            texts=columns.texts[first:last],
+            rewards=columns.rewards[first:last],
+            state_keys=columns.state_keys[first:last],
+            outcome_counts=columns.outcome_counts[first:last],
+            outcome_flags=columns.outcome_flags[flags],
+            outcome_rewards=columns.outcome_rewards[flags],
+            ended_rows=[row - first for row in columns.ended_rows[ends]],
+            end_reasons=columns.end_reasons[ends],
+            end_successes=columns.end_successes[ends],
+        )
