@@ -1,0 +1,114 @@
+{{/* Name of an object of the release. Arguments: root, name. */}}
+{{- define "starpod.name" -}}
+{{- $name := printf "%s-%s" .root.Release.Name .name -}}
+{{- if gt (len $name) 52 -}}
+{{- fail (printf "%s is longer than 52 characters: shorten the release's name or the fleet's" $name) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{/* A fleet with the defaults for what it does not say, as JSON. Arguments: root, name, fleet. */}}
+{{- define "starpod.fleet" -}}
+{{- $fleet := mergeOverwrite (deepCopy .root.Values.fleet) (.fleet | default dict) -}}
+{{- $_ := set $fleet "name" .name -}}
+{{- $_ := set $fleet "service" ($fleet.service | default .name) -}}
+{{- $_ := set $fleet "tag" ($fleet.tag | default .root.Chart.AppVersion) -}}
+{{- $fleet | toJson -}}
+{{- end -}}
+
+{{/* Labels that do not change, by which pods are found. Arguments: root, component. */}}
+{{- define "starpod.selector" -}}
+app.kubernetes.io/name: starpod
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* All labels. Arguments: root, component, and tag where it is not the chart's. */}}
+{{- define "starpod.labels" -}}
+{{ include "starpod.selector" . }}
+app.kubernetes.io/version: {{ .tag | default .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{/* What every pod is: nobody in particular, without an API token. Arguments: root, node (where it may run). */}}
+{{- define "starpod.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 1000
+  runAsGroup: 1000
+  fsGroup: 1000
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets: {{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- with .node.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .node.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .node.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .node.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* What every container is: its image, and no right at all. Arguments: root, image, tag. */}}
+{{- define "starpod.container" -}}
+image: {{ printf "%s%s:%s" .root.Values.image.registry .image .tag }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Whether there is TLS: "true" or nothing. */}}
+{{- define "starpod.tls" -}}
+{{- if ne .Values.tls.mode "none" }}true{{ end -}}
+{{- end -}}
+
+{{/* The Secret with the servers' certificate. */}}
+{{- define "starpod.serverSecret" -}}
+{{- if eq .Values.tls.mode "certManager" -}}
+{{- include "starpod.name" (dict "root" . "name" "server-tls") -}}
+{{- else -}}
+{{- required "tls.mode secret needs tls.serverSecret, a Secret with tls.crt, tls.key and ca.crt" .Values.tls.serverSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret with the trainer's certificate. */}}
+{{- define "starpod.clientSecret" -}}
+{{- if eq .Values.tls.mode "certManager" -}}
+{{- include "starpod.name" (dict "root" . "name" "client-tls") -}}
+{{- else -}}
+{{- required "tls.mode secret needs tls.clientSecret, a Secret with tls.crt, tls.key and ca.crt" .Values.tls.clientSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Names of the services of all fleets, as JSON. */}}
+{{- define "starpod.services" -}}
+{{- $root := . -}}
+{{- $services := list -}}
+{{- range $name, $fleet := .Values.fleets -}}
+{{- $services = append $services (include "starpod.fleet" (dict "root" $root "name" $name "fleet" $fleet) | fromJson).service -}}
+{{- end -}}
+{{- $services | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* Requests and limits, with GPUs where there are any. Arguments: resources, name, count. */}}
+{{- define "starpod.gpus" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if gt (int .count) 0 -}}
+{{- $resources = mergeOverwrite $resources (dict "limits" (dict .name (toString .count))) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
