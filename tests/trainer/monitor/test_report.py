@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.trainer.monitor.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
+from starpod.client.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
 from starpod.trainer.monitor.comparison import RETURN, mean_interval, write_comparison
 from starpod.trainer.monitor.report import write_report
 from starpod.trainer.monitor.run_folder import RunFolder

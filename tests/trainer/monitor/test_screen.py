@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from starpod.client.figures import duration, show
 from starpod.trainer.monitor.live import SHARE, LiveScreen, View
 from starpod.trainer.monitor.plain import PlainScreen, SilentScreen, evaluation_line, step_line
 from starpod.trainer.monitor.screen import Screen, make_screen
-from starpod.trainer.monitor.words import duration, show, sparkline, trend
+from starpod.trainer.monitor.words import sparkline, trend
 from tests.trainer.monitor.synthetic import LADDER, episode, metrics_at
 
 EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}

@@ -11,12 +11,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from starpod.trainer.monitor.charts import COLOURS, Point, Rule, Series, finite, line_chart, smooth, standalone
+from starpod.client.charts import COLOURS, Point, Rule, Series, finite, line_chart, smooth, standalone
+from starpod.client.figures import Kind, show
 from starpod.trainer.monitor.files import write_atomic
 from starpod.trainer.monitor.page import page
 from starpod.trainer.monitor.report import curve
 from starpod.trainer.monitor.run_folder import RunFolder
-from starpod.trainer.monitor.words import Kind, metric, show
+from starpod.trainer.monitor.words import metric
 
 EVALUATION = "evaluation/success"
 """Stands for the success in evaluations.jsonl among the names of metrics."""

@@ -20,19 +20,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from starpod.client.figures import duration, show, signed
 from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.monitor.plain import evaluation_line, step_line
-from starpod.trainer.monitor.words import (
-    duration,
-    is_graded,
-    metric,
-    return_with_interval,
-    show,
-    signed,
-    sparkline,
-    trend,
-    with_interval,
-)
+from starpod.trainer.monitor.words import is_graded, metric, return_with_interval, sparkline, trend, with_interval
 
 SHOWN = """
 collect/success collect/return_mean collect/reward_std_in_group collect/response_diversity collect/format_rate

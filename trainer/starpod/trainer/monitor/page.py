@@ -1,21 +1,14 @@
-"""What every page has: one file, no network, light and dark."""
+"""The trainer's pages: what all pages have, and the style of episodes."""
 
 from __future__ import annotations
 
-from html import escape
 from importlib.resources import files
 
-from starpod.trainer.monitor.charts import STYLE
+from starpod.client import page as shared
 
-ASSETS = files(__package__) / "assets"
+STYLE = (files(__package__) / "assets" / "report.css").read_text(encoding="utf-8")
 
 
 def page(title: str, body: str) -> str:
     """A whole HTML document."""
-    style, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n"
-        f'<body><main>\n{body}\n</main><div id="tip" aria-hidden="true"></div><script>{script}</script></body></html>\n'
-    )
+    return shared.page(title, body, style=STYLE)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import IO, Any, Self
 
+from starpod.client.figures import duration, show
 from starpod.trainer.episode import Episode
-from starpod.trainer.monitor.words import duration, is_graded, return_with_interval, show, with_interval
+from starpod.trainer.monitor.words import is_graded, return_with_interval, with_interval
 
 LINE = (
     ("success", "collect/success", "share"),

@@ -8,22 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from starpod.client.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
+from starpod.client.figures import Kind, duration, show, signed
 from starpod.trainer.episode import Episode, Turn
-from starpod.trainer.monitor.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.trainer.monitor.files import write_atomic
 from starpod.trainer.monitor.page import page
 from starpod.trainer.monitor.run_folder import RunFolder
-from starpod.trainer.monitor.words import (
-    METRICS,
-    Kind,
-    duration,
-    is_graded,
-    metric,
-    return_with_interval,
-    show,
-    signed,
-    with_interval,
-)
+from starpod.trainer.monitor.words import METRICS, is_graded, metric, return_with_interval, with_interval
 
 LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate

@@ -15,7 +15,7 @@ from html import escape
 from importlib.resources import files
 from itertools import pairwise
 
-from starpod.trainer.monitor.words import Kind, show
+from starpod.client.figures import Kind, show
 
 Point = tuple[float, float]
 

@@ -1,0 +1,43 @@
+"""Numbers as people read them; shared by screens and reports."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+Kind = Literal["share", "number", "count", "seconds", "rate"]
+
+
+def show(value: float | None, kind: Kind = "number") -> str:
+    """A number in at most six or seven signs."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    match kind:
+        case "share":
+            return f"{100 * value:.0f} %" if value in (0, 1) or abs(value) >= 0.1 else f"{100 * value:.1f} %"
+        case "count":
+            return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
+        case "rate":
+            return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
+        case "seconds":
+            if value < 1:
+                return f"{1000 * value:.3g} ms"
+            return f"{value:.1f} s" if value < 90 else duration(value)
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3 or abs(value) >= 1e5:
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def signed(value: float) -> str:
+    """+0.5, -0.1, 0."""
+    return f"{value:+.3g}" if value else "0"
+
+
+def duration(seconds: float) -> str:
+    """0:07, 4:05, 1:02:09."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
