@@ -107,6 +107,8 @@ class Calls:
 
     async def _fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
         original = table.find(request.session_id)
+        if not original.environment.spec.fork:
+            raise unsupported(original.environment, "fork", "cannot be copied in the middle of an episode")
         reseed = request.randomness == pb.FORK_RANDOMNESS_RESEED
         if request.randomness not in pb.ForkRandomness.values():
             raise bad_argument("randomness", f"is {request.randomness}; use KEEP or RESEED")
@@ -161,6 +163,8 @@ class Calls:
         if digest_snapshot(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.digest:
             raise bad_argument("snapshot.digest", "does not match the snapshot: it was cut, changed or mixed up")
         environment = self.registry.find_restorer(snapshot.environment_id, snapshot.environment_version)
+        if not environment.spec.snapshot:
+            raise unsupported(environment, "snapshot", "has no state that could be restored")
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         try:
@@ -296,6 +300,8 @@ class Calls:
 
     async def snapshot(self, table: SessionTable, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
         session = table.find(request.session_id)
+        if not session.environment.spec.snapshot:
+            raise unsupported(session.environment, "snapshot", "has no state that could be saved")
         async with session.turn_taking():
             session.check()
             state = await self._guard(session, session.host.save(), "Snapshot")
