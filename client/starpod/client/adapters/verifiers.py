@@ -1,0 +1,130 @@
+"""Starpod's environments in verifiers (its v1 stack): taskset, environment and harness of one plugin.
+
+verifiers finds a plugin by the name of a module at the top level, so give it one of your own that holds
+
+    from starpod.client.adapters.verifiers import StarpodEnv, StarpodHarness, StarpodTaskset
+
+    __all__ = ["StarpodEnv", "StarpodHarness", "StarpodTaskset"]
+
+An error of the infrastructure fails the episode: it is in `episode.errors`, and its trace has no reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import verifiers.v1 as vf
+from openai import AsyncOpenAI
+from verifiers.v1.dialects.chat import message_to_wire
+
+from starpod.client.adapters.text import Reader, Setting
+from starpod.client.observation import Limits
+
+
+class StarpodData(vf.TaskData):  # type: ignore[misc] # untyped where verifiers is not installed
+    """One start. A task is rolled out several times from the same one: that is its group."""
+
+    row: dict[str, Any]
+
+
+class StarpodConfig(vf.TasksetConfig):  # type: ignore[misc]
+    """Which environment, where, and from which seeds."""
+
+    addresses: str = "127.0.0.1:50051"
+    environment: str = ""
+    """Id of the environment, as `starpod list` shows it."""
+    options: dict[str, Any] = {}
+    """Options of the environment."""
+    version: str = ""
+    """Range of versions, such as ">=1,<2"."""
+    max_turns: int | None = None
+    """Turns of an episode, where the environment's own limit is not meant."""
+    tag: str | None = "answer"
+    """Tag around the actions of a reply; None takes the whole reply."""
+    separator: str | None = "||"
+    """What stands between several actions; None takes one."""
+    first_seed: int = 0
+    seeds: int = 256
+    """Number of tasks: one for each seed from the first on."""
+    dynamics_seed: int | None = None
+    """Luck that all episodes have; None draws it anew for each."""
+
+
+class StarpodTask(vf.Task[StarpodData, vf.State, vf.TaskConfig]):  # type: ignore[misc]
+    """The environment scores the episode, so a task has no rewards of its own."""
+
+
+class StarpodTaskset(vf.Taskset[StarpodTask, StarpodConfig]):  # type: ignore[misc]
+    """A task for each seed."""
+
+    def load(self) -> Iterator[StarpodTask]:
+        config = self.config
+        for seed in range(config.first_seed, config.first_seed + config.seeds):
+            row = {"seed": seed, "dynamics_seed": config.dynamics_seed}
+            yield StarpodTask(StarpodData(name=f"{config.environment}#{seed}", row=row), config.task)
+
+
+class StarpodEnvConfig(vf.EnvConfig):  # type: ignore[misc]
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class StarpodEnv(vf.Env[StarpodEnvConfig]):  # type: ignore[misc]
+    """The environment is the user of the conversation: it shows, the agent answers."""
+
+    async def run(self, task: Any, agents: Any) -> None:
+        config: StarpodConfig = self.taskset.config
+        setting = Setting(
+            config.addresses,
+            config.environment,
+            options=config.options,
+            limits=None if config.max_turns is None else Limits(max_turns=config.max_turns),
+            version=config.version,
+            reader=Reader(config.tag, config.separator),
+        )
+        episode = await setting.open(task.data.row)
+        try:
+            async with agents.agent.interaction(task) as interaction:
+                segment = await interaction.turn(episode.first)
+                while not segment.terminated:
+                    shown = await setting.play(episode, segment.last_reply)
+                    if episode.done:
+                        break
+                    segment = await interaction.turn(shown)
+        finally:
+            await setting.close(episode)
+        trace = interaction.trace
+        if trace.ok:  # not, if the model's endpoint failed: then the episode was cut short, and earned nothing
+            trace.record_metrics(episode.metrics())
+            trace.info["turn_rewards"] = episode.rewards
+            trace.record_reward("episode_reward", episode.reward)
+
+
+class StarpodHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
+    pass
+
+
+class StarpodHarness(vf.Harness[StarpodHarnessConfig]):  # type: ignore[misc]
+    """Plain chat inside the process: nothing to install, no process for each turn. Any other harness works as well."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+    ) -> Any:
+        system, prompt = self.resolve_prompt(data)
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
+        messages: Any = [*([{"role": "system", "content": system}] if system else []), *said]
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
+            await client.chat.completions.create(model=ctx.model, messages=messages)
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
