@@ -114,13 +114,9 @@ class Fleet:
         """Closes all sessions as far as their servers can be reached, then the connections. Calls in flight fail."""
         until = self.loop.time() + CLOSE_SECONDS
         farewells = [
-            self.loop.create_task(
-                quiet(
-                    replica.call, "close", pb.CloseRequest(session_ids=[s._session_id for s in replica.sessions]), until
-                )
-            )
+            self.loop.create_task(quiet(replica.call, "close", pb.CloseRequest(session_ids=ids), until))
             for replica in self.replicas
-            if replica.ready and replica.sessions
+            if (ids := [*(session._session_id for session in replica.sessions), *replica.orphans]) and replica.ready
         ]
         if farewells:
             await asyncio.wait(farewells, timeout=CLOSE_SECONDS)

@@ -173,7 +173,8 @@ class Replica:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff()
-        self._down_since = self._heard = self._loop.time()
+        self._heard = self._loop.time()
+        self._parting: asyncio.TimerHandle | None = None
         self._unary = False
         self._stream_refused = False
         self.columns = False
@@ -312,6 +313,8 @@ class Replica:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._parting is not None:
+            self._parting.cancel()
         self._abandon(self._gone())
         await self._disconnect()
 
@@ -331,17 +334,20 @@ class Replica:
             except Exception as error:
                 logger.exception("The connection to %s failed.", self.address)
                 self.error = ServerBug(f"The connection to {self.address} failed: {error!r}")
-            now = self._loop.time()
             if self.ready:
                 self.ready = False
-                self._down_since = now
+                self._parting = self._loop.call_later(self._grace, self._lose)
                 self._changed()
-            elif not self.lost and (self.description is None or now - self._down_since >= self._grace):
-                self.lost, self.columns, self.tried = True, False, True
-                self._abandon(self._gone())
-                self._changed()
+            elif self.description is None and not self.lost:
+                self._lose()
             await self._disconnect()
             await asyncio.sleep(self._backoff.wait())
+
+    def _lose(self) -> None:
+        """It is not back in time: its sessions need not wait for it."""
+        self.lost, self.columns, self.tried = True, False, True
+        self._abandon(self._gone())
+        self._changed()
 
     async def _connect(self) -> None:
         self._channel = self._transport.channel(self.address, self.server_name)
@@ -369,6 +375,8 @@ class Replica:
         self._bytes_allowed = min(self._transport.max_message_bytes, limits.max_message_bytes or 1 << 62)
         self._broken.clear()
         self._resume()
+        if self._parting is not None:
+            self._parting.cancel()
         self.ready, self.lost, self.tried, self.error = True, False, True, None
         if self._unary:
             self._backoff.reset()

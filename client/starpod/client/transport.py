@@ -59,6 +59,8 @@ class Transport:
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", int(self.keepalive_seconds * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_seconds * 500)),
+            # gRPC waits for the answer to a ping itself, for a minute by default, whatever the keepalive's timeout is.
+            ("grpc.http2.ping_timeout_ms", int(self.keepalive_seconds * 500)),
             ("grpc.http2.max_pings_without_data", 0),
             # A channel that shares connections would also share their back-off after a failure.
             ("grpc.use_local_subchannel_pool", 1),
