@@ -38,6 +38,7 @@ from starpod.env_server.rules import (
     replay_reply,
     unsupported,
 )
+from starpod.env_server.sandbox import UNTRUSTING, Sandbox
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.session import Session, SessionTable
 from starpod.env_server.state import StateError
@@ -51,10 +52,13 @@ _RETRY_SECONDS = 0.5
 class Calls:
     """The verbs of the contract on this process's sessions. One event loop, no locks but the sessions' own."""
 
-    def __init__(self, registry: Registry, limits: ServerLimits, metrics: Metrics, threads: int) -> None:
+    def __init__(
+        self, registry: Registry, limits: ServerLimits, metrics: Metrics, threads: int, sandbox: Sandbox = UNTRUSTING
+    ) -> None:
         self.registry = registry
         self.limits = limits
         self.metrics = metrics
+        self.sandbox = sandbox
         self.instance_id = secrets.token_hex(8)
         self.draining = False
         self.live_sessions = 0
@@ -409,7 +413,7 @@ class Calls:
     def _host(self, environment: type[Environment], want: Want) -> Host:
         self._make_room(environment)
         if environment.spec.concurrency is Concurrency.PROCESS:
-            return ProcessHost(environment)
+            return ProcessHost(environment, self.sandbox)
         return LocalHost(environment, self._executor, want)
 
     def _make_room(self, environment: type[Environment]) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import click
 import uvloop
@@ -20,6 +21,7 @@ from starpod.env_server.config import TLS, ServerConfig, ServerLimits
 from starpod.env_server.limits import Quota
 from starpod.env_server.logs import configure_logs
 from starpod.env_server.registry import Registry, RegistryError
+from starpod.env_server.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.env_server.supervisor import supervise
 from starpod.env_server.tracing import TracingUnavailable
@@ -120,6 +122,29 @@ _LIMITS = ServerLimits()
 )
 @click.option("--token-calls-per-second", default=0.0, show_default=True, type=click.FloatRange(0))
 @click.option("--token-streams", default=0, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--sandbox",
+    default=UNTRUSTING.mode,
+    show_default=True,
+    type=click.Choice(MODES),
+    help="Confine processes of class process: in full or do not serve, as far as the system can, or not at all.",
+)
+@click.option(
+    "--sandbox-memory",
+    default=UNTRUSTING.memory_bytes // MEBIBYTE,
+    show_default=True,
+    type=click.IntRange(1),
+    help="MiB that such a process may take beyond what it starts with.",
+)
+@click.option(
+    "--sandbox-cpu", default=UNTRUSTING.cpu_seconds, show_default=True, type=click.IntRange(1), help="Seconds."
+)
+@click.option(
+    "--sandbox-read",
+    multiple=True,
+    type=click.Path(exists=True, resolve_path=True),
+    help="A file or folder that such a process may read besides its own and Python's. Repeatable.",
+)
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
 @click.option("--tls-client-ca", type=click.Path(path_type=Path), help="Clients must show a certificate of this CA.")
@@ -159,6 +184,10 @@ def serve(
     token_sessions: int,
     token_calls_per_second: float,
     token_streams: int,
+    sandbox: Literal["require", "best-effort", "off"],
+    sandbox_memory: int,
+    sandbox_cpu: int,
+    sandbox_read: tuple[str, ...],
     tls_certificate: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -209,6 +238,7 @@ def serve(
             metrics_port=metrics_port,
             health_port=health_port,
             token_file=token_file,
+            sandbox=Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read),
             quota=Quota(token_sessions, token_calls_per_second, token_streams),
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
             otlp_endpoint=otlp_endpoint,

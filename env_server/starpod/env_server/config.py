@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starpod.env_server.limits import UNLIMITED, Quota
+from starpod.env_server.sandbox import UNTRUSTING, Sandbox
 
 MEBIBYTE = 2**20
 
@@ -45,6 +46,7 @@ class ServerConfig:
     keepalive_seconds: a connection without traffic is probed this often; no answer for half as long ends it.
     handshake_seconds: how long a connection may take to become one, TLS included.
     quota: what a token of the file may take that says nothing else there.
+    sandbox: what processes of class `process` give up.
     threads: size of the pool for steps of class `thread` and for slow resets.
     metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
     """
@@ -61,5 +63,6 @@ class ServerConfig:
     handshake_seconds: float = 20.0
     token_file: Path | None = None
     quota: Quota = UNLIMITED
+    sandbox: Sandbox = UNTRUSTING
     tls: TLS | None = None
     otlp_endpoint: str = ""

@@ -1,35 +1,46 @@
 """Class `process`: an episode in a process of its own, so that a crash, a leak or a hang costs one session alone.
 
-Parent and child exchange frames over a socket pair: four bytes of length, then a state-encoded list. Never pickle:
-the parent must be able to trust what it decodes, whatever the child has become.
+Parent and child exchange frames over a socket pair. Never pickle: the parent must be able to read what comes, whatever
+the child has become. Before it plays, the child gives up what sandbox.py says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
+from math import isfinite
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any
+from typing import Any, ClassVar, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from starpod.env_server import convert
 from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError
 from starpod.env_server.episode import Episode, EpisodeOver, Want
 from starpod.env_server.hosts import EnvironmentBug, HostDied, ResetPlan, start_episode
+from starpod.env_server.process_wire import LENGTH, BadReply, frame, pack_error, pack_result, read_frame, unpack
 from starpod.env_server.registry import Reference, load_class, reference_to
+from starpod.env_server.sandbox import Sandbox, close_inherited, confine
 from starpod.env_server.state import StateError, decode, encode
 from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
 
-_LENGTH = struct.Struct("<I")
+logger = logging.getLogger(__name__)
+
 _START_SECONDS = 60.0
+_BUFFER_BYTES = 2**20
+"""Of what a child sends beyond what was asked; the rest waits in its own socket."""
+
+_LONGEST_WAIT = 86_400.0
+M = TypeVar("M", pb.Observation, pb.Transition)
 
 preloaded = ["starpod.env_server.process_host"]
 """Modules that the fork server imports, until its first child."""
@@ -47,9 +58,11 @@ class ProcessHost:
 
     episode: Episode | None = None
     alive = 0
+    _announced: ClassVar[set[tuple[str, str]]] = set()
 
-    def __init__(self, environment: type[Environment]) -> None:
+    def __init__(self, environment: type[Environment], sandbox: Sandbox) -> None:
         self._environment = environment
+        self._sandbox = sandbox
         self._timeout = environment.spec.step_timeout
         self._process: ForkServerProcess | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -60,18 +73,23 @@ class ProcessHost:
         options = plan.options.model_dump(mode="json")
         arguments = [options, [limits.max_turns, limits.max_actions_per_turn, limits.max_actions]]
         data = await self._call("reset", *arguments, plan.seed, plan.dynamics_seed, _want_flags(plan.want))
-        return pb.Observation.FromString(data)
+        return self._message(pb.Observation, data)
 
     async def turn(self, actions: list[Action], want: Want) -> pb.Transition:
         request = pb.StepRequest(actions=[convert.action_to(action) for action in actions])
-        return pb.Transition.FromString(await self._call("turn", request.SerializeToString(), _want_flags(want)))
+        data = await self._call("turn", request.SerializeToString(), _want_flags(want))
+        transition = self._message(pb.Transition, data)
+        if not isfinite(transition.reward):
+            raise self._distrust(f"a reward of {transition.reward}")
+        return transition
 
     async def observe(self, want: Want) -> pb.Observation:
-        return pb.Observation.FromString(await self._call("observe", _want_flags(want)))
+        return self._message(pb.Observation, await self._call("observe", _want_flags(want)))
 
     async def render(self, mode: str) -> str | bytes:
         picture = await self._call("render", mode)
-        assert isinstance(picture, str | bytes)
+        if not isinstance(picture, bytes if mode == "png" else str):
+            raise self._distrust(f"no {mode} for a picture")
         return picture
 
     async def instructions(self) -> str:
@@ -79,7 +97,8 @@ class ProcessHost:
 
     async def save(self) -> bytes:
         data = await self._call("save")
-        assert isinstance(data, bytes)
+        if not isinstance(data, bytes):
+            raise self._distrust("no bytes for a state")
         return data
 
     async def load(self, data: bytes) -> None:
@@ -87,7 +106,7 @@ class ProcessHost:
         await self._call("load", data)
 
     async def fork(self, dynamics_seed: int | None) -> ProcessHost:
-        copy = ProcessHost(self._environment)
+        copy = ProcessHost(self._environment, self._sandbox)
         try:
             await copy._call("load", await self.save())
             if dynamics_seed is not None:
@@ -106,11 +125,29 @@ class ProcessHost:
             process.kill()
             threading.Thread(target=_bury, args=(process,), daemon=True).start()
 
+    async def try_out(self) -> None:
+        """Starts a process and ends it. Raises HostDied if it cannot be had."""
+        try:
+            await self._start()
+        finally:
+            self.close()
+
+    def _message(self, kind: type[M], data: Any) -> M:
+        try:
+            return kind.FromString(data)
+        except (DecodeError, TypeError) as error:
+            raise self._distrust(f"no {kind.__name__}") from error
+
+    def _distrust(self, sent: str) -> HostDied:
+        """For an answer that no environment gives: the process is not what it was."""
+        self.close()
+        return HostDied(f"sent {sent}, so it was killed")
+
     async def _call(self, verb: str, *arguments: Any) -> Any:
         if self._process is None:
             await self._start()
         # A task of its own under `wait`: the caller's coroutine may have been begun outside of any task.
-        exchange = asyncio.create_task(self._exchange(encode([verb, *arguments])))
+        exchange = asyncio.create_task(self._exchange(frame(encode([verb, *arguments]))))
         with environment_works():
             done, _ = await asyncio.wait({exchange}, timeout=self._timeout)
         if not done:
@@ -118,50 +155,62 @@ class ProcessHost:
             self.close()
             raise HostDied(f"hung: no answer to {verb} within {self._timeout:g} s, so it was killed")
         try:
-            kind, *reply = decode(exchange.result())
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            kind, value, detail = unpack(exchange.result())
+        except BadReply as error:
+            raise self._distrust(f"a bad reply: {error}") from error
+        except (OSError, asyncio.IncompleteReadError) as error:
             raise HostDied(await self._autopsy()) from error
         match kind:
             case "ok":
-                return reply[0]
+                return value
             case "over":
                 raise EpisodeOver
             case "state":
-                raise StateError(reply[0])
+                raise StateError(value)
             case "options":
-                raise OptionsError(reply[0])
-            case "busy":
-                raise Busy(reply[0], reply[1])
-        raise EnvironmentBug(reply[0], reply[1], intact=bool(reply[2]))
+                raise OptionsError(value)
+            case "busy" if isinstance(detail, int | float) and 0 <= detail < _LONGEST_WAIT:
+                raise Busy(value, float(detail))
+            case "bug":
+                raise EnvironmentBug(str(detail), value, intact=verb != "turn")
+        raise self._distrust("an unknown kind of reply")
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
             process = _context().Process(
-                target=_child_main, args=(theirs, reference_to(self._environment)), daemon=True
+                target=_child_main, args=(theirs, reference_to(self._environment), self._sandbox), daemon=True
             )
             await asyncio.to_thread(process.start)
         finally:
             theirs.close()
         self._process = process
         ProcessHost.alive += 1
-        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**30)
-        greeting = asyncio.create_task(self._receive())
+        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_BUFFER_BYTES)
+        greeting = asyncio.create_task(read_frame(self._reader))
         done, _ = await asyncio.wait({greeting}, timeout=_START_SECONDS)
         if not done or greeting.exception():
             greeting.cancel()
             raise HostDied(f"did not start: {await self._autopsy()}")
+        kind, report, missing = unpack(greeting.result())
+        if kind == "refused":
+            self.close()
+            raise HostDied(f"cannot be confined as --sandbox require asks: {report}")
+        self._announce(str(report), bool(missing))
 
-    async def _exchange(self, frame: bytes) -> bytes:
+    def _announce(self, report: str, missing: bool) -> None:
+        """Logs what holds for an environment's processes, once."""
+        id = self._environment.spec.id
+        if (id, report) not in self._announced:
+            self._announced.add((id, report))
+            logger.log(logging.WARNING if missing else logging.INFO, "sandbox of %s: %s", id, report)
+
+    async def _exchange(self, request: bytes) -> bytes:
         assert self._writer is not None
-        self._writer.write(_LENGTH.pack(len(frame)) + frame)
-        await self._writer.drain()
-        return await self._receive()
-
-    async def _receive(self) -> bytes:
         assert self._reader is not None
-        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-        return await self._reader.readexactly(length)
+        self._writer.write(request)
+        await self._writer.drain()
+        return await read_frame(self._reader)
 
     async def _autopsy(self) -> str:
         process = self._process
@@ -191,43 +240,57 @@ def _want_flags(want: Want) -> list[bool]:
 # --- the child ---------------------------------------------------------------------------------------------------
 
 
-def _child_main(connection: socket.socket, reference: Reference) -> None:
+def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbox) -> None:
     """Serves one episode until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # standard output belongs to the server
+    if sandbox.mode == "off":
+        os.dup2(2, 1)  # standard output belongs to the server
     if sys.platform == "linux":
         # A child that hangs in native code cannot notice that the server is gone: the kernel tells it, once the fork
         # server ends. That one ends with the server, unless we keep the pipe open by which it watches the server.
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if sandbox.mode != "off":
+        close_inherited(connection.fileno())
     stream = connection.makefile("rwb")
     environment = load_class(reference)
     environment.prepare()
+    _send(stream, _confine(sandbox, environment))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a change of user, which the sandbox makes, would undo it
     episode: Episode | None = None
-    _send(stream, ["ok", None])
-    while header := stream.read(_LENGTH.size):
-        verb, *arguments = decode(stream.read(_LENGTH.unpack(header)[0]))
+    while header := stream.read(LENGTH.size):
+        verb, *arguments = decode(stream.read(LENGTH.unpack(header)[0]))
         try:
             episode, result = _answer(environment, episode, verb, arguments)
-            reply = ["ok", result]
+            reply = pack_result(result)
         except EpisodeOver:
-            reply = ["over"]
+            reply = pack_error("over", "")
         except StateError as error:
-            reply = ["state", str(error)]
+            reply = pack_error("state", str(error))
         except OptionsError as error:
-            reply = ["options", str(error)]
+            reply = pack_error("options", str(error))
         except Busy as busy:
-            reply = ["busy", busy.message, busy.retry_after]
+            reply = pack_error("busy", busy.message, busy.retry_after)
         except Exception as error:
-            reply = ["bug", type(error).__name__, str(error), verb != "turn"]
+            reply = pack_error("bug", str(error), type(error).__name__)
         _send(stream, reply)
     # No clean-up of whatever the environment has become: the process ends here.
     os._exit(0)
 
 
-def _send(stream: Any, reply: list[Any]) -> None:
-    frame = encode(reply)
-    stream.write(_LENGTH.pack(len(frame)) + frame)
+def _confine(sandbox: Sandbox, environment: type[Environment]) -> bytes:
+    """The greeting, when everything is given up that can be."""
+    if sandbox.mode == "off":
+        return pack_result("off")
+    module_file = getattr(sys.modules[environment.__module__], "__file__", None)
+    report = confine(sandbox, module_file or os.devnull)
+    if sandbox.mode == "require" and report.missing:
+        return pack_error("refused", ", ".join(report.missing))
+    return pack_error("confined", str(report), len(report.missing))
+
+
+def _send(stream: Any, reply: bytes) -> None:
+    stream.write(frame(reply))
     stream.flush()
 
 

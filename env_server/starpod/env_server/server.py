@@ -14,8 +14,11 @@ from grpc_reflection.v1alpha import reflection
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.config import TLS, ServerConfig
+from starpod.env_server.environment import Concurrency
+from starpod.env_server.hosts import HostDied
 from starpod.env_server.limits import UNLIMITED
 from starpod.env_server.metrics import Metrics
+from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.registry import Registry
 from starpod.env_server.service import EnvironmentService
 from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
@@ -43,7 +46,7 @@ class EnvironmentServer:
         for environment in registry.ids:
             # An idle server tells 0: who scales by sessions must not take it for one that tells nothing.
             self.metrics.live(environment, 0)
-        self.calls = Calls(registry, config.limits, self.metrics, config.threads)
+        self.calls = Calls(registry, config.limits, self.metrics, config.threads, config.sandbox)
         self.port = config.port
         self._authenticator = Authenticator(config.token_file, config.quota if config.token_file else UNLIMITED)
         self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
@@ -74,6 +77,7 @@ class EnvironmentServer:
                 # A client whose host or network is gone never says so: its streams would stay for ever.
                 ("grpc.keepalive_time_ms", int(self.config.keepalive_seconds * 1000)),
                 ("grpc.keepalive_timeout_ms", int(self.config.keepalive_seconds * 500)),
+                ("grpc.http2.ping_timeout_ms", int(self.config.keepalive_seconds * 500)),
                 ("grpc.http2.max_pings_without_data", 0),
                 # Clients may ping through long model turns.
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -103,12 +107,23 @@ class EnvironmentServer:
                 self._stop_metrics = self.metrics.serve(self.config.host, self.config.metrics_port)
             except OSError as error:
                 raise ServerError(f"cannot serve metrics on port {self.config.metrics_port}: {error}") from error
+        await self._try_sandbox()
         await server.start()
         self._server = server
         if self.config.health_port:
             await self._serve_health(self.config.health_port)
         self._reaper = asyncio.create_task(self._reap())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def _try_sandbox(self) -> None:
+        """Where a sandbox is required, its lack is found now and not by the first caller."""
+        if self.config.sandbox.mode == "require":
+            for environment in self.calls.registry:
+                if environment.spec.concurrency is Concurrency.PROCESS:
+                    try:
+                        await ProcessHost(environment, self.config.sandbox).try_out()
+                    except HostDied as death:
+                        raise ServerError(f"a process of {environment.spec.id} {death}") from death
 
     async def drain(self) -> None:
         """Takes no new sessions and waits until the live ones are closed, at most the configured time."""

@@ -1,0 +1,182 @@
+"""What a process of class `process` gives up before it plays: files, network, processes, memory, rights.
+
+The environment is loaded and prepared first, as it was in the server itself; from then on whatever it runs, a model's
+code above all, has only what is left here. Each means that the system lacks is named in the report, never skipped in
+silence: `best-effort` goes on without it, `require` does not start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starpod.env_server import landlock, seccomp
+
+MEBIBYTE = 2**20
+MODES = ("require", "best-effort", "off")
+
+_SET_NO_NEW_PRIVILEGES = 38
+_FIRST_USER = 1_000_000_000
+"""Each process gets the user id of this plus its process id: no two that live share one, and no account has it."""
+_KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
+_SYSTEM_FILES = (
+    *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime"),
+    *("/dev/urandom", "/dev/random", "/dev/zero", "/proc/self", "/proc/cpuinfo", "/sys/devices/system/cpu"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """How a process of class `process` is confined.
+
+    memory_bytes: address space beyond what the environment takes to start. cpu_seconds: of the process's whole life.
+    open_files: descriptors. readable: paths that it may read besides Python's and the system's libraries.
+    """
+
+    mode: Literal["require", "best-effort", "off"] = "best-effort"
+    memory_bytes: int = 4096 * MEBIBYTE
+    cpu_seconds: int = 3600
+    open_files: int = 256
+    readable: tuple[str, ...] = ()
+
+
+UNTRUSTING = Sandbox()
+
+
+@dataclass(slots=True)
+class Report:
+    """What holds, and what does not with the reason."""
+
+    applied: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def note(self, names: Sequence[str], problem: str) -> None:
+        if problem:
+            self.missing += [f"{name} ({problem})" for name in names]
+        else:
+            self.applied += names
+
+    def __str__(self) -> str:
+        return f"applied: {', '.join(self.applied) or 'nothing'}; missing: {', '.join(self.missing) or 'nothing'}"
+
+
+def close_inherited(keep: int) -> None:
+    """Closes every descriptor but the standard ones, which come from nowhere and go nowhere, and one."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def confine(sandbox: Sandbox, module_file: str) -> Report:
+    """Gives up what the sandbox says, for the rest of this process's life. `module_file`: the environment's own."""
+    report = Report()
+    _scrub()
+    report.note(["environment variables"], "")
+    own_user = _leave_root(report) if sys.platform == "linux" else _not_on(report, "privileges")
+    _limit(sandbox, own_user)
+    report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
+    if sys.platform != "linux":
+        _not_on(report, "files", "signals", "network", "processes")
+        return report
+    threads = len(os.listdir("/proc/self/task"))
+    if ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        report.note(["files", "signals", "network", "processes"], "the system knows no PR_SET_NO_NEW_PRIVS")
+        return report
+    readable = [*_python_paths(), os.path.dirname(os.path.abspath(module_file)), *sandbox.readable]
+    given_up, problem = landlock.confine([*_SYSTEM_FILES, *readable], [os.devnull])
+    if not problem and threads > 1:
+        given_up, problem = [], f"{threads - 1} threads that began before it"
+    report.note(given_up or ["files"], problem)
+    filtered = ["network", "processes"] + [name for name in ("signals",) if name not in given_up]
+    report.note(filtered, seccomp.confine())
+    return report
+
+
+def _not_on(report: Report, *names: str) -> bool:
+    report.note(names, f"not on {sys.platform}")
+    return False
+
+
+def _scrub() -> None:
+    """Removes the server's environment variables, also from where the kernel shows them as they were at the start."""
+    for name in set(os.environ) - _KEPT_VARIABLES:
+        del os.environ[name]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        start, end = int(fields[47]), int(fields[48])
+        os.environ.update(
+            dict(os.environ)
+        )  # copies of the strings elsewhere, before the place where they were is overwritten
+        if 0 < start < end:
+            ctypes.memset(start, 0, end - start)
+
+
+def _leave_root(report: Report) -> bool:
+    """Another user, if this one is root and Python can be read by others; no capabilities in any case."""
+    own_user = False
+    if os.geteuid() == 0:
+        user = _FIRST_USER + os.getpid()
+        problem = "" if _readable_by(user) else f"other users cannot read {sys.prefix} or {sys.base_prefix}"
+        if not problem:
+            try:
+                os.setgroups([])
+                os.setresgid(user, user, user)
+                os.setresuid(user, user, user)
+                own_user = True
+            except OSError as error:
+                problem = str(error)
+        report.note(["own user"], problem)
+    nothing = struct.pack("<6I", 0, 0, 0, 0, 0, 0)
+    header = struct.pack("<Ii", 0x20080522, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    problem = "" if libc.capset(header, nothing) == 0 else os.strerror(ctypes.get_errno())
+    report.note(["no capabilities"], problem)
+    return own_user
+
+
+def _readable_by(user: int) -> bool:
+    """Whether another user could go on importing what this process has not imported yet."""
+    places = _python_paths()
+    try:
+        os.seteuid(user)
+    except OSError:
+        return False
+    try:
+        return all(os.access(place, os.R_OK | os.X_OK, effective_ids=True) for place in places)
+    finally:
+        os.seteuid(0)
+
+
+def _limit(sandbox: Sandbox, own_user: bool) -> None:
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        _lower(resource.RLIMIT_AS, used + sandbox.memory_bytes)
+    if own_user:
+        _lower(resource.RLIMIT_NPROC, 64)  # threads; counted per user, so only where the user is its own
+    _lower(resource.RLIMIT_CPU, sandbox.cpu_seconds)
+    _lower(resource.RLIMIT_NOFILE, sandbox.open_files)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _lower(which: int, value: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (value, value))
+
+
+def _python_paths() -> list[str]:
+    """Where modules come from. Not the working folder: it may hold anything."""
+    places = {sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path))}
+    return sorted(place for place in places if os.path.exists(place) and place not in ("/", os.getcwd()))
