@@ -171,7 +171,7 @@ async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
 
         async def march(group: list[Session], seconds: float) -> Measurement:
             async def reset() -> None:
-                await asyncio.gather(*(session.reset(seed=0) for session in group))
+                await fleet.reset_many(group, [0] * len(group))
 
             async def step(place: int, action: str) -> None:
                 for transition in await fleet.step_many(group, [action] * len(group)):

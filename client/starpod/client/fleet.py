@@ -10,12 +10,13 @@ from typing import Any, Literal, Self, overload
 from google.protobuf import struct_pb2
 
 from starpod.client.errors import BadArgument, StarpodError
-from starpod.client.log import History, Opened, Reseeded, Restarted, Restored, digest_observation
+from starpod.client.log import History, Opened, Reseeded, Restored, digest_observation
 from starpod.client.mending import Mender
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Action, Limits, Observation, Transition, Want, as_turn
-from starpod.client.recovery import new_key, overrides
+from starpod.client.recovery import new_key
 from starpod.client.replica import Replica
+from starpod.client.restart import Restart
 from starpod.client.roster import Roster, quiet
 from starpod.client.session import Gather, Session
 from starpod.client.snapshot import Snapshot
@@ -282,34 +283,63 @@ class Fleet:
     ) -> Observation:
         """See Session.reset."""
 
-        async def reset() -> Observation:
-            request = pb.ResetRequest(
-                seed=seed,
-                dynamics_seed=dynamics_seed,
-                options=_struct(options),
-                want=want.to_proto(state_key=self._keyed(session)) if want else None,
-                limits=limits.to_proto() if limits else None,
-            )
+        if session._busy:
+            await session._free()
+        future: asyncio.Future[Observation] = self.loop.create_future()
+        self._restart(session, seed, dynamics_seed, options, want, limits, future, -1)
+        return await future
 
-            def build() -> pb.ResetRequest:
-                request.session_id, request.epoch = session._session_id, session._epoch
-                return request
+    async def reset_many(
+        self,
+        sessions: Sequence[Session],
+        seeds: Sequence[int | None] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Observation]:
+        """A new episode in each session, together: the first observations in their order.
 
-            try:
-                response: pb.ResetResponse = await self._mender.ask(session, "reset", build, replay=False)
-            except BadArgument as error:
-                raise explain_options(error, self._spec_of(session), options) from None
-            if want:
-                session.want, session._show_key = want, want.state_key
-            session.instructions = response.instructions
-            session.limits = Limits.from_proto(response.limits)
-            session._start(response.session)
-            session._place(session._replica, response.session)
-            self._restart_log(session, request, response)
-            await self._mender.checkpoint_all([session])
-            return session.observation
+        seeds: one for each; None where the server is to draw it. All resets are finished before the first error is
+        raised.
+        """
+        count = len(sessions)
+        if seeds is None:
+            seeds = [None] * count
+        if len(seeds) != count:
+            raise ValueError(f"{count} sessions and {len(seeds)} seeds: give one seed for each session.")
+        if not count:
+            return []
+        gather = Gather(count, self.loop.create_future())
+        for slot, (session, seed) in enumerate(zip(sessions, seeds, strict=True)):
+            if session._busy:
+                await session._free()
+            self._restart(session, seed, None, options, None, None, gather, slot)
+        await gather.future
+        if gather.failed:
+            raise next(result for result in gather.results if isinstance(result, BaseException))
+        return gather.results
 
-        return await self._mender.alone(session, reset)
+    def _restart(
+        self,
+        session: Session,
+        seed: int | None,
+        dynamics_seed: int | None,
+        options: Mapping[str, Any] | None,
+        want: Want | None,
+        limits: Limits | None,
+        sink: Any,
+        slot: int,
+    ) -> None:
+        if session.closed:
+            raise RuntimeError("The session is closed: open another one.")
+        request = pb.ResetRequest(
+            seed=seed,
+            dynamics_seed=dynamics_seed,
+            options=_struct(options),
+            want=want.to_proto(state_key=_keyed(session)) if want else None,
+            limits=limits.to_proto() if limits else None,
+        )
+        session._busy = True
+        Restart(self._mender, session, request, want, options, sink, slot).submit()
 
     async def render(self, session: Session, mode: str) -> str | bytes:
         """See Session.render."""
@@ -402,39 +432,6 @@ class Fleet:
             )
         )
 
-    # --- recovery --------------------------------------------------------------------------------------------------
-
-    def _restart_log(self, session: Session, request: pb.ResetRequest, response: pb.ResetResponse) -> None:
-        history = session._history
-        if history is None:
-            return
-        message, root = response.session, history.root
-        origin: Opened | Restarted
-        if isinstance(root, Opened):
-            origin = Opened(
-                root.environment_id,
-                root.version,
-                request.options if request.HasField("options") else root.options,
-                message.seed,
-                message.dynamics_seed,
-                response.limits,
-                request.want if request.HasField("want") else root.want,
-                root.lease_seconds,
-            )
-        else:
-            again = pb.ResetRequest()
-            if isinstance(history.origin, Restarted):
-                again.CopyFrom(history.origin.reset)
-            if request.HasField("options"):
-                again.options.CopyFrom(request.options)
-            if request.HasField("want"):
-                again.want.CopyFrom(request.want)
-            again.seed, again.dynamics_seed = message.seed, message.dynamics_seed
-            again.limits.CopyFrom(overrides(response.limits))
-            origin = Restarted(root, again)
-        digest = None if session._checkpoints else digest_observation(message.observation)
-        history.begin(origin, message.observation.state_key, digest)
-
     # --- small parts -----------------------------------------------------------------------------------------------
 
     def _session(
@@ -466,14 +463,9 @@ class Fleet:
             checkpoints=checkpoints,
         )
 
-    def _keyed(self, session: Session) -> bool:
-        return session._history is not None and session._history.root.want.state_key
 
-    def _spec_of(self, session: Session) -> pb.EnvironmentSpec:
-        for spec in session._replica.specs:
-            if (spec.id, spec.version) == (session.environment_id, session.version):
-                return spec
-        return pb.EnvironmentSpec(id=session.environment_id)
+def _keyed(session: Session) -> bool:
+    return session._history is not None and session._history.root.want.state_key
 
 
 def _struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:

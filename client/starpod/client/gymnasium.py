@@ -262,16 +262,10 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
             drawn.append(seed)
         merged = _merge(self._options, options)
 
-        async def reset_all() -> list[Observation]:
-            return await asyncio.gather(
-                *(
-                    self._sessions[index].reset(seed=seed, options=merged)
-                    for index, seed in zip(chosen, drawn, strict=True)
-                )
-            )
-
+        sessions = [self._sessions[index] for index in chosen]
+        resets = self._fleet.fleet.reset_many(sessions, drawn, options=merged)
         infos = {}
-        for index, observation in zip(chosen, self._fleet.run(reset_all()), strict=True):
+        for index, observation in zip(chosen, self._fleet.run(resets), strict=True):
             self._observations[index] = self._codec.observe(observation)
             self._over[index] = False
             infos[index] = self._codec.reset_info(self._sessions[index], observation)

@@ -15,9 +15,12 @@ from starpod.client.observation import Turn
 from starpod.v1 import environment_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Opened:
-    """The episode began with Open, or with Reset of a session whose options are known."""
+    """The episode began with Open, or with Reset of a session whose options are known.
+
+    Not frozen: one is made for every episode, and freezing costs more than all the rest of it.
+    """
 
     environment_id: str
     version: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -17,6 +17,9 @@ from starpod.client.roster import Roster
 from starpod.client.session import Session, Trouble
 from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
+
+if TYPE_CHECKING:
+    from starpod.client.restart import Restart
 
 # A session that is lost this often over one and the same call was probably killed by that call.
 MAX_LOSSES = 3
@@ -49,44 +52,57 @@ class Mender:
 
     def refused(self, session: Session, error: StarpodError) -> None:
         """The session's turn was not taken: waits, or brings the session back, and sends the turn again."""
-        if self._closed:
-            session._fail(error)
-        else:
-            self._spawn(self._mend(session, error))
-
-    async def _mend(self, session: Session, error: StarpodError) -> None:
         trouble = session._trouble
         if trouble is None or trouble.turn is not session._turn or trouble.step_index != session._step_index:
-            trouble = Trouble(session._turn, session._step_index, _now() + self._patience)
-            session._trouble = trouble
-        try:
-            if error.advice == "retry":
-                wait = trouble.backoff.wait(error.retry_after)
-                if _now() + wait > trouble.until:
-                    raise error
-                await asyncio.sleep(wait)
-            else:
-                await self._bring_back(session, error, trouble)
-                trouble.step_index = session._step_index
-            session._replica.submit(session)
-        except StarpodError as final:
-            session._fail(final)
-        except asyncio.CancelledError:
-            session._fail(Unreachable("The fleet was closed."))
-            raise
-        except Exception as bug:
-            session._fail(bug)
-            raise
+            trouble = session._trouble = Trouble(session._turn, session._step_index, _now() + self._patience)
 
-    async def ask(
+        def again() -> None:
+            trouble.step_index = session._step_index
+            session._replica.submit(session)
+
+        self._try_again(session, error, trouble, again, session._fail)
+
+    def reset_refused(self, session: Session, restart: Restart, error: StarpodError) -> None:
+        """The same for a reset: where the session was lost, its episode begins anew without a replay."""
+        trouble = restart.trouble = restart.trouble or Trouble((), 0, _now() + self._patience)
+        self._try_again(session, error, trouble, restart.submit, restart._fail, replay=False)
+
+    def _try_again(
         self,
         session: Session,
-        kind: str,
-        build: Callable[[], Message],
+        error: StarpodError,
+        trouble: Trouble,
+        again: Callable[[], None],
+        fail: Callable[[BaseException], None],
         *,
         replay: bool = True,
-    ) -> Any:
-        """A call on a session other than a turn, with recovery."""
+    ) -> None:
+        async def mend() -> None:
+            try:
+                if error.advice == "retry":
+                    wait = trouble.backoff.wait(error.retry_after)
+                    if _now() + wait > trouble.until:
+                        raise error
+                    await asyncio.sleep(wait)
+                else:
+                    await self._bring_back(session, error, trouble, replay=replay)
+                again()
+            except StarpodError as final:
+                fail(final)
+            except asyncio.CancelledError:
+                fail(Unreachable("The fleet was closed."))
+                raise
+            except Exception as bug:
+                fail(bug)
+                raise
+
+        if self._closed:
+            fail(error)
+        else:
+            self._spawn(mend())
+
+    async def ask(self, session: Session, kind: str, build: Callable[[], Message]) -> Any:
+        """A call on a session other than a turn or a reset, with recovery."""
         trouble = Trouble((), 0, _now() + self._patience)
         while True:
             if session.closed:
@@ -94,7 +110,7 @@ class Mender:
             try:
                 return await session._replica.call(kind, build(), trouble.until)
             except StarpodError as error:
-                await self._bring_back(session, error, trouble, replay=replay)
+                await self._bring_back(session, error, trouble)
 
     async def _bring_back(
         self, session: Session, error: StarpodError, trouble: Trouble, *, replay: bool = True
@@ -202,6 +218,22 @@ class Mender:
         )
         root = history.root
         history.begin(Restored(response.snapshot, session.version, root.want, root.lease_seconds), b"", None)
+
+    def checkpoint_first(self, session: Session, restart: Restart) -> None:
+        """Takes a snapshot of the new episode before its first observation is handed on."""
+
+        async def checkpoint() -> None:
+            try:
+                await self.checkpoint_all([session])
+            except asyncio.CancelledError:
+                restart._fail(Unreachable("The fleet was closed."))
+                raise
+            except Exception as error:
+                restart._fail(error)
+            else:
+                restart.finish()
+
+        self._spawn(checkpoint())
 
     async def checkpoint_all(self, sessions: Iterable[Session]) -> None:
         for session in sessions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,10 @@ class Limits:
 
     @classmethod
     def from_proto(cls, limits: pb.Limits) -> Limits:
-        return cls(limits.max_turns, limits.max_actions_per_turn, limits.max_actions)
+        return _limits(limits.max_turns, limits.max_actions_per_turn, limits.max_actions)
+
+
+_limits = functools.lru_cache(maxsize=256)(Limits)
 
 
 class EndReason(enum.IntEnum):

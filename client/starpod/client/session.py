@@ -351,6 +351,11 @@ class Session:
         self.dynamics_seed = message.dynamics_seed
         self._show(message.observation)
 
+    def _restart(self, message: pb.Session) -> None:
+        """A new episode, where it lives."""
+        self._start(message)
+        self._epoch, self._step_index = message.epoch, message.step_index
+
     def _show(self, observation: pb.Observation) -> None:
         self._last = observation_from_proto(observation, observation.state_key if self._show_key else b"")
 

@@ -99,17 +99,8 @@ class SyncFleet:
         seeds: Sequence[int | None],
         options: Mapping[str, Any] | None = None,
     ) -> list[Observation]:
-        """A new episode in each session, together: the first observations in their order."""
-
-        async def reset() -> list[Observation]:
-            return await asyncio.gather(
-                *(
-                    session.session.reset(seed=seed, options=options)
-                    for session, seed in zip(sessions, seeds, strict=True)
-                )
-            )
-
-        return self.run(reset())
+        """See Fleet.reset_many."""
+        return self.run(self.fleet.reset_many([session.session for session in sessions], seeds, options=options))
 
     def close_sessions(self, sessions: Iterable[SyncSession]) -> None:
         """Ends sessions, one call per server."""

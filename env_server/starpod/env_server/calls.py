@@ -77,6 +77,7 @@ class Calls:
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
+        response = pb.OpenResponse()
         async with _Cleanup(self, table) as created:
             first: LocalHost | None = None
             for member in self._members(table, request):
@@ -94,17 +95,15 @@ class Calls:
                     plan = ResetPlan(options, limits, seed, dynamics_seed, want)
                     observation = await self._guard(session, host.reset(plan), "Open")
                     first = host if isinstance(host, LocalHost) else None
-                created.messages.append(describe_session(session, observation))
+                describe_session(response.sessions.add(), session, observation)
             instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Open")
             created.keep()
-        return pb.OpenResponse(
-            sessions=created.messages,
-            environment_version=environment.spec.version,
-            instructions=instructions,
-            limits=convert.limits_to(limits),
-            lease_seconds=lease,
-            instance_id=self.instance_id,
-        )
+        response.environment_version = environment.spec.version
+        response.instructions = instructions
+        convert.fill_limits(response.limits, limits)
+        response.lease_seconds = lease
+        response.instance_id = self.instance_id
+        return response
 
     async def fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
         return await table.once(request.key, request, pb.ForkResponse, functools.partial(self._fork, table, request))
@@ -126,6 +125,7 @@ class Calls:
             original.check()
             if (request.epoch, request.step_index) != (original.epoch, original.next_index):
                 raise out_of_order(original, request.epoch, request.step_index)
+            response = pb.ForkResponse()
             async with _Cleanup(self, table) as created:
                 for place, member in enumerate(members):
                     dynamics_seed = original.dynamics_seed
@@ -151,9 +151,9 @@ class Calls:
                     session.next_index, session.over = original.next_index, original.over
                     created.add(session)
                     observation = await self._guard(session, host.observe(session.want), "Fork")
-                    created.messages.append(describe_session(session, observation))
+                    describe_session(response.sessions.add(), session, observation)
                 created.keep()
-        return pb.ForkResponse(sessions=created.messages)
+        return response
 
     async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
         return await table.once(
@@ -176,6 +176,7 @@ class Calls:
             episode = Episode.load(environment, snapshot.state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
+        response = pb.RestoreResponse()
         async with _Cleanup(self, table) as created:
             for member in self._members(table, request):
                 host = self._host(environment, want)
@@ -197,17 +198,15 @@ class Calls:
                 else:
                     session.host = host = LocalHost(environment, self._executor, want, episode.fork(None))
                 observation = await self._guard(session, host.observe(want), "Restore")
-                created.messages.append(describe_session(session, observation))
+                describe_session(response.sessions.add(), session, observation)
             instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Restore")
             created.keep()
-        return pb.RestoreResponse(
-            sessions=created.messages,
-            environment_version=environment.spec.version,
-            instructions=instructions,
-            limits=convert.limits_to(episode.limits),
-            lease_seconds=lease,
-            instance_id=self.instance_id,
-        )
+        response.environment_version = environment.spec.version
+        response.instructions = instructions
+        convert.fill_limits(response.limits, episode.limits)
+        response.lease_seconds = lease
+        response.instance_id = self.instance_id
+        return response
 
     # --- using sessions ------------------------------------------------------------------------------------------
 
@@ -244,11 +243,9 @@ class Calls:
             session.next_index = 0
             session.over = False
             session.last_actions = session.last_transition = None
-            response = pb.ResetResponse(
-                session=describe_session(session, observation),
-                instructions=instructions,
-                limits=convert.limits_to(limits),
-            )
+            response = pb.ResetResponse(instructions=instructions)
+            describe_session(response.session, session, observation)
+            convert.fill_limits(response.limits, limits)
             session.last_reset = fingerprint, response
             return response
 
@@ -260,9 +257,12 @@ class Calls:
         if request.HasField("want"):
             want = self._check_want(session.environment, convert.want_from(request.want))
         transition = await self.turn(session, request.epoch, request.step_index, actions, want)
+        response = pb.StepResponse(next_step_index=request.step_index + 1)
         if isinstance(transition, Transition):
-            transition = convert.transition_to(transition)
-        return pb.StepResponse(transition=transition, next_step_index=request.step_index + 1)
+            convert.fill_transition(response.transition, transition)
+        else:
+            response.transition.CopyFrom(transition)
+        return response
 
     async def turn(
         self, session: Session, epoch: int, index: int, actions: list[Action], want: Want | None
@@ -500,7 +500,6 @@ class _Cleanup:
         self._table = table
         self._kept = False
         self.sessions: list[Session] = []
-        self.messages: list[pb.Session] = []
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)

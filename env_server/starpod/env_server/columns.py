@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from starpod.env_server.convert import outcome_flags, transition_to
+from starpod.env_server.convert import fill_transition, outcome_flags
 from starpod.env_server.environment import Busy, Environment
+from starpod.env_server.episode import Transition
 from starpod.env_server.errors import bad_argument
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.session import SessionTable
@@ -177,8 +178,7 @@ def step_rows(
         if end:
             session.over = True
         if extras is not None or details is not None or type(text) is not str:
-            step = pb.StepResponse(transition=transition_to(transition), next_step_index=index + 1)
-            transitions.replies.append(pb.Reply(call_id=call_id, step=step))
+            transitions.replies.append(step_reply(call_id, transition, index + 1))
             continue
         if end:
             transitions.ended_rows.append(len(call_ids))
@@ -201,6 +201,17 @@ def step_rows(
         metrics.steps(environment.spec.id, stepped, seconds)
         transitions.environment_seconds += _scaled(seconds, stepped)
     return others
+
+
+def step_reply(call_id: int, transition: Transition | pb.Transition, next_index: int) -> pb.Reply:
+    """The reply to a turn as a message of its own."""
+    reply = pb.Reply(call_id=call_id)
+    if isinstance(transition, Transition):
+        fill_transition(reply.step.transition, transition)
+    else:
+        reply.step.transition.CopyFrom(transition)
+    reply.step.next_step_index = next_index
+    return reply
 
 
 def _scaled(sample: list[float], count: int) -> float:

@@ -107,6 +107,8 @@ def want_from(message: pb.Want) -> Want:
 
 def limits_from(overrides: pb.LimitOverrides, present: Limits) -> Limits:
     """The present limits with the given fields replaced."""
+    if not overrides.ByteSize():
+        return present
     return Limits(
         overrides.max_turns if overrides.HasField("max_turns") else present.max_turns,
         overrides.max_actions_per_turn if overrides.HasField("max_actions_per_turn") else present.max_actions_per_turn,
@@ -150,12 +152,15 @@ def part_to(part: Part) -> pb.Part:
     raise TypeError(f"a part of an observation is str, Image, JSON or a NumPy array, not {type(part).__name__}")
 
 
-def observation_to(observation: Observation) -> pb.Observation:
+def fill_observation(message: pb.Observation, observation: Observation) -> None:
+    """Writes into an empty message. (Filling a message in place costs a third of making and copying it.)"""
     parts, state_key, extras = observation
-    message = pb.Observation(
-        parts=[pb.Part(text=parts)] if isinstance(parts, str) else [part_to(part) for part in parts],
-        state_key=state_key,
-    )
+    if type(parts) is str:
+        message.parts.add().text = parts
+    else:
+        message.parts.extend(map(part_to, parts))
+    if state_key:
+        message.state_key = state_key
     if extras is not None:
         if extras.valid_actions is not None:
             message.valid_actions.extend([action_to(action) for action in extras.valid_actions])
@@ -163,18 +168,22 @@ def observation_to(observation: Observation) -> pb.Observation:
             message.expert_action.CopyFrom(action_to(extras.expert_action))
         if extras.score is not None:
             message.score = extras.score
+
+
+def observation_to(observation: Observation) -> pb.Observation:
+    message = pb.Observation()
+    fill_observation(message, observation)
     return message
 
 
-def _outcome_to(outcome: Outcome | None) -> pb.Outcome:
+def _fill_outcome(message: pb.Outcome, outcome: Outcome | None) -> None:
     if outcome is None:
-        return pb.Outcome(executed=False, valid=True)
-    return pb.Outcome(
-        executed=outcome is not UNKNOWN_NAME,
-        valid=outcome.valid,
-        effective=outcome.effective,
-        reward=outcome.reward,
-    )
+        message.valid = True
+        return
+    message.executed = outcome is not UNKNOWN_NAME
+    message.valid = outcome.valid
+    message.effective = outcome.effective
+    message.reward = outcome.reward
 
 
 def outcome_flags(outcome: Outcome | None) -> int:
@@ -184,22 +193,29 @@ def outcome_flags(outcome: Outcome | None) -> int:
     return (outcome is not UNKNOWN_NAME) + 2 * outcome.valid + 4 * outcome.effective
 
 
-def transition_to(transition: Transition) -> pb.Transition:
-    message = pb.Transition(
-        observation=observation_to(transition.observation),
-        reward=transition.reward,
-        outcomes=[_outcome_to(outcome) for outcome in transition.outcomes],
-        terminated=transition.terminated,
-        truncated=transition.truncated,
-        end_reason=transition.end_reason.value,  # type: ignore[arg-type]
-        success=transition.success,
-    )
+def fill_transition(message: pb.Transition, transition: Transition) -> None:
+    """Writes into an empty message."""
+    fill_observation(message.observation, transition.observation)
+    message.reward = transition.reward
+    for outcome in transition.outcomes:
+        _fill_outcome(message.outcomes.add(), outcome)
+    if transition.end_reason:
+        message.end_reason = transition.end_reason.value  # type: ignore[assignment]
+        message.terminated = transition.terminated
+        message.truncated = transition.truncated
+    if transition.success is not None:
+        message.success = transition.success
     if transition.details is not None:
         parts, criteria, info = transition.details
         message.reward_parts.update(parts or {})
         message.criteria.update(criteria or {})
         if info:
             message.info.CopyFrom(struct_to(info))
+
+
+def transition_to(transition: Transition) -> pb.Transition:
+    message = pb.Transition()
+    fill_transition(message, transition)
     return message
 
 
@@ -225,12 +241,17 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"info holds a {type(value).__name__}; only JSON-like values can travel")
 
 
+def fill_limits(message: pb.Limits, limits: Limits) -> None:
+    """Writes into an empty message."""
+    message.max_turns = limits.max_turns
+    message.max_actions_per_turn = limits.max_actions_per_turn
+    message.max_actions = limits.max_actions
+
+
 def limits_to(limits: Limits) -> pb.Limits:
-    return pb.Limits(
-        max_turns=limits.max_turns,
-        max_actions_per_turn=limits.max_actions_per_turn,
-        max_actions=limits.max_actions,
-    )
+    message = pb.Limits()
+    fill_limits(message, limits)
+    return message
 
 
 _CONCURRENCY = {

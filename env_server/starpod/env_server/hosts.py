@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from starpod.env_server.environment import (
     Action,
@@ -44,8 +43,7 @@ class EnvironmentBug(Exception):
         return cls(type(error).__name__, str(error), intact=intact)
 
 
-@dataclass(frozen=True, slots=True)
-class ResetPlan:
+class ResetPlan(NamedTuple):
     """Everything that decides a new episode."""
 
     options: EnvironmentOptions

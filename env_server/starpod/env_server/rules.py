@@ -41,16 +41,18 @@ def _default_options(environment: type[Environment]) -> EnvironmentOptions:
     return environment.Options()
 
 
-def describe_session(session: Session, observation: Observation | pb.Observation) -> pb.Session:
-    return pb.Session(
-        session_id=session.id,
-        epoch=session.epoch,
-        step_index=session.next_index,
-        seed=session.seed,
-        dynamics_seed=session.dynamics_seed,
-        member=session.member,
-        observation=convert.observation_to(observation) if isinstance(observation, Observation) else observation,
-    )
+def describe_session(message: pb.Session, session: Session, observation: Observation | pb.Observation) -> None:
+    """Writes into an empty message."""
+    message.session_id = session.id
+    message.epoch = session.epoch
+    message.step_index = session.next_index
+    message.seed = session.seed
+    message.dynamics_seed = session.dynamics_seed
+    message.member = session.member
+    if isinstance(observation, Observation):
+        convert.fill_observation(message.observation, observation)
+    else:
+        message.observation.CopyFrom(observation)
 
 
 def replay_reply(session: Session, epoch: int, index: int, actions: list[Action]) -> Transition | pb.Transition:

@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -43,7 +43,8 @@ class Session:
     """
 
     __slots__ = (
-        "_lock",
+        "_taken",
+        "_waiting",
         "broken",
         "dynamics_seed",
         "environment",
@@ -98,22 +99,44 @@ class Session:
         self.lost = ""
         self.touched = time.monotonic()
         self.pending = 0
-        self._lock: asyncio.Lock | None = None
+        self._taken = False
+        self._waiting: deque[asyncio.Future[None]] | None = None
 
-    @asynccontextmanager
-    async def turn_taking(self) -> Any:
-        """Calls on one session run one at a time, in the order in which they came."""
-        if self._lock is None:
-            self._lock = asyncio.Lock()
+    def turn_taking(self) -> Session:
+        """For `async with`: calls on one session run one at a time, in the order in which they came."""
+        return self
+
+    async def __aenter__(self) -> None:
         self.pending += 1
+        if not self._taken:
+            self._taken = True
+            return
+        if self._waiting is None:
+            self._waiting = deque()
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         try:
-            async with self._lock:
-                yield
-        finally:
+            await turn
+        except asyncio.CancelledError:
             self.pending -= 1
-            self.touched = time.monotonic()
-            if not self.pending:
-                self._lock = None
+            if not turn.cancelled():
+                # It was this call's turn already: now it is the next one's.
+                self._pass_on()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.touched = time.monotonic()
+        self.pending -= 1
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._waiting = None
+        self._taken = False
 
     def check(self) -> None:
         """Raises SESSION_LOST if the session cannot be used any more."""

@@ -13,10 +13,8 @@ from google.rpc import status_pb2
 
 from starpod.env_server.auth import Grant
 from starpod.env_server.calls import Calls
-from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_rows
-from starpod.env_server.convert import transition_to
+from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_reply, step_rows
 from starpod.env_server.eager import run_eagerly
-from starpod.env_server.episode import Transition
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.parcels import parcels
 from starpod.env_server.session import SessionTable
@@ -186,9 +184,7 @@ class StreamServer:
             session = self._table.find(rows.session_ids[row])
             self._calls.check_actions(len(actions))
             transition = await self._calls.turn(session, rows.epochs[row], index, list(actions), None)
-            if isinstance(transition, Transition):
-                transition = transition_to(transition)
-            return pb.Reply(call_id=call_id, step=pb.StepResponse(transition=transition, next_step_index=index + 1))
+            return step_reply(call_id, transition, index + 1)
         except Exception as error:
             return pb.Reply(call_id=call_id, error=self._status("Step", error))
 

@@ -48,9 +48,9 @@ def begin(arrived: float) -> Timing:
 
 
 @contextmanager
-def environment_works(timing: Timing | None = None) -> Iterator[None]:
-    """What happens inside is the environment's work, for the call of this context or for the given one."""
-    timing = timing or _present.get()
+def environment_works() -> Iterator[None]:
+    """What happens inside is the environment's work, for the call of this context."""
+    timing = _present.get()
     started = clock()
     if timing is not None and not timing.began:
         timing.began = started
@@ -68,7 +68,12 @@ def measured(function: Callable[[], R]) -> Callable[[], R]:
         return function
 
     def run() -> R:
-        with environment_works(timing):
+        started = clock()
+        if not timing.began:
+            timing.began = started
+        try:
             return function()
+        finally:
+            timing.environment += clock() - started
 
     return run
