@@ -1,0 +1,108 @@
+"""The manifests rendered from the chart. No cluster runs here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from starpod.client.transport import split_address
+from starpod.client.versions import satisfies
+from tests.deploy.files import DEPLOY, project
+from tests.deploy.manifest_checks import certificates, problems, releases
+from tests.deploy.manifests import KUBERNETES, RENDERED, containers, find, flag, of_kind, pods, read, selects, words
+from tests.deploy.test_files import exported
+
+CHART = KUBERNETES / "chart"
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_manifests_are_right(name: str) -> None:
+    manifests = read(name)
+    assert problems(manifests) == []
+    if name != "versions":  # which shows a release to come
+        assert list(releases(manifests)) == []
+
+
+def test_two_versions_live_behind_one_name_and_the_trainer_is_pinned_to_one() -> None:
+    manifests = read("versions")
+    (service,) = of_kind(manifests, "Service")
+    found = {owner for owner, each in pods(manifests) if selects(service["spec"]["selector"], each)}
+    assert found == {"environments-sokoban-1-0", "environments-sokoban-1-1"}
+    assert len({container["image"] for _, container, _ in containers(manifests)}) == 2
+    environment = yaml.safe_load(find(read("trainer"), "ConfigMap")["data"]["config.yaml"])["environment"]
+    (address,) = environment["addresses"]
+    host, port = split_address(address.removeprefix("dns:///"))
+    assert (host, int(port)) == (service["metadata"]["name"], service["spec"]["ports"][0]["port"])
+    assert satisfies("1.0.3", environment["version"]) and not satisfies("1.1.0", environment["version"])
+
+
+def test_the_trainer_may_call_the_environments_and_nobody_else_may() -> None:
+    environments, run = read("secure"), read("trainer-vllm")
+    (policy,) = of_kind(environments, "NetworkPolicy")
+    calls, metrics = policy["spec"]["ingress"]
+    (peer,) = calls["from"]
+    (trainer,) = (each for _, each in pods(run))
+    assert selects(peer["podSelector"]["matchLabels"], trainer)
+    assert not any(selects(peer["podSelector"]["matchLabels"], each) for _, each in pods(environments))
+    assert [port["port"] for port in metrics["ports"]] == ["metrics"]
+    (egress,) = (rule for rule in find(run, "NetworkPolicy")["spec"]["egress"] if "to" in rule)
+    labels = egress["to"][0]["podSelector"]["matchLabels"]
+    assert all(selects(labels, each) for _, each in pods(environments))
+    # Certificates of both are of one authority.
+    issuers = {
+        c["spec"]["issuerRef"]["name"] for c in of_kind(environments + run, "Certificate") if "usages" in c["spec"]
+    }
+    assert issuers == {"starpod-authority"}
+    assert list(certificates(environments + run)) == []
+
+
+def test_vllm_hears_the_trainer_alone() -> None:
+    manifests = read("trainer-vllm")
+    (vllm,) = (container for where, container, _ in containers(manifests) if where.endswith("/vllm"))
+    assert vllm["restartPolicy"] == "Always", "a sidecar, or the Job would never end"
+    assert flag(vllm, "host") == "127.0.0.1"
+    assert find(manifests, "NetworkPolicy")["spec"]["ingress"] == []
+    config = yaml.safe_load(find(manifests, "ConfigMap")["data"]["config.yaml"])
+    assert config["engine"]["urls"] == [f"http://127.0.0.1:{flag(vllm, 'port')}"]
+    assert config["model"] in words(vllm)
+    mounts = [{m["name"]: m["mountPath"] for m in c["volumeMounts"]} for _, c, _ in containers(manifests)]
+    assert [m["handover"] for m in mounts if "handover" in m] == [config["engine"]["handover_folder"]] * 2
+
+
+def test_alerts_are_those_of_prometheus() -> None:
+    alerts = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    assert yaml.safe_load((CHART / "files" / "alerts.yml").read_text()) == alerts, "copy deploy/prometheus/alerts.yml"
+    assert find(read("environments"), "PrometheusRule")["spec"] == alerts
+    (job,) = set(re.findall(r'job="(\w+)"', str(alerts)))
+    monitor = find(read("environments"), "PodMonitor")["spec"]
+    for _, each in pods(read("environments")):
+        assert each["metadata"]["labels"][monitor["jobLabel"]] == job
+    targets = {relabeling["targetLabel"] for relabeling in monitor["podMetricsEndpoints"][0]["relabelings"]}
+    assert "service" in targets, "alerts and the dashboard go by it"
+
+
+def test_the_adapter_asks_for_what_servers_export() -> None:
+    rules = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    for rule in rules:
+        series = rule["seriesQuery"].partition("{")[0]
+        assert series in exported()
+        assert re.search(rule["name"]["matches"], series)
+        # The labels that say whose a series is must not be the server's own.
+        assert not set(rule["resources"]["overrides"]) & exported()[series]
+
+
+def test_the_chart_bears_the_projects_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == project()["version"]
+
+
+def test_programs_are_where_the_images_have_them() -> None:
+    for file, used in (("environment", ["starpod"]), ("trainer", ["starpod", "torchrun", "vllm", "python"])):
+        text = (DEPLOY / "docker" / f"{file}.Dockerfile").read_text()
+        assert 'ENTRYPOINT ["/opt/starpod/bin/starpod"]' in text
+        assert "WORKDIR /opt/starpod\n" in text and "python -m venv --without-pip ." in text
+        assert used
+    asked = {word for name in RENDERED for _, c, _ in containers(read(name)) for word in words(c) if "/bin/" in word}
+    assert asked <= {f"/opt/starpod/bin/{program}" for program in ("starpod", "torchrun", "vllm")}

@@ -1,0 +1,124 @@
+"""The chart: its schema, its page, and the manifests that are made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.deploy.manifests import KUBERNETES, RENDERED, Manifest, parse, read
+
+CHART = KUBERNETES / "chart"
+HELM = os.environ.get("HELM") or shutil.which("helm")
+needs_helm = pytest.mark.skipif(HELM is None, reason="needs helm on the path, or named by $HELM")
+
+
+def values() -> Manifest:
+    return dict(yaml.safe_load((CHART / "values.yaml").read_text()))
+
+
+def schema() -> Manifest:
+    return dict(json.loads((CHART / "values.schema.json").read_text()))
+
+
+def test_the_schema_knows_each_value_and_no_other() -> None:
+    jsonschema.Draft7Validator.check_schema(schema())
+    jsonschema.validate(values(), schema(), jsonschema.Draft7Validator)
+
+    def compare(own: Manifest, known: Manifest, path: str) -> None:
+        known = schema()["definitions"][known["$ref"].rpartition("/")[2]] if "$ref" in known else known
+        if known.get("additionalProperties") is not False:
+            return
+        assert set(known["properties"]) - {"global"} == set(own), path
+        for key, value in own.items():
+            if isinstance(value, dict):
+                compare(value, known["properties"][key], f"{path}.{key}")
+
+    compare(values(), schema(), "values")
+    for name in RENDERED:
+        given = yaml.safe_load((KUBERNETES / "values" / f"{name}.yaml").read_text())
+        jsonschema.validate(given, schema(), jsonschema.Draft7Validator)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fleets": {"a": {"replica": 1}}},
+        {"fleets": {"A_b": {}}},
+        {"fleets": {"a": {"tag": 0.1}}},
+        {"tls": {"mode": "mtls"}},
+        {"trainer": {"addresses": ["environments"]}},
+        {"trainer": {"config": {"environment": "sokoban-v1"}}},
+        {"fleet": {"maxUnavailable": "100%"}},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses(wrong: Manifest) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema(), jsonschema.Draft7Validator)
+
+
+def test_the_readme_explains_each_value() -> None:
+    text = (CHART / "README.md").read_text()
+    explained = set(re.findall(r"`([\w.]+)`", text))
+
+    def leaves(value: object, path: str) -> set[str]:
+        if isinstance(value, dict) and value:
+            return set().union(*(leaves(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()))
+        return {path}
+
+    def is_explained(path: str) -> bool:
+        parts = path.split(".")
+        return any(".".join(parts[:count]) in explained for count in range(1, len(parts) + 1))
+
+    assert {path for path in leaves(values(), "") if not is_explained(path)} == set()
+
+
+def helm(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(HELM), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+@needs_helm
+def test_rendered_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
+    copied = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, copied)
+    subprocess.run([copied / "render"], env={**os.environ, "HELM": str(HELM)}, check=True, timeout=100)
+    for name in RENDERED:
+        fresh = parse((copied / "rendered" / f"{name}.yaml").read_text())
+
+        def key(manifest: Manifest) -> str:
+            return f"{manifest['kind']} {manifest['metadata']['name']}"
+
+        assert sorted(fresh, key=key) == sorted(read(name), key=key), "stale: run deploy/kubernetes/render"
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"trainer": {"enabled": True}}, "trainer.addresses is empty"),
+        (
+            {"trainer": {"enabled": True, "addresses": ["a:1"], "processes": 2, "vllm": {"enabled": True}}},
+            "exclude each",
+        ),
+        ({"trainer": {"enabled": True, "addresses": ["a:1"], "processes": 2, "gpus": 1}}, "a GPU of its own"),
+        ({"trainer": {"enabled": True, "addresses": ["a:1"], "vllm": {"enabled": True}}}, "needs trainer.config.model"),
+        ({"fleets": {"a": {}}, "tls": {"mode": "secret"}}, "needs tls.serverSecret"),
+        ({"fleets": {"a": {}}, "tls": {"mode": "certManager"}}, "needs tls.issuer.name"),
+        ({"fleets": {"a" * 60: {}}}, "longer than 52 characters"),
+        ({"fleets": {"a": {}}, "networkPolicy": {"clients": []}}, "nobody could call"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_chart_refuses_what_cannot_work(values: Manifest, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    refused = helm("template", "x", CHART, "--values", file)
+    assert refused.returncode != 0 and complaint in refused.stderr
