@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.client import SyncFleet
 from starpod.client.adapters.text import MOST_ACTIONS, Episode, Reader, Setting, converse
 from starpod.client.errors import EnvironmentBug
+from tests.client.adapters.sessions import live_sessions
 from tests.support import ROOT, ServerProcess
 
 
@@ -134,15 +134,9 @@ print(episode.session.address, flush=True)
 """
 
 
-def test_a_process_that_ends_closes_what_it_left_open(troubled: ServerProcess) -> None:
-    with SyncFleet(troubled.address) as fleet:
-        before = live_sessions(fleet)
-        command = [sys.executable, "-c", LEAVES, troubled.address]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-        assert ended.stdout.strip() == troubled.address and not ended.stderr
-        assert live_sessions(fleet) == before
-
-
-def live_sessions(fleet: SyncFleet) -> int:
-    fleet.describe()
-    return sum(replica.description.live_sessions for replica in fleet.fleet.replicas if replica.description)
+def test_a_process_that_ends_closes_what_it_left_open(walk: Setting, troubled: ServerProcess) -> None:
+    before = live_sessions(walk)
+    command = [sys.executable, "-c", LEAVES, troubled.address]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == troubled.address and not ended.stderr
+    assert live_sessions(walk) == before

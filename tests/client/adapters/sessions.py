@@ -1,0 +1,12 @@
+"""How many sessions a server holds."""
+
+from __future__ import annotations
+
+from starpod.client.adapters.text import Setting
+
+
+def live_sessions(setting: Setting) -> int:
+    """Of all servers of a setting, as they tell it now."""
+    fleet = setting.shared_fleet()
+    fleet.describe()
+    return sum(replica.description.live_sessions for replica in fleet.fleet.replicas if replica.description)
