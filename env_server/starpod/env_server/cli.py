@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,24 @@ _LIMITS = ServerLimits()
     multiple=True,
     metavar="FILE.py|MODULE",
     help="Also host the environments that this file or module defines. Repeatable.",
+)
+@click.option(
+    "--gymnasium",
+    multiple=True,
+    metavar="ID",
+    help="Also host this Gymnasium environment, e.g. FrozenLake-v1?is_slippery=false#concurrency=thread. Repeatable.",
+)
+@click.option(
+    "--openenv",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="Also host this OpenEnv environment, e.g. echo_env:EchoEnvironment. Repeatable.",
+)
+@click.option(
+    "--skyrl-gym",
+    multiple=True,
+    metavar="ID",
+    help="Also host this SkyRL-gym environment, e.g. gsm8k#rows=questions.jsonl. Repeatable.",
 )
 @click.option(
     "--store",
@@ -165,6 +183,9 @@ def serve(
     metrics_port: int,
     health_port: int,
     modules: tuple[str, ...],
+    gymnasium: tuple[str, ...],
+    openenv: tuple[str, ...],
+    skyrl_gym: tuple[str, ...],
     stores: tuple[str, ...],
     max_sessions: int,
     max_message_bytes: int,
@@ -213,7 +234,8 @@ def serve(
     if workers > 1:
         sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, health_port, drain_seconds))
     try:
-        registry, asked = _registry(environments, modules)
+        hosted = {"gymnasium": gymnasium, "openenv": openenv, "skyrl_gym": skyrl_gym}
+        registry, asked = _registry(environments, modules, hosted)
         registry = registry.prepare(asked)
         config = ServerConfig(
             host=host,
@@ -266,14 +288,20 @@ def _use_stores(stores: Sequence[str]) -> None:
     os.environ[STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in given.items())
 
 
-def _registry(environments: tuple[str, ...], modules: tuple[str, ...]) -> tuple[Registry, list[str]]:
+def _registry(
+    environments: tuple[str, ...], modules: tuple[str, ...], hosted: Mapping[str, tuple[str, ...]]
+) -> tuple[Registry, list[str]]:
     """What to host, and the ids among it that were asked for."""
-    registry = Registry.installed(environments) if environments or not modules else Registry()
+    nothing_else = not modules and not any(hosted.values())
+    registry = Registry.installed(environments) if environments or nothing_else else Registry()
     added: list[str] = []
     for module in modules:
         before = set(registry.ids)
         registry.add_module(module)
         added += set(registry.ids) - before
+    for family, wanted in hosted.items():
+        for text in wanted:
+            added.append(registry.add_hosted(family, text))
     if environments or added:
         chosen = registry.select([*environments, *added])
         return chosen, chosen.ids

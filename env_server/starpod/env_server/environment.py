@@ -147,7 +147,7 @@ class EnvironmentSpec:
     actions: every action by name where the set is fixed; matched whatever their case, handed to `step` as written here.
     grammar: how an action is written where there is no fixed set, for people and prompts.
     observation_modes: values of the option `observation`, where there is one.
-    fork, snapshot: whether a live episode can be copied, and written as bytes. False where `twin` or `get_state` cannot.
+    fork, snapshot: whether a live episode can be copied, and written as bytes: what `twin` and `get_state` do.
     restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
     slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
     slow_render: run `render` on a thread, and what observes with a picture; such a turn can be undone if it meets Busy.

@@ -25,8 +25,12 @@ from starpod.env_server.errors import CallError, bad_argument
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "starpod.environments"
+_PACKAGES = {"gymnasium": "'starpod[gymnasium]'", "openenv": "openenv-core", "skyrl_gym": "skyrl-gym"}
+"""Where hosted families come from."""
 _ID = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*-v[0-9]+")
 _VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
+_LONGEST_RANGE = 256
+_LONGEST_NAME = 128
 _COMPARATOR = re.compile(r"(==|!=|>=|<=|>|<)?\s*(\d+(\.\d+){0,2})")
 
 
@@ -86,6 +90,8 @@ def load_class(reference: Reference) -> type[Environment]:
 @functools.lru_cache(maxsize=256)
 def parse_version_range(text: str) -> SpecifierSet:
     """Comparators joined by commas, as OpenRequest.version has them. Raises ValueError on anything else."""
+    if len(text) > _LONGEST_RANGE:
+        raise ValueError(f"is longer than {_LONGEST_RANGE} characters")
     parts = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match = _COMPARATOR.fullmatch(part)
@@ -189,6 +195,21 @@ class Registry:
         for environment in found:
             self.add(environment)
 
+    def add_hosted(self, family: str, text: str) -> str:
+        """Adds another package's environment, as `hosting/FAMILY.py` makes it; returns its id. Raises RegistryError."""
+        flag = f"--{family.replace('_', '-')}"
+        try:
+            hosting = importlib.import_module(f"starpod.env_server.hosting.{family}")
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            raise RegistryError(f"{flag} needs the package {missing}: pip install {_PACKAGES[family]}") from error
+        environment: type[Environment] = hosting.host(text)
+        spec = environment.spec
+        if spec.id in self._versions:
+            raise RegistryError(f"{flag} {text}: {spec.id} is hosted already; give this one another id: #id=name-vN")
+        self.add(environment)
+        return spec.id
+
     def select(self, names: Sequence[str]) -> Registry:
         """The registry of the named ids alone; `sokoban` means all its `sokoban-vN`."""
         chosen: list[type[Environment]] = []
@@ -218,7 +239,7 @@ class Registry:
             nearest = self._nearest(id)
             raise CallError(
                 "UNKNOWN_ENVIRONMENT",
-                f"this server hosts no environment {id!r}{self._suggest(id)}",
+                f"this server hosts no environment {id[:_LONGEST_NAME]!r}{self._suggest(id)}",
                 {"nearest": ",".join(nearest), "available": ",".join(self.ids)},
             ) from None
 
@@ -244,7 +265,7 @@ class Registry:
     def find_restorer(self, id: str, version: str) -> type[Environment]:
         """The class that restores a snapshot of this version. Raises INCOMPATIBLE_SNAPSHOT."""
         versions = self.versions(id)
-        if _VERSION.fullmatch(version):
+        if len(version) <= _LONGEST_RANGE and _VERSION.fullmatch(version):
             for environment in versions:
                 if environment.spec.version == version:
                     return environment
@@ -254,12 +275,12 @@ class Registry:
         available = ",".join(environment.spec.version for environment in versions)
         raise CallError(
             "INCOMPATIBLE_SNAPSHOT",
-            f"no hosted version of {id} ({available}) restores snapshots of version {version!r}",
-            {"snapshot_version": version, "available": available},
+            f"no hosted version of {id} ({available}) restores snapshots of version {version[:_LONGEST_NAME]!r}",
+            {"snapshot_version": version[:_LONGEST_NAME], "available": available},
         )
 
     def _nearest(self, name: str) -> list[str]:
-        return difflib.get_close_matches(name.lower(), self.ids, n=3, cutoff=0.5)
+        return difflib.get_close_matches(name[:_LONGEST_NAME].lower(), self.ids, n=3, cutoff=0.5)
 
     def _suggest(self, name: str) -> str:
         nearest = self._nearest(name)

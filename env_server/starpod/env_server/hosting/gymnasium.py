@@ -1,0 +1,264 @@
+"""Any Gymnasium environment whose actions can be written: `starpod serve --gymnasium FrozenLake-v1`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.spaces import Discrete
+
+from starpod.env_server.environment import (
+    Concurrency,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Image,
+    OptionsError,
+    digest_observation,
+)
+from starpod.env_server.hosting.gymnasium_game import GymnasiumGame, Maker, Plan, make
+from starpod.env_server.hosting.hosted import Facts, Hosted, package_version, publish, starpod_id
+from starpod.env_server.hosting.spaces import Uncarried, reader, words, writer
+from starpod.env_server.hosting.wanted import (
+    HostingError,
+    Wanted,
+    check_arguments,
+    constructor,
+    nearest,
+    options_model,
+)
+
+_MOST_NAMES = 256
+_PROBED_STEPS = 40
+_TOLD = ("description", "action space", "observation space", "starting state", "rewards", "episode end")
+_LONGEST_RIPTION = 6_000
+_LONGEST_DESCRIPTION = 6_000
+_MAKE_ARGUMENTS = ("max_episode_steps",)
+"""Arguments of gymnasium.make itself, not of the environment's constructor."""
+
+
+def host(text: str, facts: str = "") -> type[Hosted]:
+    """The environment class for `ID?argument=value#setting=value`. Raises HostingError.
+
+    facts: what was found out about it, where another process asks.
+    """
+    wanted = Wanted.parse(text, ("actions", "observation", "render", "instructions", "info"))
+    gym_spec = _find(wanted)
+    creator = _creator(wanted, gym_spec)
+    signature = constructor(creator)
+    check_arguments(wanted, signature, _MAKE_ARGUMENTS)
+    drawn = _render_mode(wanted)
+    first = make(wanted, gym_spec, {**wanted.arguments, **drawn})
+    try:
+        plan = _plan(wanted, gym_spec, first)
+        instructions = _instructions(wanted, gym_spec, first, plan)
+    except Uncarried as error:
+        raise wanted.fail(error) from error
+    finally:
+        first.close()
+    options = options_model(wanted, signature, {**gym_spec.kwargs, **wanted.arguments}, ("render_mode",))
+
+    maker = Maker(wanted, gym_spec, drawn, plan)
+    module = getattr(creator, "__module__", "") or ""
+    known = Facts(**json.loads(facts)) if facts else _examine(maker, module)
+    name, number = gym_spec.id.rpartition(":")[2], gym_spec.version or 0
+    short = re.sub(r"-v[0-9]+$", "", name)
+    spec = EnvironmentSpec(
+        id=starpod_id(wanted, "gymnasium", short, number),
+        version=known.version,
+        title=f"{name} of Gymnasium",
+        instructions=instructions,
+        actions=plan.names,
+        grammar="" if plan.names else words(plan.action_space),
+        observation_modes=(),
+        render_modes=("text", "png") if drawn.get("render_mode") == "rgb_array" else ("text",),
+        # Gymnasium's own take microseconds and hold nothing that could hang; of others nothing is known.
+        concurrency=Concurrency.INLINE if module.startswith("gymnasium.") else Concurrency.PROCESS,
+    )
+    base = NamedGymnasiumEnvironment if plan.names else GymnasiumEnvironment
+    return publish(base, wanted, spec, known, Options=options, maker=maker)
+
+
+class GymnasiumEnvironment(Hosted):
+    """One Gymnasium environment per session."""
+
+    maker: ClassVar[Maker]
+    options: EnvironmentOptions
+
+    def begin(self, luck: int) -> GymnasiumGame:
+        try:
+            return self.maker.begin(self.options.model_dump(), self.seed, luck)
+        except (HostingError, Uncarried) as error:
+            raise OptionsError(str(error)) from error
+
+    def render(self, mode: str = "text") -> str | bytes:
+        game = self.game
+        assert isinstance(game, GymnasiumGame)
+        return game.draw() if mode == "png" else game.text
+
+    def state_key(self) -> bytes:
+        game = self.game
+        assert isinstance(game, GymnasiumGame)
+        return digest_observation(game.parts)
+
+
+class NamedGymnasiumEnvironment(GymnasiumEnvironment):
+    """One whose actions have names. Some tell by a mask which of them do something now."""
+
+    def valid_actions(self) -> Sequence[str]:
+        game = self.game
+        assert isinstance(game, GymnasiumGame)
+        mask = game.info.get("action_mask")
+        if not isinstance(mask, np.ndarray) or mask.shape != (len(self.spec.actions),):
+            return self.spec.actions
+        return [name for name, allowed in zip(self.spec.actions, mask.tolist(), strict=True) if allowed]
+
+
+def _find(wanted: Wanted) -> EnvSpec:
+    """The registration of an id, `MODULE:ID` for one that a module registers."""
+    module, _, name = wanted.name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            hint = f"pip install {(error.name or module).replace('_', '-')}"
+            raise wanted.fail(f"there is no module {error.name}; perhaps {hint}") from error
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        latest = {id.rpartition("-v")[0]: id for id in gymnasium.registry}
+        if name in latest:
+            return gymnasium.spec(latest[name])
+        others = [id for id in gymnasium.registry if id.rpartition("-v")[0] == name.rpartition("-v")[0]]
+        if "/" in name and not any(id.startswith(name.partition("/")[0] + "/") for id in gymnasium.registry):
+            raise wanted.fail(
+                f"no package here registers {name.partition('/')[0]}/...; install the one that does, and name its "
+                f"module first: --gymnasium MODULE:{name}"
+            ) from error
+        raise wanted.fail(f"Gymnasium has no such id{nearest(name, others or list(gymnasium.registry))}") from error
+
+
+def _creator(wanted: Wanted, gym_spec: EnvSpec) -> Callable[..., Any]:
+    try:
+        point = gym_spec.entry_point
+        return load_env_creator(point) if isinstance(point, str) else point  # type: ignore[return-value]
+    except ModuleNotFoundError as error:
+        raise wanted.fail(f"it needs the package {error.name}: pip install {error.name}") from error
+    except (ImportError, gymnasium.error.Error) as error:
+        raise wanted.fail(error) from error
+
+
+def _render_mode(wanted: Wanted) -> dict[str, str]:
+    """The constructor's render_mode: an environment has one, so that text and pictures exclude each other."""
+    text = wanted.choice("observation", "text", "json", "ansi") == "ansi"
+    picture = wanted.choice("render", "no", "png") == "png"
+    if text and picture:
+        raise wanted.fail("it draws either text (observation=ansi) or pictures (render=png); choose one")
+    return {"render_mode": "ansi" if text else "rgb_array"} if text or picture else {}
+
+
+def _plan(wanted: Wanted, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> Plan:
+    modes = first.metadata.get("render_modes", [])
+    for mode in _render_mode(wanted).values():
+        if mode not in modes:
+            raise wanted.fail(f"it does not render {mode}; it has {', '.join(modes) or 'no render mode'}")
+    space = first.action_space
+    read = reader(space)
+    names: tuple[str, ...] = ()
+    if isinstance(space, Discrete) and space.n <= _MOST_NAMES:
+        numbers = range(int(space.start), int(space.start + space.n))
+        names = tuple(map(str, numbers))
+        if given := wanted.settings.get("actions"):
+            names = tuple(name.strip() for name in given.split(","))
+            if len({name.lower() for name in names if name}) != len(numbers):
+                raise wanted.fail(f"actions={given!r} must be {len(numbers)} different names, separated by commas")
+    elif "actions" in wanted.settings:
+        raise wanted.fail(f"its actions cannot be named: they are {words(space)}")
+    elements = [read(number) for number in numbers] if names else []
+    success_at = wanted.number("success_at")
+    return Plan(
+        space,
+        first.observation_space,
+        names,
+        dict(zip(names, elements, strict=True)),
+        read,
+        writer(first.observation_space),
+        wanted.choice("observation", "text", "json", "ansi"),
+        wanted.choice("info", "yes", "no") == "yes",
+        gym_spec.reward_threshold if success_at is None else success_at,
+    )
+
+
+def _instructions(wanted: Wanted, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any], plan: Plan) -> str:
+    """What the package itself says of the environment, then how to read and write here."""
+    told = ""
+    if wanted.choice("instructions", "full", "brief") == "full":
+        told = _description(inspect.getdoc(type(first.unwrapped)) or "")
+    lines = [f"This is {gym_spec.id}.", told]
+    if plan.observation == "ansi":
+        lines.append("You see it drawn in text.")
+    else:
+        lines.append(f"You see {words(first.observation_space)}.")
+    if plan.names and "actions" in wanted.settings:
+        meanings = ", ".join(f"{name} ({number})" for name, number in plan.by_name.items())
+        lines.append(f"An action is one of these names: {meanings}.")
+    else:
+        lines.append(f"An action is {words(plan.action_space)}.")
+    return "\n".join(line for line in lines if line)
+
+
+def _description(doc: str) -> str:
+    """The sections of a docstring that tell how to play; all of it where it has no sections."""
+    opening, *sections = re.split(r"^[ \t]*#+ +(.+)$", doc, flags=re.MULTILINE)
+    kept = [opening.strip()]
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        if title.strip().lower() in _TOLD:
+            kept.append(f"{title.strip()}: {body.strip()}")
+    return "\n".join(part for part in kept if part)[:_LONGEST_DESCRIPTION]
+
+
+def _examine(maker: Maker, module: str) -> Facts:
+    """Plays some random turns, again, and with a copy in their middle."""
+    wanted = maker.wanted
+    try:
+        games = [maker.begin({}, 1, 2) for _ in range(3)]
+        space = games[0].plan.action_space
+        space.seed(1)
+        actions = [space.sample() for _ in range(_PROBED_STEPS)]
+        one, other = (_played(game, actions) for game in games[:2])
+        if "png" in wanted.settings.get("render", ""):
+            games[0].draw()
+        middle = len(one) // 2
+        start = _played(games[2], actions[:middle])
+        try:
+            twin = games[2].copy()
+            ends = [_played(game, actions[middle:]) for game in (twin, games[2])]
+            copies = ends[0] == ends[1] and (one != other or start + ends[0] == one)
+        except Exception:  # whatever a copy may raise: then there is none
+            copies = False
+        for game in games:
+            game.close()
+    except HostingError:
+        raise
+    except Exception as error:
+        raise wanted.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
+    same = one == other and not maker.gym_spec.nondeterministic
+    return Facts(package_version(module), same, copies).settled(wanted)
+
+
+def _played(game: GymnasiumGame, actions: Sequence[Any]) -> list[Any]:
+    """What comes of actions, until the end."""
+    record: list[Any] = []
+    for action in actions:
+        seen, reward, terminated, truncated, _ = game.environment.step(action)
+        drawn: list[Image] = []
+        record.append((json.dumps(game.write(seen, drawn)), drawn, float(reward), bool(terminated), bool(truncated)))
+        if terminated or truncated:
+            break
+    return record

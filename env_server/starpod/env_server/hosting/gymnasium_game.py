@@ -1,0 +1,165 @@
+"""One live Gymnasium environment: actions read, observations written."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Text
+from gymnasium.utils import seeding
+from PIL import Image as Pillow
+
+from starpod.env_server.drawing import png
+from starpod.env_server.environment import INVALID, JSON, Action, Image, Outcome, Part
+from starpod.env_server.hosting.hosted import Game, own_luck
+from starpod.env_server.hosting.spaces import (
+    Reader,
+    Uncarried,
+    Writer,
+    is_picture,
+    plain_colours,
+    plain_info,
+    words,
+    writer,
+)
+from starpod.env_server.hosting.wanted import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an environment's actions are read and its observations written.
+
+    names: its actions by name, where there are not too many; by_name: what they stand for.
+    observation: text, json, or ansi (its own drawing). info: whether transitions carry its info.
+    """
+
+    action_space: gymnasium.Space[Any]
+    observation_space: gymnasium.Space[Any]
+    names: tuple[str, ...]
+    by_name: Mapping[str, Any]
+    read: Reader
+    write: Writer
+    observation: str
+    info: bool
+    success_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes games as the operator asked. drawn: the constructor's render_mode, where there is one."""
+
+    wanted: Wanted
+    gym_spec: EnvSpec
+    drawn: Mapping[str, str]
+    plan: Plan
+
+    def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> GymnasiumGame:
+        """A new game with a caller's choice of arguments. Raises HostingError or Uncarried."""
+        arguments = {**self.wanted.arguments, **chosen, **self.drawn}
+        return GymnasiumGame(make(self.wanted, self.gym_spec, arguments), self.plan, seed, luck)
+
+
+def make(wanted: Wanted, gym_spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment as gymnasium.make gives it, time limit included. Raises HostingError."""
+    try:
+        return gymnasium.make(gym_spec, disable_env_checker=True, **arguments)
+    except gymnasium.error.Error as error:
+        raise wanted.fail(error) from error
+    except Exception as error:
+        raise wanted.fail(f"its constructor raised {type(error).__name__}: {error}") from error
+
+
+class GymnasiumGame(Game):
+    """An environment with what was last seen, which is written when somebody looks at it."""
+
+    def __init__(self, environment: gymnasium.Env[Any, Any], plan: Plan, seed: int, luck: int) -> None:
+        super().__init__(plan.success_at)
+        self.plan = plan
+        self.environment = environment
+        if environment.action_space != plan.action_space:
+            raise Uncarried(f"with these options the action space is {environment.action_space}")
+        self.write = plan.write
+        if environment.observation_space != plan.observation_space:
+            self.write = writer(environment.observation_space)
+        self.seen, self.info = environment.reset(seed=seed)
+        self._written: tuple[Any, list[Image]] | None = None
+        if own_luck(seed, luck):
+            self.reseed(luck)
+
+    def reseed(self, seed: int) -> None:
+        self.environment.unwrapped.np_random = seeding.np_random(seed)[0]
+
+    def play(self, action: Action) -> Outcome:
+        plan = self.plan
+        try:
+            element = plan.by_name[str(action)] if plan.names else plan.read(self._parse(action))
+        except (KeyError, ValueError):
+            return INVALID
+        self.seen, reward, terminated, truncated, self.info = self.environment.step(element)
+        self._written = None
+        return self.outcome(reward, bool(terminated), bool(truncated), plain_info(self.info) if plan.info else None)
+
+    @property
+    def written(self) -> tuple[Any, list[Image]]:
+        """The observation as a JSON value, and the pictures in it."""
+        if self._written is None:
+            drawn: list[Image] = []
+            self._written = self.write(self.seen, drawn), drawn
+        return self._written
+
+    @property
+    def parts(self) -> list[Part]:
+        """The observation itself, in words or as JSON, and then its pictures."""
+        value, drawn = self.written
+        if is_picture(self.environment.observation_space):
+            return [*drawn]
+        return [JSON(value) if self.plan.observation == "json" else _words(value), *drawn]
+
+    @property
+    def text(self) -> str:
+        """For people: the environment's own drawing in text, else the observation in words."""
+        if self.plan.observation == "ansi":
+            return plain_colours(str(self.environment.render()))
+        space = self.environment.observation_space
+        return words(space) if is_picture(space) else _words(self.written[0])
+
+    def observe(self) -> str | Sequence[Part]:
+        if self.plan.observation == "ansi":
+            return self.text
+        parts = self.parts
+        return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+
+    def draw(self) -> bytes:
+        """Its own picture, as PNG."""
+        return png(Pillow.fromarray(np.ascontiguousarray(self.environment.render())))
+
+    def copy(self) -> GymnasiumGame:
+        twin = copy.copy(self)
+        twin.environment, twin.seen, twin.info = copy.deepcopy((self.environment, self.seen, self.info))
+        return twin
+
+    def close(self) -> None:
+        self.environment.close()
+
+    def _parse(self, action: Action) -> Any:
+        """The JSON value of an action. Raises ValueError."""
+        if isinstance(action, JSON):
+            return action.value
+        if not isinstance(action, str):
+            raise ValueError("actions are text or JSON")
+        if isinstance(self.plan.action_space, Text):
+            return action
+        try:
+            return json.loads(action)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+
+
+def _words(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

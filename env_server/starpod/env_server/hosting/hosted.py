@@ -1,0 +1,265 @@
+"""What hosted environments share: an episode is what was played, and a copy plays it again."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import random
+import re
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from packaging.version import InvalidVersion, Version
+
+from starpod.env_server import process_host
+from starpod.env_server.environment import (
+    INVALID,
+    JSON,
+    Action,
+    Concurrency,
+    Environment,
+    EnvironmentSpec,
+    Outcome,
+    Part,
+    ToolCall,
+)
+from starpod.env_server.hosting.wanted import Wanted
+from starpod.env_server.registry import Reference
+from starpod.env_server.seeding import derive_seed
+from starpod.env_server.state import StateError
+
+MOST_REPLAYED = 20_000
+"""Actions of the longest episode that is saved: who restores it plays them all again."""
+
+_WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_PLACED = random.Random(0)
+"""Stands where `Environment` keeps the stream of transitions: a Fork with new luck takes it away, which asks for it."""
+
+
+# --- what others must know of it ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found out when it was first made, so that its processes need not find out again.
+
+    version: its package's. deterministic: equal seeds and actions gave equal episodes. copies: a deep copy went on as
+    the original did, and left it alone.
+    """
+
+    version: str = "0.0.0"
+    deterministic: bool = False
+    copies: bool = False
+
+    def settled(self, wanted: Wanted) -> Facts:
+        """The same with the operator's own word on `deterministic`."""
+        word = wanted.choice("deterministic", "unsaid", "yes", "no")
+        return self if word == "unsaid" else replace(self, deterministic=word == "yes")
+
+
+def starpod_id(wanted: Wanted, family: str, name: str, number: int) -> str:
+    """`family-some-name-vN` for SomeName, or the id that the operator gave."""
+    words = re.sub(r"[^a-z0-9_]+", "-", _WORD_BORDER.sub("-", name).lower()).strip("-")
+    return wanted.settings.get("id", f"{family}-{words}-v{number}")
+
+
+def package_version(module: str) -> str:
+    """MAJOR.MINOR.PATCH of the distribution that has a module; 0.0.0 if there is none."""
+    top = module.partition(".")[0]
+    for distribution in importlib.metadata.packages_distributions().get(top, ()):
+        try:
+            release = Version(importlib.metadata.version(distribution)).release
+        except (InvalidVersion, importlib.metadata.PackageNotFoundError):
+            continue
+        return ".".join(map(str, (*release, 0, 0)[:3]))
+    return "0.0.0"
+
+
+# --- episodes ----------------------------------------------------------------------------------------------------
+
+
+class Game(ABC):
+    """One live episode of another package's environment.
+
+    success_at: the return from which an episode that has ended counts as solved; None: nobody can say.
+    """
+
+    def __init__(self, success_at: float | None) -> None:
+        self.success_at = success_at
+        self.total = 0.0
+
+    @abstractmethod
+    def play(self, action: Action) -> Outcome:
+        """One action. INVALID itself, and nothing else, where it was not played."""
+
+    @abstractmethod
+    def observe(self) -> str | Sequence[Part]: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def reseed(self, seed: int) -> None:  # noqa: B027 - most have no luck that can be reached
+        """New luck from here on."""
+
+    def copy(self) -> Game:
+        raise StateError("has no copies")
+
+    def outcome(
+        self, reward: Any, terminated: bool, truncated: bool = False, info: Mapping[str, Any] | None = None
+    ) -> Outcome:
+        """What was played, with the success that the return tells at the end."""
+        self.total += float(reward)
+        success = None
+        if self.success_at is not None and (terminated or truncated):
+            success = self.total >= self.success_at
+        return Outcome(float(reward), terminated, truncated and not terminated, success, info=info or None)
+
+
+class Hosted(Environment):
+    """Base of hosted environments. Its state is what was played: a copy or a restored one plays it again.
+
+    copies: whether `Game.copy` is to be trusted. reference: how another process makes the class.
+    """
+
+    copies: ClassVar[bool] = False
+    reference: ClassVar[Reference] = ()
+
+    def __init__(self) -> None:
+        self._past: list[Any] = []
+        self._luck = 0
+        self._cached_game: Game | None = None
+
+    @abstractmethod
+    def begin(self, luck: int) -> Game:
+        """A new game with `self.options` and `self.seed`; `luck` is the seed of its random transitions."""
+
+    @property
+    def game(self) -> Game:
+        """The live game, played up to here if there is none yet."""
+        if self._cached_game is None:
+            game = self._keep(self.begin(self._luck))
+            for action in self._past:
+                if type(action) is int:
+                    game.reseed(action)
+                elif game.play(_action(action)) is INVALID:
+                    raise StateError("its actions are not those of this environment")
+        assert self._cached_game is not None
+        return self._cached_game
+
+    def reset(self, rng: random.Random) -> None:
+        self._dynamics = _PLACED
+        self._past = []
+        self._luck = self.dynamics_seed
+        self._keep(self.begin(self._luck))
+
+    def step(self, action: Action) -> Outcome:
+        game = self.game
+        if self._dynamics is None:
+            self._dynamics = _PLACED
+            self._past.append(self.dynamics_seed)
+            game.reseed(self.dynamics_seed)
+        outcome = game.play(action)
+        if outcome is not INVALID:
+            self._past.append(_plain(action))
+        return outcome
+
+    def observe(self) -> str | Sequence[Part]:
+        return self.game.observe()
+
+    def twin(self) -> Self:
+        twin = type(self)()
+        twin.options, twin.seed = self.options, self.seed
+        twin.set_state(self._state())
+        if self.copies and self._cached_game is not None:
+            try:
+                twin._keep(self._cached_game.copy())
+            except Exception as error:
+                if not self.spec.deterministic:
+                    raise StateError(f"cannot be copied here: {error}") from error
+        return twin
+
+    def get_state(self) -> dict[str, Any]:
+        if len(self._past) > MOST_REPLAYED:
+            raise StateError(f"has played {len(self._past)} actions; episodes of up to {MOST_REPLAYED} are saved")
+        return self._state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        past, luck, seed = state["past"], state["luck"], state["dynamics_seed"]
+        if not (
+            isinstance(past, list) and len(past) <= MOST_REPLAYED and all(isinstance(n, int) for n in (luck, seed))
+        ):
+            raise ValueError("not what was played")
+        for action in past:
+            _action(action)
+        self._past, self._luck, self.dynamics_seed = list(past), luck, seed
+        self._dynamics = _PLACED if state["placed"] else None
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "dynamics_seed": self.dynamics_seed,
+            "luck": self._luck,
+            "placed": self._dynamics is not None,
+            "past": list(self._past),
+        }
+
+    def _keep(self, game: Game) -> Game:
+        self._cached_game = game
+        # Closed when nobody holds the session any more; at exit everything goes anyway.
+        weakref.finalize(self, game.close).atexit = False
+        return game
+
+
+def own_luck(seed: int, dynamics_seed: int) -> bool:
+    """Whether an episode's transitions have a seed of their own.
+
+    Packages that know one seed draw everything from it. The first member of a group, opened without a dynamics seed,
+    does just that, and so is exactly the package's episode; other members and given dynamics seeds have their own luck.
+    """
+    return dynamics_seed != derive_seed(seed, "member", 0)
+
+
+def publish(base: type[Hosted], wanted: Wanted, spec: EnvironmentSpec, facts: Facts, **members: Any) -> type[Hosted]:
+    """The class that is hosted: `base` with its spec, and with what else it needs as class attributes."""
+    concurrency = Concurrency(wanted.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
+    alone = concurrency is Concurrency.PROCESS
+    spec = replace(
+        spec,
+        version=facts.version,
+        concurrency=concurrency,
+        deterministic=facts.deterministic,
+        fork=facts.deterministic or (facts.copies and not alone),  # between processes only what was played can travel
+        snapshot=facts.deterministic,
+    )
+    if alone:
+        process_host.preloaded.append(base.__module__)
+    reference = (base.__module__, "host", wanted.text, json.dumps(asdict(facts)))
+    members |= {"spec": spec, "reference": reference, "copies": facts.copies, "__module__": base.__module__}
+    return type(base.__name__, (base,), members)
+
+
+def _plain(action: Action) -> Any:
+    """An action as a plain value for the state."""
+    match action:
+        case JSON():
+            return ["json", action.value]
+        case ToolCall():
+            return ["tool", action.name, dict(action.arguments)]
+        case np.ndarray():
+            return ["json", action.tolist()]
+    return action
+
+
+def _action(plain: Any) -> Any:
+    """The action that `_plain` wrote; an integer is a reseeding. Raises ValueError on anything else."""
+    match plain:
+        case str() | int():
+            return plain
+        case ["json", value]:
+            return JSON(value)
+        case ["tool", str(name), dict(arguments)]:
+            return ToolCall(name, arguments)
+    raise ValueError(f"{plain!r} was not played")

@@ -1,0 +1,193 @@
+"""Gymnasium's values in text and JSON: elements of spaces, coloured text, info."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from PIL import Image as Pillow
+
+from starpod.env_server.drawing import png
+from starpod.env_server.environment import Image
+
+MOST_NUMBERS = 256
+"""The largest Box that is written as numbers."""
+_SMALLEST_PICTURE = 16
+_COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
+
+Reader = Callable[[Any], Any]
+"""From a JSON value to an element of the space. Raises ValueError."""
+Writer = Callable[[Any, list[Image]], Any]
+"""From an element to a JSON value. A picture joins the list, and its number there stands in its place."""
+
+
+class Uncarried(Exception):
+    """A space that cannot be carried; says which and why."""
+
+
+def is_picture(space: Space[Any]) -> bool:
+    """Whether it is a Box of uint8, height x width x 3, and not just a small board of three layers."""
+    return (
+        isinstance(space, Box)
+        and space.dtype == np.uint8
+        and len(space.shape) == 3
+        and space.shape[2] == 3
+        and min(space.shape[:2]) >= _SMALLEST_PICTURE
+    )
+
+
+def reader(space: Space[Any], where: str = "the action space") -> Reader:
+    """How actions of a space are read. Raises Uncarried."""
+    match space:
+        case Discrete():
+            return lambda value: _element(space, value) if type(value) is int else _refuse(value)
+        case MultiDiscrete() | MultiBinary():
+            return lambda value: _element(space, _whole(value))
+        case Text():
+            return lambda value: _element(space, value) if isinstance(value, str) else _refuse(value)
+        case Tuple():
+            each = [reader(part, f"{where}[{place}]") for place, part in enumerate(space.spaces)]
+
+            def read_list(value: Any) -> Any:
+                if not isinstance(value, list) or len(value) != len(each):
+                    _refuse(value)
+                return tuple(read(part) for read, part in zip(each, value, strict=True))
+
+            return read_list
+        case Dict():
+            named = {name: reader(part, f"{where}[{name!r}]") for name, part in space.spaces.items()}
+
+            def read_object(value: Any) -> Any:
+                if not isinstance(value, dict) or value.keys() != named.keys():
+                    _refuse(value)
+                return {name: read(value[name]) for name, read in named.items()}
+
+            return read_object
+    raise Uncarried(
+        f"{where} is {space}; actions are Discrete, MultiDiscrete, MultiBinary, Text, Tuple or Dict of them"
+    )
+
+
+def writer(space: Space[Any], where: str = "the observation space") -> Writer:
+    """How elements of a space are written. Raises Uncarried."""
+    match space:
+        case Discrete():
+            return lambda value, _: int(value)
+        case MultiDiscrete() | MultiBinary():
+            return lambda value, _: np.asarray(value).tolist()
+        case Text():
+            return lambda value, _: str(value)
+        case Box() if is_picture(space):
+            return _draw
+        case Box():
+            if math.prod(space.shape) > MOST_NUMBERS:
+                raise Uncarried(
+                    f"{where} is a Box of shape {space.shape} and {space.dtype}; up to {MOST_NUMBERS} numbers are "
+                    "written as text, and height x width x 3 of uint8 as a picture"
+                )
+            return lambda value, _: _numbers(np.asarray(value))
+        case Tuple():
+            each = [writer(part, f"{where}[{place}]") for place, part in enumerate(space.spaces)]
+            return lambda value, drawn: [write(part, drawn) for write, part in zip(each, value, strict=True)]
+        case Dict():
+            named = {name: writer(part, f"{where}[{name!r}]") for name, part in space.spaces.items()}
+            return lambda value, drawn: {name: write(value[name], drawn) for name, write in named.items()}
+    raise Uncarried(f"{where} is {space}; observations are numbers, Text, Box, Tuple or Dict of them")
+
+
+def words(space: Space[Any]) -> str:
+    """What an element looks like, for people and prompts."""
+    match space:
+        case Discrete():
+            return f"a whole number from {space.start} to {space.start + space.n - 1}"
+        case MultiDiscrete() if space.nvec.ndim == 1:
+            ends = zip(space.start, space.start + space.nvec - 1, strict=True)
+            return "a JSON list of whole numbers: " + ", ".join(f"{low} to {high}" for low, high in ends)
+        case Box() if is_picture(space):
+            return f"a picture of {space.shape[0]} x {space.shape[1]} pixels"
+        case MultiBinary() if len(space.shape) == 1:
+            return f"a JSON list of {space.shape[0]} zeros and ones"
+        case Text():
+            return f"text of {space.min_length} to {space.max_length} characters"
+        case Tuple():
+            return "a JSON list of " + ", ".join(f"({n}) {words(part)}" for n, part in enumerate(space.spaces, 1))
+        case Dict():
+            inner = ", ".join(f"{json.dumps(name)}: {words(part)}" for name, part in space.spaces.items())
+            return f"a JSON object {{{inner}}}"
+    shape = " x ".join(map(str, space.shape or ()))
+    return f"nested JSON lists of {shape} numbers" if len(space.shape or ()) > 1 else f"a JSON list of {shape} numbers"
+
+
+def _element(space: Space[Any], value: Any) -> Any:
+    """The value in the type that the space's own samples have."""
+    try:
+        element = value if isinstance(space, Text) else np.asarray(value, dtype=space.dtype)[()]
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ValueError(str(error)) from error
+    return element if space.contains(element) else _refuse(value)
+
+
+def _whole(value: Any) -> Any:
+    """Nested lists of whole numbers; a float or a bool in them would be cut to an integer without a word."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return value if type(value) is int else _refuse(value)
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(f"{str(value)[:80]!r} is not an element of the space")
+
+
+def _numbers(array: np.ndarray[Any, Any]) -> Any:
+    """Nested lists: floats as short as their type tells them apart, infinities and NaN as text."""
+    if array.dtype.kind != "f":
+        return array.tolist()
+    if array.ndim:
+        return [_numbers(item) for item in array]
+    number = float(str(array[()]))
+    return number if math.isfinite(number) else str(number)
+
+
+def _draw(array: Any, drawn: list[Image]) -> Any:
+    drawn.append(Image(png(Pillow.fromarray(np.ascontiguousarray(array)))))
+    return len(drawn)
+
+
+def plain_colours(text: str) -> str:
+    """Terminal colours as tags, `<red>S</red>`: where an environment draws in colour, the colour tells something."""
+    tag = ""
+
+    def replace(match: re.Match[str]) -> str:
+        nonlocal tag
+        code = next((int(c) % 10 for c in match[1].split(";") if c.isdigit() and 30 <= int(c) <= 47), None)
+        before, tag = tag, "" if code is None or code > 7 else _COLOURS[code]
+        return (f"</{before}>" if before else "") + (f"<{tag}>" if tag else "")
+
+    return _ESCAPE.sub(replace, text).strip("\n")
+
+
+def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an info dictionary can travel."""
+    return {str(name): plain for name, value in info.items() if (plain := _plain(value)) is not None}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bool() | str() | None:
+            return value
+        case int() | float():
+            return value if math.isfinite(value) else str(value)
+        case np.generic() | np.ndarray():
+            return _plain(value.tolist()) if value.dtype.kind in "biuf" else None
+        case Mapping():
+            return plain_info(value)
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return None

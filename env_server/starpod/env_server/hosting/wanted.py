@@ -1,0 +1,151 @@
+"""How a hosted environment is asked for: its name, arguments for its constructor, settings, and what callers choose."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_origin
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic.errors import PydanticSchemaGenerationError
+
+from starpod.env_server.environment import EnvironmentOptions
+from starpod.env_server.registry import RegistryError
+
+SHARED_SETTINGS = ("id", "concurrency", "options", "deterministic", "success_at")
+
+_FORM = re.compile(r"(?P<name>[^?#]+)(\?(?P<arguments>[^#]*))?(#(?P<settings>.*))?", re.DOTALL)
+
+
+class HostingError(RegistryError):
+    """Something that cannot be hosted, or not as asked; one line says why and how to mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`NAME?argument=value&...#setting=value&...`: arguments for its constructor, and settings of how it is hosted.
+
+    Arguments are JSON where they can be read as such, else text. `text` is the whole, for another process.
+    """
+
+    text: str
+    name: str
+    arguments: Mapping[str, Any]
+    settings: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, text: str, settings: Collection[str]) -> Wanted:
+        """Raises HostingError on anything else, and on a setting that is neither shared nor among `settings`."""
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise HostingError(f"{text!r} is not of the form NAME?argument=value&...#setting=value&...")
+        known = (*SHARED_SETTINGS, *settings)
+        given = _pairs(text, match["settings"])
+        for setting in given:
+            if setting not in known:
+                raise HostingError(f"{text!r}: there is no setting {setting!r} after the #{nearest(setting, known)}")
+        arguments = {name: _value(value) for name, value in _pairs(text, match["arguments"]).items()}
+        return cls(text, match["name"].strip(), arguments, given)
+
+    def fail(self, problem: object) -> HostingError:
+        return HostingError(f"{self.name} cannot be hosted: {problem}")
+
+    def choice(self, setting: str, *values: str) -> str:
+        """The setting's value, by default the first. Raises HostingError if it is none of `values`."""
+        value = self.settings.get(setting, values[0])
+        if value not in values:
+            raise self.fail(f"{setting} is {value!r}; use one of {', '.join(values)}")
+        return value
+
+    def number(self, setting: str) -> float | None:
+        try:
+            return float(self.settings[setting]) if setting in self.settings else None
+        except ValueError:
+            raise self.fail(f"{setting} is {self.settings[setting]!r}, not a number") from None
+
+
+def _pairs(text: str, part: str | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for pair in filter(None, (part or "").split("&")):
+        name, equals, value = map(unquote, pair.partition("="))
+        if not equals or name in pairs:
+            raise HostingError(
+                f"{text!r}: {pair!r} " + ("is given twice" if equals else "is not of the form name=value")
+            )
+        pairs[name] = value
+    return pairs
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The end of a sentence about a name that is not known."""
+    folded = {other.lower(): other for other in known}
+    close = [folded[other] for other in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; there are {', '.join(sorted(known)[:12])}" + (", ..." if len(known) > 12 else "") if known else ""
+
+
+def constructor(target: Callable[..., Any]) -> inspect.Signature:
+    """What a class or function takes, with annotations resolved where they can be."""
+    try:
+        return inspect.signature(target, eval_str=True)
+    except Exception:
+        return inspect.signature(target)
+
+
+def check_arguments(wanted: Wanted, signature: inspect.Signature, more: Collection[str] = ()) -> None:
+    """Raises HostingError for an argument that the constructor does not take, or not of that type."""
+    parameters = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name, value in wanted.arguments.items():
+        if name in more:
+            continue
+        if name not in parameters:
+            raise wanted.fail(f"its constructor takes no {name!r}{nearest(name, parameters)}")
+        annotation = parameters[name].annotation
+        if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+            continue
+        try:
+            TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        except PydanticSchemaGenerationError:
+            continue
+        except ValidationError as error:
+            raise wanted.fail(f"{name}={value!r}: {error.errors(include_url=False)[0]['msg']}") from error
+
+
+def options_model(
+    wanted: Wanted, signature: inspect.Signature, defaults: Mapping[str, Any], hidden: Collection[str] = ()
+) -> type[EnvironmentOptions]:
+    """The arguments that a caller may choose: switches, numbers and closed choices, never text.
+
+    Text could name a path or a module. The setting `options` lists those that are open; without it all of them are.
+    """
+    fields: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        default = defaults.get(name, parameter.default)
+        kind = parameter.annotation
+        if kind is inspect.Parameter.empty or isinstance(kind, str):
+            kind = type(default)
+        closed = kind in (bool, int, float) or get_origin(kind) is Literal
+        if closed and default is not parameter.empty and name not in hidden and not hasattr(BaseModel, name):
+            fields[name] = kind, Field(default=default, description=f"{name} of {wanted.name}'s constructor.")
+    if "options" in wanted.settings:
+        chosen = [name for name in wanted.settings["options"].split(",") if name]
+        for name in chosen:
+            if name not in fields:
+                raise wanted.fail(f"{name!r} cannot be open to callers{nearest(name, fields)}")
+        fields = {name: fields[name] for name in chosen}
+    return create_model("Options", __base__=EnvironmentOptions, **fields)
