@@ -18,7 +18,7 @@ from starpod.v1 import environment_pb2_grpc as pb_grpc
 OWN_IDS = 1 << 40
 
 
-class FaultyProxy(pb_grpc.EnvironmentServiceServicer):
+class FaultyCalls(pb_grpc.EnvironmentServiceServicer):
     """Forwards Describe and Stream to `upstream`, less than faithfully. `counts` tells what it did."""
 
     def __init__(self, upstream: str, seed: int) -> None:
@@ -28,7 +28,7 @@ class FaultyProxy(pb_grpc.EnvironmentServiceServicer):
         self._random = random.Random(seed)
         self._next_id = OWN_IDS
 
-    async def __aenter__(self) -> FaultyProxy:
+    async def __aenter__(self) -> FaultyCalls:
         self._channel = grpc.aio.insecure_channel(
             self.upstream,
             options=[

@@ -1,0 +1,148 @@
+"""Episodes that are played while something goes wrong, and the same ones that nobody disturbed, turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starpod.client import Fleet, Limits, Session, Want
+
+ENVIRONMENTS = {
+    "frozen_lake-v1": ["Left", "Down", "Right", "Up"],
+    "sokoban-v1": ["Left", "Down", "Right", "Up", "Jump"],
+}
+GROUP_SIZE = 4
+LIMITS = Limits(max_turns=12, max_actions=0)
+QUICK: dict[str, Any] = {"timeout": 0.5, "grace": 0.05, "health_seconds": 0.2, "patience": 60.0}
+"""A fleet that notices in a second what one with the usual settings notices in half a minute."""
+
+Episode = list[tuple[Any, ...]]
+
+
+@dataclass
+class Count:
+    """What came through one fault."""
+
+    episodes: int = 0
+    turns: int = 0
+    recoveries: int = 0
+
+
+TALLY: dict[str, Count] = {}
+"""By fault; conftest.py prints it at the end."""
+
+
+@dataclass
+class Played:
+    """Episodes by session, and how often a session was brought back. `groups` of each environment were opened."""
+
+    episodes: list[list[Episode]]
+    groups: int
+    recoveries: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+async def play(
+    session: Session, script: random.Random, episodes: int, pause: float, until: asyncio.Event
+) -> list[Episode]:
+    """At least so many episodes, and more until the event: turn by turn, as the script says."""
+    names = ENVIRONMENTS[session.environment_id]
+    played: list[Episode] = []
+    while len(played) < episodes or not until.is_set():
+        observation = await session.reset(seed=script.getrandbits(32))
+        episode: Episode = [(observation.text, observation.state_key, session.seed, session.dynamics_seed)]
+        while not session.done:
+            if pause:
+                await asyncio.sleep(pause * random.random())
+            turn = script.choices(names, k=script.randrange(1, 4))
+            transition = await session.step(turn)
+            episode.append(
+                (
+                    transition.observation.text,
+                    transition.observation.state_key,
+                    transition.reward,
+                    transition.outcomes,
+                    transition.end_reason,
+                    transition.success,
+                    session.step_index,
+                )
+            )
+        played.append(episode)
+    return played
+
+
+async def play_all(
+    fleet: Fleet, groups: int, counts: list[int], pause: float, until: asyncio.Event, **options: Any
+) -> list[list[Episode]]:
+    """`groups` of each environment, all sessions at once: counts[i] episodes of session i, and more until the event."""
+    opened = [
+        await fleet.open(name, seed=group, count=GROUP_SIZE, limits=LIMITS, want=Want(state_key=True), **options)
+        for name in ENVIRONMENTS
+        for group in range(groups)
+    ]
+    sessions = [session for group in opened for session in group]
+    return await asyncio.gather(
+        *(play(session, random.Random(number), counts[number], pause, until) for number, session in enumerate(sessions))
+    )
+
+
+async def disturbed(
+    addresses: str | list[str],
+    fault: Callable[[Fleet], Awaitable[None]],
+    *,
+    groups: int = 2,
+    pause: float = 0.02,
+    opened_with: dict[str, Any] | None = None,
+    **fleet: Any,
+) -> Played:
+    """What sessions see while `fault` goes on; they play until it is over. Raises what a session raised."""
+    options = opened_with or {}
+    over = asyncio.Event()
+    async with Fleet(addresses, **{**QUICK, **fleet}) as servers:
+        counts = [1] * (groups * GROUP_SIZE * len(ENVIRONMENTS))
+        playing = asyncio.create_task(play_all(servers, groups, counts, pause, over, **options))
+        await asyncio.sleep(0.1)
+        raging = asyncio.ensure_future(fault(servers))
+        await asyncio.wait({playing, raging}, return_when=asyncio.FIRST_COMPLETED)
+        if playing.done():
+            raging.cancel()
+            await playing
+            raise AssertionError("the episodes ended before the fault did")
+        over.set()
+        try:
+            await raging
+        finally:
+            episodes = await playing
+        return Played(episodes, groups, servers.recoveries, options)
+
+
+async def undisturbed(address: str, played: Played) -> list[list[Episode]]:
+    """What they see otherwise: the same programs, as many episodes each."""
+    over = asyncio.Event()
+    over.set()
+    async with Fleet(address, recovery=False) as fleet:
+        counts = [len(episodes) for episodes in played.episodes]
+        return await play_all(fleet, played.groups, counts, 0.0, over, **played.options)
+
+
+async def compare(address: str, played: Played, fault: str) -> Count:
+    """Holds every turn against the undisturbed run on the server at `address`, and counts under the fault's name."""
+    expected = await undisturbed(address, played)
+    count = TALLY.setdefault(fault, Count())
+    for number, (found_all, expected_all) in enumerate(zip(played.episodes, expected, strict=True)):
+        for place, (found, wanted) in enumerate(zip(found_all, expected_all, strict=True)):
+            assert found == wanted, f"session {number}, episode {place}"
+            count.episodes += 1
+            count.turns += len(found) - 1
+    count.recoveries += played.recoveries
+    return count
+
+
+async def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Waits until it is so."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)

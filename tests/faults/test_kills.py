@@ -1,0 +1,99 @@
+"""Servers are killed while sessions are in the middle of episodes, and no episode shows it.
+
+64 sessions of two environments play on 3 servers, real processes on real sockets. Again and again one server gets
+SIGKILL and is started anew on its port. Every episode must come out exactly as in a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+
+import pytest
+
+from starpod.client import Fleet
+from tests.faults.episodes import ENVIRONMENTS, Played, compare, disturbed
+from tests.faults.faulty_calls import FaultyCalls
+from tests.support import ServerProcess, start_server
+
+KILLS = int(os.environ.get("STARPOD_KILLS", "20"))
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[ServerProcess]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(start_server(*ENVIRONMENTS)) for _ in range(3)]
+
+
+class Killer:
+    """Kills one server after the other, each on its own port up again before its next turn comes."""
+
+    def __init__(self, servers: list[ServerProcess]) -> None:
+        self.servers = servers
+        self.kills = 0
+        self._restarts: dict[int, asyncio.Task[None]] = {}
+
+    async def kill_one(self) -> None:
+        """Kills the next server, without a goodbye, and starts it again in the background."""
+        number = self.kills % len(self.servers)
+        await self._wait_for(number)
+        self.kills += 1
+        server = self.servers[number]
+        server.kill()
+        self._restarts[number] = asyncio.create_task(asyncio.to_thread(server.restart))
+
+    async def _wait_for(self, number: int) -> None:
+        """Until this server is up again after its last kill."""
+        if number in self._restarts:
+            await self._restarts[number]
+
+    async def wait_for_all(self) -> None:
+        for number in range(len(self.servers)):
+            await self._wait_for(number)
+
+
+async def killed(servers: list[ServerProcess], addresses: list[str], kills: int, every: float) -> Played:
+    """What 64 sessions see while servers are killed, one every so many seconds."""
+    killer = Killer(servers)
+
+    async def kill(_: Fleet) -> None:
+        while killer.kills < kills:
+            await asyncio.sleep(every)
+            await killer.kill_one()
+
+    played = await disturbed(
+        addresses, kill, groups=8, pause=0.05, grace=0.1, timeout=1.0, patience=90.0, health_seconds=1.0
+    )
+    await killer.wait_for_all()
+    return played
+
+
+async def test_no_episode_shows_that_servers_were_killed(servers: list[ServerProcess]) -> None:
+    played = await killed(servers, [server.address for server in servers], kills=6, every=0.5)
+    await compare(servers[0].address, played, "SIGKILL")
+    assert played.recoveries > 0
+
+
+async def test_nor_that_calls_were_doubled_delayed_lost_and_cut(servers: list[ServerProcess]) -> None:
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(FaultyCalls(server.address, number))
+            for number, server in enumerate(servers)
+        ]
+        played = await killed(servers, [proxy.address for proxy in proxies], kills=3, every=1.0)
+        counts = sum((proxy.counts for proxy in proxies), start=Counter[str]())
+    await compare(servers[0].address, played, "calls doubled, delayed, lost, cut; 3 SIGKILL")
+    assert min(counts[kind] for kind in ("doubled", "delayed", "lost", "cut")) > 0
+    assert played.recoveries > 0
+
+
+@pytest.mark.minutes
+@pytest.mark.timeout(60 + 3 * KILLS)
+async def test_many_kills(servers: list[ServerProcess]) -> None:
+    """STARPOD_KILLS=100 makes it a hundred instead of twenty."""
+    played = await killed(servers, [server.address for server in servers], kills=KILLS, every=0.5)
+    await compare(servers[0].address, played, "SIGKILL")
+    assert played.recoveries > 0
