@@ -19,6 +19,7 @@ from tests.support import ROOT
 
 VERSIONS = ("1.29", "1.37")
 """The oldest Kubernetes that the chart admits, and the newest whose schemas are at hand."""
+CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def schemas(manifests: list[Manifest]) -> Iterator[str]:
@@ -127,10 +128,8 @@ def commands(manifests: list[Manifest]) -> Iterator[str]:
             if program == "/opt/starpod/bin/starpod":
                 call(*arguments)
             elif program == "/opt/starpod/bin/vllm":
-                known = set(re.findall(r"--[a-z-]+", (ROOT / "docs" / "training.md").read_text())) | {
-                    "--host",
-                    "--port",
-                }
+                page = (ROOT / "docs" / "training.md").read_text()
+                known = {"--host", "--port", *re.findall(r"--[a-z-]+", page)}
                 used = {word.partition("=")[0] for word in arguments if word.startswith("--")}
                 if used - known:
                     yield f"{where}: vllm has no {sorted(used - known)} that docs/training.md knows"
@@ -274,12 +273,7 @@ def hardening(manifests: list[Manifest]) -> Iterator[str]:
             yield f"{owner} has no network policy for both directions"
     for where, container, _ in containers(manifests):
         context = container["securityContext"]
-        confined = {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        if context != confined:
+        if context != CONFINED:
             yield f"{where} is not confined"
         for kind in ("requests", "limits"):
             if not {"cpu", "memory"} <= set(container.get("resources", {}).get(kind, {})):

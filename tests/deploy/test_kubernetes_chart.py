@@ -16,6 +16,7 @@ import yaml
 from tests.deploy.manifests import KUBERNETES, RENDERED, Manifest, parse, read
 
 CHART = KUBERNETES / "chart"
+TRAINER = {"enabled": True, "addresses": ["environments:50051"]}
 HELM = os.environ.get("HELM") or shutil.which("helm")
 needs_helm = pytest.mark.skipif(HELM is None, reason="needs helm on the path, or named by $HELM")
 
@@ -104,12 +105,9 @@ def test_rendered_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
     ("values", "complaint"),
     [
         ({"trainer": {"enabled": True}}, "trainer.addresses is empty"),
-        (
-            {"trainer": {"enabled": True, "addresses": ["a:1"], "processes": 2, "vllm": {"enabled": True}}},
-            "exclude each",
-        ),
-        ({"trainer": {"enabled": True, "addresses": ["a:1"], "processes": 2, "gpus": 1}}, "a GPU of its own"),
-        ({"trainer": {"enabled": True, "addresses": ["a:1"], "vllm": {"enabled": True}}}, "needs trainer.config.model"),
+        ({"trainer": {**TRAINER, "processes": 2, "vllm": {"enabled": True}}}, "exclude each other"),
+        ({"trainer": {**TRAINER, "processes": 2, "gpus": 1}}, "a GPU of its own"),
+        ({"trainer": {**TRAINER, "vllm": {"enabled": True}}}, "needs trainer.config.model"),
         ({"fleets": {"a": {}}, "tls": {"mode": "secret"}}, "needs tls.serverSecret"),
         ({"fleets": {"a": {}}, "tls": {"mode": "certManager"}}, "needs tls.issuer.name"),
         ({"fleets": {"a" * 60: {}}}, "longer than 52 characters"),
