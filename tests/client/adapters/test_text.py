@@ -87,7 +87,9 @@ async def play(setting: Setting, row: dict[str, Any], *replies: str) -> tuple[Ep
 
 async def test_an_episode_keeps_its_score(walk: Setting) -> None:
     report = "<answer>report || report</answer>"
-    episode, shown = await play(walk, {"seed": 1}, report, "what?", "<answer>nonsense</answer>", "<answer>stop</answer>")
+    episode, shown = await play(
+        walk, {"seed": 1}, report, "what?", "<answer>nonsense</answer>", "<answer>stop</answer>"
+    )
     assert episode.rewards == [1.0, 0.0, 0.0, 1.0] and episode.reward == 2.0 and episode.done
     assert [text.startswith("Your reply held no valid action.") for text in shown] == [False, True, True, False]
     assert episode.metrics() == {

@@ -233,9 +233,7 @@ def test_log_probabilities_stand_beside_their_tokens(walk: Setting, tmp_path: Pa
 
 
 def test_a_conversation_without_room_ends_where_it_is(walk: Setting, tmp_path: Path) -> None:
-    trainer = make_rollout_trainer(
-        walk, tmp_path, lambda row, text: "<answer>Left</answer>", max_completion_length=200
-    )
+    trainer = make_rollout_trainer(walk, tmp_path, lambda row, text: "<answer>Left</answer>", max_completion_length=200)
     trainer.train()
     assert logged(trainer, "completions/max_length") <= 200
     assert logged(trainer, "starpod/turns") >= 2

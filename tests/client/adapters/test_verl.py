@@ -112,9 +112,10 @@ async def test_episodes(walk: Setting, model: Path, tmp_path: Path) -> None:
     assert prompts[0] == prompts[1] != prompts[2], "a group has one start"
     mask, responses = out.batch["response_mask"].bool(), out.batch["responses"]
     trained = sorted(responses[row][mask[row]].tolist() for row in range(3))
-    spoken = [sum((engine.sampled[turn] for turn, name in enumerate(engine.requests) if name == request), [])
-              for request in dict.fromkeys(engine.requests)]
-    assert trained == sorted(spoken), "what was sampled is what is trained, token by token"
+    spoken: dict[str, list[int]] = {}
+    for request, ids in zip(engine.requests, engine.sampled, strict=True):
+        spoken.setdefault(request, []).extend(ids)
+    assert trained == sorted(spoken.values()), "what was sampled is what is trained, token by token"
     logprobs = out.batch["rollout_log_probs"]
     assert torch.equal(logprobs, torch.where(mask, -responses.float() - 1, 0.0))
     assert live_sessions(walk) == before

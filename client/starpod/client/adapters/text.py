@@ -33,7 +33,7 @@ class Reader:
     tag: str | None = "answer"
     separator: str | None = "||"
 
-    def read(self, reply: str) -> list[Action]:
+    def read(self, reply: str) -> Sequence[Action]:
         """The actions, in order. None found is a turn without an action, never an error."""
         # Unpaired surrogates, which JSON can spell, cannot travel as text.
         answer = reply.encode(errors="replace").decode()

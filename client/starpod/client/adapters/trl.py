@@ -173,9 +173,7 @@ class Rollouts:
             "completion_ids": [stream.ids for stream in streams],
             "logprobs": [stream.logprobs for stream in streams] if sampled else None,
             "env_mask": [stream.mask for stream in streams],
-            "episode_rewards": [
-                None if slot in failures else episode.reward for slot, episode in enumerate(episodes)
-            ],
+            "episode_rewards": [None if slot in failures else episode.reward for slot, episode in enumerate(episodes)],
             "episode_metrics": [
                 None if slot in failures else episode.metrics() for slot, episode in enumerate(episodes)
             ],

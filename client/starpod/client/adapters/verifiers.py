@@ -16,6 +16,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
+from pydantic import Field
 from verifiers.v1.dialects.chat import message_to_wire
 
 from starpod.client.adapters.text import Reader, Setting
@@ -31,10 +32,11 @@ class StarpodData(vf.TaskData):  # type: ignore[misc] # untyped where verifiers 
 class StarpodConfig(vf.TasksetConfig):  # type: ignore[misc]
     """Which environment, where, and from which seeds."""
 
-    addresses: str = "127.0.0.1:50051"
-    environment: str = ""
+    addresses: str
+    """Of servers, as in Fleet."""
+    environment: str
     """Id of the environment, as `starpod list` shows it."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
     version: str = ""
     """Range of versions, such as ">=1,<2"."""
