@@ -24,7 +24,7 @@ from starpod.env_server.environment import (
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
+from starpod.env_server.episode import Episode, EpisodeOver, SavedEpisode, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
 from starpod.env_server.metrics import Metrics
@@ -39,6 +39,7 @@ from starpod.env_server.rules import (
     unsupported,
 )
 from starpod.env_server.sandbox import UNTRUSTING, Sandbox
+from starpod.env_server.seal import SnapshotSeal
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.session import Session, SessionTable
 from starpod.env_server.state import StateError
@@ -53,12 +54,19 @@ class Calls:
     """The verbs of the contract on this process's sessions. One event loop, no locks but the sessions' own."""
 
     def __init__(
-        self, registry: Registry, limits: ServerLimits, metrics: Metrics, threads: int, sandbox: Sandbox = UNTRUSTING
+        self,
+        registry: Registry,
+        limits: ServerLimits,
+        metrics: Metrics,
+        threads: int,
+        sandbox: Sandbox = UNTRUSTING,
+        seal: SnapshotSeal | None = None,
     ) -> None:
         self.registry = registry
         self.limits = limits
         self.metrics = metrics
         self.sandbox = sandbox
+        self.seal = seal or SnapshotSeal()
         self.instance_id = secrets.token_hex(8)
         self.draining = False
         self.live_sessions = 0
@@ -172,8 +180,11 @@ class Calls:
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         try:
-            # Read here even if a process of its own will run it: seeds, options and limits belong to the session.
-            episode = Episode.load(environment, snapshot.state)
+            state = self.seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state)
+            # Seeds, options and limits belong to the session. The rest is read where the episode will run.
+            saved = SavedEpisode.read(environment, state)
+            in_process = environment.spec.concurrency is Concurrency.PROCESS
+            episode = None if in_process else Episode.load(environment, state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
         response = pb.RestoreResponse()
@@ -183,19 +194,19 @@ class Calls:
                 session = Session(
                     environment,
                     host,
-                    episode.environment.options,
-                    episode.limits,
+                    saved.options,
+                    saved.limits,
                     want,
                     lease,
                     member,
-                    episode.seed,
-                    episode.environment.dynamics_seed,
+                    saved.seed,
+                    saved.dynamics_seed,
                 )
-                session.next_index, session.over = episode.turns, bool(episode.end_reason)
+                session.next_index, session.over = saved.turns, bool(saved.end_reason)
                 created.add(session)
                 if isinstance(host, ProcessHost):
-                    await self._guard(session, host.load(snapshot.state), "Restore")
-                else:
+                    await self._guard(session, _load(host, state), "Restore")
+                elif episode is not None:
                     session.host = host = LocalHost(environment, self._executor, want, episode.fork(None))
                 observation = await self._guard(session, host.observe(want), "Restore")
                 describe_session(response.sessions.add(), session, observation)
@@ -203,7 +214,7 @@ class Calls:
             created.keep()
         response.environment_version = environment.spec.version
         response.instructions = instructions
-        convert.fill_limits(response.limits, episode.limits)
+        convert.fill_limits(response.limits, saved.limits)
         response.lease_seconds = lease
         response.instance_id = self.instance_id
         return response
@@ -308,10 +319,11 @@ class Calls:
             raise unsupported(session.environment, "snapshot", "has no state that could be saved")
         async with session.turn_taking():
             session.check()
+            spec = session.environment.spec
             state = await self._guard(session, session.host.save(), "Snapshot")
+            state = self.seal.close(spec.id, spec.version, state)
             if len(state) > self.limits.max_snapshot_bytes:
                 raise self._snapshot_too_large(len(state))
-            spec = session.environment.spec
             snapshot = pb.SessionSnapshot(
                 environment_id=spec.id,
                 environment_version=spec.version,
@@ -321,6 +333,7 @@ class Calls:
             return pb.SnapshotResponse(snapshot=snapshot, epoch=session.epoch, step_index=session.next_index)
 
     async def renew(self, table: SessionTable, request: pb.RenewRequest) -> pb.RenewResponse:
+        self._check_ids(request.session_ids)
         now = time.monotonic()
         missing = []
         for session_id in request.session_ids:
@@ -332,6 +345,7 @@ class Calls:
         return pb.RenewResponse(missing=missing)
 
     async def close(self, table: SessionTable, request: pb.CloseRequest) -> pb.CloseResponse:
+        self._check_ids(request.session_ids)
         for session_id in request.session_ids:
             session = table.get(session_id)
             if session is not None:
@@ -392,9 +406,17 @@ class Calls:
         table.tenant.check_sessions(count)
         return count
 
+    def _check_ids(self, ids: Sequence[str]) -> None:
+        if len(ids) > self.limits.max_sessions:
+            problem = f"has {len(ids)} entries; this server holds at most {self.limits.max_sessions} sessions"
+            raise bad_argument("session_ids", problem)
+
     def _members(self, table: SessionTable, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
         """The places in their group of the sessions to create. Raises as `_admit`."""
-        return range(request.first_member, request.first_member + self._admit(table, request.count))
+        count = self._admit(table, request.count)
+        if request.first_member + count > 2**32:
+            raise bad_argument("first_member", f"is {request.first_member}; {count} places from there end beyond 2^32")
+        return range(request.first_member, request.first_member + count)
 
     async def _options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
         """The options of an environment. Raises BAD_ARGUMENT."""
@@ -489,7 +511,14 @@ class Calls:
         if isinstance(error, CallError):
             return error
         logger.error("server bug: %r", error, exc_info=error)
-        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}: {error}")
+        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; its log tells more")
+
+
+async def _load(host: ProcessHost, state: bytes) -> None:
+    try:
+        await host.load(state)
+    except StateError as error:
+        raise bad_argument("snapshot.state", str(error)) from error
 
 
 class _Cleanup:

@@ -22,6 +22,7 @@ from starpod.env_server.limits import Quota
 from starpod.env_server.logs import configure_logs
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
+from starpod.env_server.seal import SealKeyError
 from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.env_server.supervisor import supervise
 from starpod.env_server.tracing import TracingUnavailable
@@ -141,6 +142,11 @@ _LIMITS = ServerLimits()
 @click.option("--token-calls-per-second", default=0.0, show_default=True, type=click.FloatRange(0))
 @click.option("--token-streams", default=0, show_default=True, type=click.IntRange(0))
 @click.option(
+    "--snapshot-key-file",
+    type=click.Path(path_type=Path),
+    help="Seal snapshots with the first key of this file, one per line; all open them. The same for the whole fleet.",
+)
+@click.option(
     "--sandbox",
     default=UNTRUSTING.mode,
     show_default=True,
@@ -205,6 +211,7 @@ def serve(
     token_sessions: int,
     token_calls_per_second: float,
     token_streams: int,
+    snapshot_key_file: Path | None,
     sandbox: Literal["require", "best-effort", "off"],
     sandbox_memory: int,
     sandbox_cpu: int,
@@ -260,6 +267,7 @@ def serve(
             metrics_port=metrics_port,
             health_port=health_port,
             token_file=token_file,
+            snapshot_key_file=snapshot_key_file,
             sandbox=Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read),
             quota=Quota(token_sessions, token_calls_per_second, token_streams),
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
@@ -269,7 +277,7 @@ def serve(
             runner.run(_serve(registry, config))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
-    except (ServerError, TokenFileError, TracingUnavailable) as error:
+    except (ServerError, TokenFileError, SealKeyError, TracingUnavailable) as error:
         raise click.ClickException(str(error)) from error
 
 

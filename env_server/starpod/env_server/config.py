@@ -46,6 +46,7 @@ class ServerConfig:
     keepalive_seconds: a connection without traffic is probed this often; no answer for half as long ends it.
     handshake_seconds: how long a connection may take to become one, TLS included.
     quota: what a token of the file may take that says nothing else there.
+    snapshot_key_file: seals snapshots, one key per line, the same for all servers of a fleet.
     sandbox: what processes of class `process` give up.
     threads: size of the pool for steps of class `thread` and for slow resets.
     metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
@@ -63,6 +64,7 @@ class ServerConfig:
     handshake_seconds: float = 20.0
     token_file: Path | None = None
     quota: Quota = UNLIMITED
+    snapshot_key_file: Path | None = None
     sandbox: Sandbox = UNTRUSTING
     tls: TLS | None = None
     otlp_endpoint: str = ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from math import isfinite
+from typing import Any, NoReturn
 
 import numpy as np
 from google.protobuf import struct_pb2
@@ -27,6 +28,9 @@ from starpod.env_server.errors import bad_argument
 from starpod.v1 import environment_pb2 as pb
 
 _DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+
+_DEEPEST_JSON = 100
+"""As deep as protobuf reads a Struct."""
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -55,9 +59,43 @@ def _action_from(message: pb.Action, path: str) -> Action:
 
 def _json_from(text: str, path: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise bad_argument(path, f"is not JSON: {error}") from error
+    _check_json(value, path)
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _check_json(root: Any, path: str) -> None:
+    """What Python reads as JSON and what cannot travel on: deep nesting, infinities, halves of surrogate pairs."""
+    level, depth = [root], 0
+    while level:
+        below: list[Any] = []
+        for value in level:
+            match value:
+                case str() if not value.isascii():
+                    _check_text(value, path)
+                case float() if not isfinite(value):
+                    raise bad_argument(path, "holds a number too large for a double")
+                case list():
+                    below += value
+                case dict():
+                    below += value
+                    below += value.values()
+        level, depth = below, depth + 1
+        if depth > _DEEPEST_JSON:
+            raise bad_argument(path, f"is nested more than {_DEEPEST_JSON} deep")
+
+
+def _check_text(text: str, path: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise bad_argument(path, "holds half of a surrogate pair") from error
 
 
 def _tensor_from(message: pb.Tensor, path: str) -> np.ndarray[Any, Any]:
@@ -72,7 +110,10 @@ def _tensor_from(message: pb.Tensor, path: str) -> np.ndarray[Any, Any]:
         expected *= length
     if expected != len(message.data):
         raise bad_argument(f"{path}.data", f"has {len(message.data)} bytes; dtype and shape make {expected}")
-    return np.frombuffer(message.data, dtype=dtype).reshape(shape)
+    try:
+        return np.frombuffer(message.data, dtype=dtype).reshape(shape)
+    except ValueError as error:
+        raise bad_argument(f"{path}.shape", str(error)) from error
 
 
 def options_from(message: struct_pb2.Struct) -> dict[str, Any]:

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
 
-from starpod.env_server.environment import Busy, Concurrency, Environment, Image, Limits, Outcome, Part, Unavailable
+from starpod.env_server.environment import (
+    Busy,
+    Concurrency,
+    Environment,
+    EnvironmentOptions,
+    Image,
+    Limits,
+    Outcome,
+    Part,
+    Unavailable,
+)
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError, decode, encode
 
@@ -280,6 +290,7 @@ class Episode:
                 "options": environment.options.model_dump(mode="json"),
                 "limits": [self.limits.max_turns, self.limits.max_actions_per_turn, self.limits.max_actions],
                 "seed": self.seed,
+                "dynamics_seed": environment.dynamics_seed,
                 "turns": self.turns,
                 "actions": self.actions,
                 "end_reason": int(self.end_reason),
@@ -290,17 +301,63 @@ class Episode:
     @classmethod
     def load(cls, environment: type[Environment], data: bytes) -> Episode:
         """The episode that `save` wrote. Raises StateError if the bytes are not one of this environment."""
+        saved = SavedEpisode.read(environment, data)
+        instance = environment()
+        instance.options, instance.seed = saved.options, saved.seed
+        try:
+            instance.set_state(saved.state)
+            if instance.options is not saved.options or any(_is_code(environment, name) for name in vars(instance)):
+                raise ValueError("the state holds what is no state")
+        except Exception as error:  # an environment's own code, on bytes that anybody may have made
+            raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
+        episode = cls(instance, saved.limits)
+        episode.seed, episode.turns, episode.actions = saved.seed, saved.turns, saved.actions
+        episode.end_reason = saved.end_reason
+        return episode
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEpisode:
+    """What `Episode.save` wrote, checked; read without running any code of the environment but its options."""
+
+    options: EnvironmentOptions
+    limits: Limits
+    seed: int
+    dynamics_seed: int
+    turns: int
+    actions: int
+    end_reason: EndReason
+    state: Any
+
+    @classmethod
+    def read(cls, environment: type[Environment], data: bytes) -> SavedEpisode:
+        """Raises StateError if the bytes are not an episode of this environment."""
         saved = decode(data)
         try:
-            instance = environment()
-            instance.options, instance.seed = environment.Options.model_validate(saved["options"]), saved["seed"]
-            instance.set_state(saved["state"])
-            episode = cls(instance, Limits(*saved["limits"]))
-            episode.seed, episode.turns, episode.actions = saved["seed"], saved["turns"], saved["actions"]
-            episode.end_reason = EndReason(saved["end_reason"])
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            max_turns, max_actions_per_turn, max_actions = (_whole(limit, 32) for limit in saved["limits"])
+            return cls(
+                environment.Options.model_validate(saved["options"]),
+                Limits(max_turns, max_actions_per_turn, max_actions),
+                _whole(saved["seed"], 64),
+                _whole(saved["dynamics_seed"], 64),
+                _whole(saved["turns"], 31),
+                _whole(saved["actions"], 31),
+                EndReason(saved["end_reason"]),
+                saved["state"],
+            )
+        except (TypeError, ValueError, KeyError, IndexError) as error:
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
-        return episode
+
+
+def _whole(value: Any, bits: int) -> int:
+    if type(value) is not int or not 0 <= value < 2**bits:
+        raise ValueError(f"not a whole number of {bits} bits")
+    return value
+
+
+def _is_code(environment: type[Environment], name: str) -> bool:
+    """Whether a name in an instance would hide a method of its class, or what describes it."""
+    return name in ("spec", "Options") or callable(getattr(environment, name, None))
 
 
 def _merge(details: Details | None, outcome: Outcome) -> Details:

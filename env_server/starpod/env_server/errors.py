@@ -37,6 +37,12 @@ _TABLE: dict[str, tuple[int, Advice]] = {
 assert {f"ERROR_REASON_{name}" for name in _TABLE} == set(pb.ErrorReason.keys()[1:])
 
 
+# A trailer of more than 8 KiB is dropped by gRPC, and the whole error with it.
+_MAX_MESSAGE = 1_500
+_MAX_VALUE = 512
+_MAX_VIOLATIONS = 8
+
+
 @dataclass(eq=False)
 class CallError(Exception):
     """A call that failed.
@@ -64,9 +70,10 @@ class CallError(Exception):
 
     def status(self) -> status_pb2.Status:
         """The error as it travels."""
+        metadata = {name: shorten(value, _MAX_VALUE) for name, value in self.metadata.items()}
         details = [
             error_details_pb2.ErrorInfo(
-                reason=self.reason, domain=DOMAIN, metadata={**self.metadata, "advice": _TABLE[self.reason][1]}
+                reason=self.reason, domain=DOMAIN, metadata={**metadata, "advice": _TABLE[self.reason][1]}
             )
         ]
         packed = [_pack(details[0])]
@@ -79,13 +86,29 @@ class CallError(Exception):
                 _pack(
                     error_details_pb2.BadRequest(
                         field_violations=[
-                            error_details_pb2.BadRequest.FieldViolation(field=path, description=text)
-                            for path, text in self.violations
+                            error_details_pb2.BadRequest.FieldViolation(
+                                field=shorten(path, _MAX_VALUE // 4), description=shorten(text, _MAX_VALUE // 2)
+                            )
+                            for path, text in self.violations[:_MAX_VIOLATIONS]
                         ]
                     )
                 )
             )
-        return status_pb2.Status(code=self.code, message=self.message, details=packed)
+        return status_pb2.Status(code=self.code, message=shorten(self.message, _MAX_MESSAGE), details=packed)
+
+
+def shorten(text: str, limit: int) -> str:
+    """The beginning of a text that somebody else wrote: an error travels as a header, and headers have a size.
+
+    limit: bytes as HTTP/2 sends them, where everything but printable ASCII takes three for one.
+    """
+    text = text[:limit].encode(errors="replace").decode()
+    left = limit
+    for place, character in enumerate(text):
+        left -= 1 if " " <= character <= "~" else 3 * len(character.encode())
+        if left < 0:
+            return text[: max(place - 3, 0)] + "..."
+    return text
 
 
 def _pack(

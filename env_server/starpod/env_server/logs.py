@@ -10,6 +10,10 @@ from typing import Literal
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+# What environments and callers wrote ends up in logs, and logs in terminals: no escapes, and no lines of their own.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
 class JSONFormatter(logging.Formatter):
     """One object per record: time, level, logger, message, exception, and every extra field."""
 
@@ -34,7 +38,10 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
-        return super().formatMessage(record) + (f"  [{extra}]" if extra else "")
+        return (super().formatMessage(record) + (f"  [{extra}]" if extra else "")).replace("\n", "\\n")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).translate(_CONTROLS)
 
 
 def configure_logs(style: Literal["text", "json"], level: str) -> None:

@@ -20,6 +20,7 @@ from starpod.env_server.limits import UNLIMITED
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.registry import Registry
+from starpod.env_server.seal import SnapshotSeal
 from starpod.env_server.service import EnvironmentService
 from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
 from starpod.v1 import environment_pb2 as pb
@@ -46,8 +47,11 @@ class EnvironmentServer:
         for environment in registry.ids:
             # An idle server tells 0: who scales by sessions must not take it for one that tells nothing.
             self.metrics.live(environment, 0)
-        self.calls = Calls(registry, config.limits, self.metrics, config.threads, config.sandbox)
+        seal = SnapshotSeal(config.snapshot_key_file)
+        self.calls = Calls(registry, config.limits, self.metrics, config.threads, config.sandbox, seal)
         self.port = config.port
+        if config.token_file and not config.snapshot_key_file:
+            logger.warning("snapshots are not sealed: whoever has a token can make one up; see --snapshot-key-file")
         self._authenticator = Authenticator(config.token_file, config.quota if config.token_file else UNLIMITED)
         self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
         self._service = EnvironmentService(self.calls, self._authenticator, self._tracer, config.endpoints)

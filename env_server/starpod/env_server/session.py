@@ -227,9 +227,8 @@ class SessionTable(dict[str, Session]):
         except BaseException as error:
             # Nothing was created: the key is free again, and whoever waits for it learns the same.
             del self.reservations[key]
-            failure = (
-                error if isinstance(error, CallError) else CallError("SERVER_BUG", f"the call broke off: {error!r}")
-            )
+            broke_off = CallError("SERVER_BUG", f"the call broke off: {type(error).__name__}")
+            failure = error if isinstance(error, CallError) else broke_off
             pending.set_exception(failure)
             pending.exception()  # it may well be that nobody waits
             raise

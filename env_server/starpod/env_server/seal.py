@@ -1,0 +1,61 @@
+"""Snapshots that only this fleet can have written: a keyed digest inside the opaque state.
+
+The digest of the protocol is open to anyone: it finds what was cut or mixed up, and proves nothing. With a key, which
+every server of a fleet is given, a snapshot is restored by any of them and made by nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+
+from starpod.env_server.errors import bad_argument
+
+_MARK = b"\xc1starpod\x01"
+"""How a sealed state begins; 0xc1 begins no MessagePack, so no other state does."""
+_SHORTEST_KEY = 32
+
+
+class SealKeyError(ValueError):
+    """The key file cannot be used; the message says why."""
+
+
+class SnapshotSeal:
+    """Seals with the first key and opens what any of them sealed; without a key, leaves states as they are."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._keys: list[bytes] = []
+        if path is not None:
+            try:
+                lines = [line.strip() for line in path.read_text().splitlines()]
+            except (OSError, UnicodeDecodeError) as error:
+                raise SealKeyError(f"cannot read the snapshot key file: {error}") from error
+            self._keys = [line.encode() for line in lines if line and not line.startswith("#")]
+            if not self._keys or min(map(len, self._keys)) < _SHORTEST_KEY:
+                raise SealKeyError(
+                    f"{path} must hold a key of at least {_SHORTEST_KEY} characters per line: openssl rand -hex 32"
+                )
+
+    def close(self, environment_id: str, version: str, state: bytes) -> bytes:
+        """The state as it leaves the server."""
+        if not self._keys:
+            return state
+        return _MARK + _tag(self._keys[0], environment_id, version, state) + state
+
+    def open(self, environment_id: str, version: str, sealed: bytes) -> bytes:
+        """The state as the environment wrote it. Raises BAD_ARGUMENT if no key of this server has sealed it."""
+        marked = sealed.startswith(_MARK)
+        tag, state = sealed[len(_MARK) : len(_MARK) + 32], sealed[len(_MARK) + 32 :]
+        if not self._keys:
+            return state if marked else sealed
+        # All are compared, so that timing tells nothing.
+        fits = [hmac.compare_digest(_tag(key, environment_id, version, state), tag) for key in self._keys]
+        if not marked or not any(fits):
+            raise bad_argument("snapshot.state", "was not written by a server with a snapshot key of this one")
+        return state
+
+
+def _tag(key: bytes, environment_id: str, version: str, state: bytes) -> bytes:
+    name = b"\0".join((b"starpod snapshot", environment_id.encode(), version.encode(), b""))
+    return hmac.new(key, name + state, hashlib.sha256).digest()
