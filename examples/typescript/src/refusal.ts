@@ -1,0 +1,48 @@
+import { Metadata, status, type ServerErrorResponse } from "@grpc/grpc-js";
+import { encode } from "./proto.js";
+
+/** Other reasons say give_up: section 10 of docs/protocol.md. */
+const ADVICE: Record<string, string> = { UNKNOWN_SESSION: "reopen", DRAINING: "reopen", OVERLOADED: "retry" };
+
+/** A call that fails, and so changes nothing. `more`: messages of google.rpc, by name. */
+export class Refusal extends Error {
+  readonly status;
+
+  constructor(code: status, reason: string, message: string, metadata: object = {}, more: object = {}) {
+    super(message);
+    const info = { reason, domain: "starpod.v1", metadata: { ...metadata, advice: ADVICE[reason] ?? "give_up" } };
+    const details = Object.entries({ ErrorInfo: info, ...more }).map(([name, detail]) => {
+      return { type_url: `type.googleapis.com/google.rpc.${name}`, value: encode(`google.rpc.${name}`, detail) };
+    });
+    this.status = { code, message, details };
+  }
+}
+
+export function badArgument(field: string, description: string): Refusal {
+  const more = { BadRequest: { fieldViolations: [{ field, description }] } };
+  return new Refusal(status.INVALID_ARGUMENT, "BAD_ARGUMENT", description, {}, more);
+}
+
+export function unknown(what: "ENVIRONMENT" | "VERSION" | "SESSION", message: string, metadata?: object): Refusal {
+  return new Refusal(status.NOT_FOUND, `UNKNOWN_${what}`, message, metadata);
+}
+
+export function unsupported(capability: string): Refusal {
+  return new Refusal(status.UNIMPLEMENTED, "UNSUPPORTED", `There is no ${capability} here.`, { capability });
+}
+
+/** A google.rpc.Status, as in a Stream's replies. All but a Refusal is a bug; sessions change last: they are intact. */
+export function toStatus(thrown: unknown): Refusal["status"] {
+  if (thrown instanceof Refusal) return thrown.status;
+  console.error(thrown);
+  const exception = thrown instanceof Error ? thrown.name : typeof thrown;
+  return toStatus(new Refusal(status.INTERNAL, "ENVIRONMENT_BUG", String(thrown), { session: "intact", exception }));
+}
+
+/** As a unary call ends with it. */
+export function toError(thrown: unknown): Partial<ServerErrorResponse> {
+  const failed = toStatus(thrown);
+  const metadata = new Metadata();
+  metadata.set("grpc-status-details-bin", encode("google.rpc.Status", failed));
+  return { code: failed.code, details: failed.message, metadata };
+}
