@@ -31,7 +31,7 @@ class Program:
         self._file = file
 
     def finish(self) -> Played:
-        """Lets it play its episodes to the end, and returns them. Raises AssertionError with what it says if it fails."""
+        """Lets it play its episodes to the end, and returns them. An AssertionError tells what it said if it fails."""
         _, errors = self.process.communicate("", timeout=100)
         assert self.process.returncode == 0, errors
         played: Played = pickle.loads(self._file.read_bytes())

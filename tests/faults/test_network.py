@@ -158,7 +158,7 @@ async def test_a_slow_network(
         for proxy in proxies:
             proxy.heal()
 
-    played = await disturbed([proxy.address for proxy in proxies], slow, timeout=10.0)
+    played = await disturbed([proxy.address for proxy in proxies], slow, timeout=60.0)
     await compare(pair[0].address, played, fault)
     assert played.recoveries == 0
 

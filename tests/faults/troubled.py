@@ -1,4 +1,4 @@
-"""Environments for servers in trouble: one that wants memory, one that comes in versions, one that leaks, one that waits.
+"""Environments for servers in trouble: they want memory, come in versions, or wait.
 
 STARPOD_TEST_VERSION: the version of `aging-v1` and `ageless-v1`, 1.0.0 if unset.
 """
