@@ -125,6 +125,14 @@ class SyncFleet:
             raise
 
     def _stop(self) -> None:
+        async def settle() -> None:
+            # gRPC has tasks of its own that end just after their call: asyncio complains of those that it finds at work.
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+        self.run(settle())
         self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
