@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ class Endpoint:
         return web.json_response({**completion, "choices": [choice]})
 
 
-@pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
+@contextlib.asynccontextmanager
+async def serve_endpoint() -> AsyncIterator[Endpoint]:
     endpoint = Endpoint()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.complete)
@@ -51,8 +52,16 @@ async def endpoint() -> AsyncIterator[Endpoint]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     endpoint.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    yield endpoint
-    await runner.cleanup()
+    try:
+        yield endpoint
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    async with serve_endpoint() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -120,5 +129,5 @@ async def test_a_limit_of_the_agent_scores_what_was_played(
 
 def test_a_taskset_without_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    with pytest.raises(ValueError, match="environment"):
+    with pytest.raises(ValueError, match="--env.taskset.environment"):
         vf.load_environment(resolve_env_config({"taskset": {"id": "walk-taskset"}}))

@@ -65,9 +65,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
 
 
-def make_worker(walk: Setting, model: Path, tmp_path: Path, engine: Engine, *more: str) -> AgentLoopWorker:
-    loops = tmp_path / "loops.yaml"
-    loops.write_text(LOOPS.format(address=walk.addresses))
+@pytest.fixture
+def loops(walk: Setting, tmp_path: Path) -> Path:
+    path = tmp_path / "loops.yaml"
+    path.write_text(LOOPS.format(address=walk.addresses))
+    return path
+
+
+def make_worker(model: Path, loops: Path, engine: Engine, name: str = "walk", *more: str) -> AgentLoopWorker:
+    """verl's own worker under its own configuration."""
     rollout = "actor_rollout_ref.rollout"
     overrides = [
         f"actor_rollout_ref.model.path={model}",
@@ -75,7 +81,7 @@ def make_worker(walk: Setting, model: Path, tmp_path: Path, engine: Engine, *mor
         f"{rollout}.prompt_length=600",
         f"{rollout}.response_length=600",
         f"{rollout}.agent.agent_loop_config_path={loops}",
-        f"{rollout}.agent.default_agent_loop=walk",
+        f"{rollout}.agent.default_agent_loop={name}",
         *more,
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -98,9 +104,9 @@ def report_then_stop(said: list[str]) -> str:
     return "<answer>report</answer>" if len(said) == 1 else "<answer>stop</answer>"
 
 
-async def test_episodes(walk: Setting, model: Path, tmp_path: Path) -> None:
+async def test_episodes(walk: Setting, model: Path, loops: Path) -> None:
     engine = Engine(report_then_stop)
-    worker = make_worker(walk, model, tmp_path, engine)
+    worker = make_worker(model, loops, engine)
     before = live_sessions(walk)
     out = await worker.generate_sequences(make_batch({"seed": 3}, {"seed": 3}, {"seed": np.int64(4)}))
     assert out.batch["rm_scores"].sum(-1).tolist() == [1.5, 1.5, 1.5]
@@ -121,8 +127,8 @@ async def test_episodes(walk: Setting, model: Path, tmp_path: Path) -> None:
     assert live_sessions(walk) == before
 
 
-async def test_without_log_probabilities(walk: Setting, model: Path, tmp_path: Path) -> None:
-    worker = make_worker(walk, model, tmp_path, Engine(report_then_stop, logprobs=False))
+async def test_without_log_probabilities(model: Path, loops: Path) -> None:
+    worker = make_worker(model, loops, Engine(report_then_stop, logprobs=False))
     out = await worker.generate_sequences(make_batch({"seed": 3}))
     assert "rollout_log_probs" not in out.batch and out.batch["rm_scores"].sum() == 1.5
 
@@ -135,19 +141,17 @@ async def test_without_log_probabilities(walk: Setting, model: Path, tmp_path: P
         ("actor_rollout_ref.rollout.response_length=10", 1),
     ],
 )
-async def test_an_episode_that_is_cut_keeps_what_it_earned(
-    walk: Setting, model: Path, tmp_path: Path, override: str, turns: int
-) -> None:
-    worker = make_worker(walk, model, tmp_path, Engine(lambda said: "<answer>report</answer>"), override)
+async def test_an_episode_that_is_cut_keeps_what_it_earned(model: Path, loops: Path, override: str, turns: int) -> None:
+    worker = make_worker(model, loops, Engine(lambda said: "<answer>report</answer>"), "walk", override)
     out = await worker.generate_sequences(make_batch({"seed": 3}))
     assert out.batch["rm_scores"].sum() == 0.5 * turns
     assert out.batch["responses"].shape[1] == worker.rollout_config.response_length
     assert np.isnan(out.non_tensor_batch["success"][0]), "an episode that goes on is no failure to solve it"
 
 
-async def test_a_failure_is_raised(walk: Setting, model: Path, tmp_path: Path) -> None:
+async def test_a_failure_is_raised(walk: Setting, model: Path, loops: Path) -> None:
     before = live_sessions(walk)
-    worker = make_worker(walk, model, tmp_path, Engine(lambda said: "<answer>bug</answer>"))
+    worker = make_worker(model, loops, Engine(lambda said: "<answer>bug</answer>"))
     with pytest.raises(EnvironmentBug):
         await worker.generate_sequences(make_batch({"seed": 3}))
     with pytest.raises(ValueError, match="No seed"):

@@ -32,9 +32,9 @@ class StarpodData(vf.TaskData):  # type: ignore[misc] # untyped where verifiers 
 class StarpodConfig(vf.TasksetConfig):  # type: ignore[misc]
     """Which environment, where, and from which seeds."""
 
-    addresses: str
+    addresses: str = ""
     """Of servers, as in Fleet."""
-    environment: str
+    environment: str = ""
     """Id of the environment, as `starpod list` shows it."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
@@ -59,6 +59,14 @@ class StarpodTask(vf.Task[StarpodData, vf.State, vf.TaskConfig]):  # type: ignor
 
 class StarpodTaskset(vf.Taskset[StarpodTask, StarpodConfig]):  # type: ignore[misc]
     """A task for each seed."""
+
+    def __init__(self, config: StarpodConfig) -> None:
+        # Fields without a default would not do: the command line makes the configuration from the id alone, to begin.
+        if not (config.addresses and config.environment):
+            raise ValueError(
+                "Say what is played, and where: --env.taskset.environment ID --env.taskset.addresses HOST:PORT"
+            )
+        super().__init__(config)
 
     def load(self) -> Iterator[StarpodTask]:
         config = self.config
