@@ -19,12 +19,12 @@ from starpod.env_server.hosts import HostDied
 from starpod.env_server.limits import UNLIMITED
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.process_host import ProcessHost
+from starpod.env_server.reading import handlers
 from starpod.env_server.registry import Registry
 from starpod.env_server.seal import SnapshotSeal
 from starpod.env_server.service import EnvironmentService
 from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1 import environment_pb2_grpc as rpc
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class EnvironmentServer:
             # Health and reflection too, which ask for no token. Calls have their own limits below this one.
             maximum_concurrent_rpcs=limits.max_calls_in_flight + limits.max_streams + _OTHER_CALLS,
         )
-        rpc.add_EnvironmentServiceServicer_to_server(self._service, server)
+        server.add_generic_rpc_handlers((handlers(self._service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:

@@ -16,6 +16,7 @@ from starpod.env_server.calls import Calls
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, overloaded
 from starpod.env_server.limits import Tenant
+from starpod.env_server.reading import Malformed
 from starpod.env_server.session import SessionTable
 from starpod.env_server.stream import StreamServer
 from starpod.env_server.timing import begin, clock
@@ -136,6 +137,15 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                 return reply
             except Exception as error:
                 await self._fail(context, method, error, timing.trailer())
+
+    async def refuse(self, context: Context, method: str, request: Malformed) -> NoReturn:
+        """Answers a request that cannot be read; a stranger learns no more than that he is one."""
+        error = request.error()
+        try:
+            self._authenticator.identify(context.invocation_metadata())
+        except CallError as stranger:
+            error = stranger
+        await self._fail(context, method, error)
 
     def _table(self, tenant: Tenant) -> SessionTable:
         table = self.tables.get(tenant.id)

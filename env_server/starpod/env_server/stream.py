@@ -17,6 +17,7 @@ from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_rep
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.parcels import parcels
+from starpod.env_server.reading import Malformed
 from starpod.env_server.session import SessionTable
 from starpod.env_server.timing import Timing, begin, clock
 from starpod.v1 import environment_pb2 as pb
@@ -52,13 +53,16 @@ class StreamServer:
     async def run(self) -> None:
         """Until the client half-closes and everything is answered, or the stream breaks.
 
-        Raises UNAUTHENTICATED once the token does not hold any more, and TOO_LARGE for a batch beyond all limits.
+        Raises UNAUTHENTICATED once the token does not hold any more, TOO_LARGE for a batch beyond all limits, and
+        BAD_ARGUMENT for bytes that are no message: then it cannot be said which calls they were.
         """
         self._calls.metrics.streams += 1
         flusher = asyncio.get_running_loop().create_task(self._flush())
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
                 self._grant.check()
+                if type(message) is Malformed:
+                    raise message.error()
                 await self._keep_up()
                 await self._serve_message(message)
             if self._tasks:

@@ -1,0 +1,172 @@
+"""A server with two tenants, one hostile; and what must hold after whatever he did."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.support import ROOT, ServerProcess, start_server
+
+VILLAIN, WITNESS = "villain-token-0123456789", "witness-token-0123456789"
+SERVICE = "/starpod.v1.EnvironmentService/"
+MEBIBYTE = 2**20
+WALK = ("Left", "Right", "Right", "report", "Left")
+
+# docs/protocol.md, section 10: what a caller may be told, by reason. Without a reason, by gRPC itself.
+CODES = {
+    "BAD_ARGUMENT": "INVALID_ARGUMENT",
+    "UNKNOWN_ENVIRONMENT": "NOT_FOUND",
+    "UNKNOWN_VERSION": "NOT_FOUND",
+    "UNKNOWN_SESSION": "NOT_FOUND",
+    "OUT_OF_ORDER": "FAILED_PRECONDITION",
+    "EPISODE_OVER": "FAILED_PRECONDITION",
+    "KEY_REUSED": "FAILED_PRECONDITION",
+    "INCOMPATIBLE_SNAPSHOT": "FAILED_PRECONDITION",
+    "UNSUPPORTED": "UNIMPLEMENTED",
+    "OVERLOADED": "RESOURCE_EXHAUSTED",
+    "TOO_LARGE": "RESOURCE_EXHAUSTED",
+    "SESSION_LOST": "DATA_LOSS",
+    "ENVIRONMENT_BUG": "INTERNAL",
+    "UNAUTHENTICATED": "UNAUTHENTICATED",
+    "DEADLINE": "DEADLINE_EXCEEDED",
+}
+WITHOUT_REASON = {"INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def status_class(error: grpc.RpcError) -> str:
+    """The error's reason, or the code of one that gRPC made itself. Fails on anything that is not documented."""
+    status = rpc_status.from_call(error)
+    if status is None:
+        code = error.code().name
+        assert code in WITHOUT_REASON, error
+        assert "Traceback" not in (error.details() or ""), error
+        return str(code)
+    return reason_of(status)
+
+
+def reason_of(status: object) -> str:
+    """The reason of a google.rpc.Status, checked against the table."""
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info), status  # type: ignore[attr-defined]
+    code = next(code.name for code in grpc.StatusCode if code.value[0] == status.code)  # type: ignore[attr-defined]
+    assert CODES.get(info.reason) == code, status
+    text = str(status)
+    assert "Traceback" not in text, text
+    assert not re.search(r'File \\?"', text), text
+    return info.reason
+
+
+class Witness:
+    """Another tenant's session. Each look plays one more turn, which must be what an undisturbed session has."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = EnvironmentServiceStub(channel)
+        self._metadata = bearer(WITNESS)
+        self._turns = 0
+        opening = pb.OpenRequest(environment_id="walk-v1", seed=11, dynamics_seed=12, count=2)
+        opening.want.state_key = True
+        twins = self._stub.Open(opening, metadata=self._metadata).sessions
+        self.session_id = twins[0].session_id
+        self._expected = [self._play(twins[1].session_id, turn) for turn in range(300)]
+
+    def _play(self, session_id: str, turn: int) -> pb.Transition:
+        action = pb.Action(text=WALK[turn % len(WALK)])
+        step = pb.StepRequest(session_id=session_id, epoch=1, step_index=turn, actions=[action])
+        return self._stub.Step(step, metadata=self._metadata, timeout=30).transition
+
+    def look(self) -> None:
+        assert self._play(self.session_id, self._turns) == self._expected[self._turns]
+        self._turns += 1
+
+
+class Target:
+    """The server under attack. `stub` and `call` are the villain's; `session` is one of his own."""
+
+    def __init__(self, server: ServerProcess, channel: grpc.Channel) -> None:
+        self.server = server
+        self.channel = channel
+        self.stub = EnvironmentServiceStub(channel)
+        self.metadata = bearer(VILLAIN)
+        self.witness = Witness(channel)
+
+    def open(self, environment: str = "walk-v1", **fields: object) -> pb.Session:
+        request = pb.OpenRequest(environment_id=environment, **{"seed": 1, **fields})  # type: ignore[arg-type]
+        return self.stub.Open(request, metadata=self.metadata, timeout=60).sessions[0]
+
+    def close(self, *session_ids: str) -> None:
+        self.stub.Close(pb.CloseRequest(session_ids=session_ids), metadata=self.metadata)
+
+    def fails(self, method: str, request: object, **call: object) -> str:
+        """The class of the error that a call must have."""
+        with pytest.raises(grpc.RpcError) as caught:
+            getattr(self.stub, method)(request, **{"metadata": self.metadata, "timeout": 60, **call})
+        return status_class(caught.value)
+
+    def raw(self, method: str) -> Callable[..., bytes]:
+        """A unary method that takes and gives bytes as they are."""
+        return self.channel.unary_unary(SERVICE + method)
+
+    def raw_stream(self) -> Callable[..., Iterator[bytes]]:
+        return self.channel.stream_stream(SERVICE + "Stream")
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that the server has now."""
+        status = Path(f"/proc/{self.server.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+
+    @property
+    def highest(self) -> int:
+        """The most it had since `unharmed` began."""
+        status = Path(f"/proc/{self.server.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+
+    @contextlib.contextmanager
+    def unharmed(self, *, memory: int = 64 * MEBIBYTE) -> Iterator[None]:
+        """What must hold after any attack: alive, the witness undisturbed, no bug of ours, memory within `memory`."""
+        Path(f"/proc/{self.server.pid}/clear_refs").write_text("5")  # VmHWM starts from here
+        before, said = self.resident, len(self.server.log)
+        yield
+        assert self.server.process.poll() is None, self.server.log[-2000:]
+        self.witness.look()
+        assert self.highest - before <= memory, f"{(self.highest - before) / MEBIBYTE:.0f} MiB more"
+        assert "server bug" not in self.server.log[said:], self.server.log[said:][-4000:]
+
+
+@contextlib.contextmanager
+def target_server(*arguments: str, tokens: str = f"{VILLAIN}\n{WITNESS} name=witness\n") -> Iterator[Target]:
+    """A server with the villain's and the witness's token."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        token_file = Path(folder, "tokens")
+        token_file.write_text(tokens)
+        module = ROOT / "tests/env_server/troublesome.py"
+        limits = ("--max-group", "64", "--max-sessions", "2000", "--max-message-bytes", str(4 * MEBIBYTE))
+        with start_server(
+            *("frozen_lake", "sokoban", "countdown", "sudoku", "bandit", "--environment-module", str(module)),
+            *("--token-file", str(token_file), *limits, *arguments),
+        ) as server:
+            options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+            with grpc.insecure_channel(server.address, options=options) as channel:
+                yield Target(server, channel)
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    """One for all tests of a module."""
+    with target_server() as attacked:
+        yield attacked
