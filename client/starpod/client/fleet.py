@@ -253,19 +253,25 @@ class Fleet:
         if not count:
             return []
         gather = Gather(count, self.loop.create_future())
+        replica: Replica | None = None
         for slot, (session, action) in enumerate(zip(sessions, actions, strict=True)):
             if session._busy:
                 await session._free()
-            if type(action) is not str or session.closed or not session._replica.columns:
+                replica = None  # woken before, it has sent what was ready by then
+            if session._replica is not replica:
+                replica = session._replica
+                replica.wake()
+                ready = replica.ready_steps
+            if type(action) is not str or session.closed or not replica.columns:
                 session._submit(as_turn(action), None, gather, slot)
                 continue
-            # The hot path: what Session._submit does, written out.
+            # The hot path: what Session._submit and Replica.submit do, written out.
             session._busy = session._plain = True
             session._turn = (action,)
             session._turn_want = None
             session._sink = gather
             session._slot = slot
-            session._replica.submit(session)
+            ready.append(session)
         await gather.future
         results = gather.results
         if gather.failed and not return_exceptions:

@@ -136,6 +136,7 @@ class Replica:
     description: what it last said of itself; None until it was reached.
     ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
     columns: turns of plain text go in columns.
+    ready_steps: sessions whose turns go with the next message in columns.
     orphans: sessions that were brought back elsewhere while it was away, and may still be alive on it.
     error: why it is not ready.
     """
@@ -180,7 +181,7 @@ class Replica:
         self.columns = False
         self._calls_allowed = 0
         self._bytes_allowed = transport.max_message_bytes
-        self._steps: list[Session] = []
+        self.ready_steps: list[Session] = []
         self._calls: deque[Entry] = deque()
         self._pending: dict[int, Entry] = {}
         self._next_id = 1
@@ -223,10 +224,8 @@ class Replica:
     def submit(self, session: Session) -> None:
         """Sends the session's turn with the next message. The session is told what becomes of it."""
         if session._plain and self.columns:
-            self._steps.append(session)
-            wake = self._wake
-            if wake is not None and not wake.done():
-                wake.set_result(None)
+            self.ready_steps.append(session)
+            self.wake()
         else:
             self._queue(session)
 
@@ -258,7 +257,7 @@ class Replica:
             self._spawn(self._ask(entry))
         else:
             self._calls.append(entry)
-            self._poke()
+            self.wake()
 
     def _gone(self) -> Unreachable:
         return Unreachable(f"No server at {self.address}: {self.error or 'not reached yet'}")
@@ -395,22 +394,22 @@ class Replica:
 
     def _resume(self) -> None:
         """All that has no reply is asked again, unchanged: the server has kept the replies to what it did."""
-        entries = [entry for entry in (*self._pending.values(), *self._steps) if not _unwanted(entry)]
+        entries = [entry for entry in (*self._pending.values(), *self.ready_steps) if not _unwanted(entry)]
         self._pending.clear()
         self._batches.clear()
-        self._steps.clear()
+        self.ready_steps.clear()
         for entry in entries:
             if self.columns and getattr(entry, "_plain", False):
-                self._steps.append(entry)  # type: ignore[arg-type]
+                self.ready_steps.append(entry)  # type: ignore[arg-type]
             else:
                 self._calls.append(entry)
 
     def _abandon(self, error: StarpodError) -> None:
         """Nothing that was asked will be answered here."""
-        entries = [*self._pending.values(), *self._steps, *self._calls]
+        entries = [*self._pending.values(), *self.ready_steps, *self._calls]
         self._pending.clear()
         self._batches.clear()
-        self._steps.clear()
+        self.ready_steps.clear()
         self._calls.clear()
         for entry in entries:
             entry._refuse(error)
@@ -471,7 +470,7 @@ class Replica:
     async def _write(self, stream: Any) -> None:
         try:
             while True:
-                if not self._steps and not self._calls:
+                if not self.ready_steps and not self._calls:
                     await self._rest(None)
                 elif self._calls_allowed and len(self._pending) >= self._calls_allowed:
                     await self._rest(HOLD_SECONDS)
@@ -491,7 +490,7 @@ class Replica:
 
     async def _rest(self, seconds: float | None) -> None:
         self._wake = wake = self._loop.create_future()
-        timer = None if seconds is None else self._loop.call_later(seconds, self._poke)
+        timer = None if seconds is None else self._loop.call_later(seconds, self.wake)
         try:
             await wake
         finally:
@@ -499,7 +498,8 @@ class Replica:
             if timer is not None:
                 timer.cancel()
 
-    def _poke(self) -> None:
+    def wake(self) -> None:
+        """What is ready is sent as soon as the event loop has the time."""
         wake = self._wake
         if wake is not None and not wake.done():
             wake.set_result(None)
@@ -513,7 +513,7 @@ class Replica:
             room = min(room, self._calls_allowed - len(self._pending))
         if self._calls:
             room -= self._collect_calls(request, room)
-        steps = self._steps
+        steps = self.ready_steps
         if steps and room:
             count = min(len(steps), room)
             # Two messages that overlap: the server works on one while the replies to the other are read.
@@ -546,7 +546,7 @@ class Replica:
         return count
 
     def _collect_steps(self, request: pb.StreamRequest, count: int) -> None:
-        sessions = self._steps[:count]
+        sessions = self.ready_steps[:count]
         turns = [session._turn for session in sessions]
         counts = list(map(len, turns))
         if counts.count(1) == count:
@@ -560,14 +560,14 @@ class Replica:
                 self._collect_steps(request, count // 2)
                 return
             size = sum(len(str(action).encode()) for action in actions)
-            del self._steps[:1]
+            del self.ready_steps[:1]
             if size + 512 > self._bytes_allowed:
                 sessions[0]._refuse(self._too_large(size))
             else:
                 # Alone in the next message.
                 self._calls.append(sessions[0])
             return
-        del self._steps[:count]
+        del self.ready_steps[:count]
         first = self._next_id
         self._next_id = first + count
         ids = range(first, first + count)
@@ -604,7 +604,7 @@ class Replica:
                 entry._refuse(from_status(reply.error))
             else:
                 entry._answer(kind, getattr(reply, kind) if kind else None)
-        self._poke()
+        self.wake()
 
     def _take_columns(self, columns: pb.TransitionColumns) -> None:
         # Slices: a repeated field is slow to walk through.
@@ -697,5 +697,5 @@ class Replica:
                 else:
                     entry._refuse(self._unanswered("session's"))
             if overdue:
-                self._poke()
+                self.wake()
             older, newer = newer, self._next_id

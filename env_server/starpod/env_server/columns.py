@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import chain, compress
 
 from starpod.env_server.convert import fill_transition, outcome_flags
 from starpod.env_server.environment import Busy, Environment
@@ -61,55 +62,62 @@ class Rows:
 
 
 class Transitions:
-    """Collects transitions; those that fit travel as columns, the others as replies."""
+    """The answer to a message, while it is collected: transitions that fit travel as columns, all else as replies.
 
-    __slots__ = (
-        "call_ids",
-        "counts",
-        "end_reasons",
-        "ended_rows",
-        "environment_seconds",
-        "flags",
-        "keys",
-        "replies",
-        "rewards",
-        "shares",
-        "successes",
-        "texts",
-    )
+    environment_seconds: how long environments worked for it.
+    """
+
+    __slots__ = ("columns", "environment_seconds", "replies")
 
     def __init__(self) -> None:
         self.replies: list[pb.Reply] = []
-        self.call_ids: list[int] = []
-        self.texts: list[str] = []
-        self.rewards: list[float] = []
-        self.keys: list[bytes] = []
-        self.counts: list[int] = []
-        self.flags: list[int] = []
-        self.shares: list[float] = []
-        self.ended_rows: list[int] = []
-        self.end_reasons: list[int] = []
-        self.successes: list[int] = []
+        self.columns: pb.TransitionColumns | None = None
         self.environment_seconds = 0.0
+
+    def __len__(self) -> int:
+        """How many calls it answers."""
+        return len(self.replies) + (len(self.columns.call_ids) if self.columns else 0)
 
     def message(self) -> pb.StreamResponse:
         """Everything that was collected."""
-        if not self.call_ids:
-            return pb.StreamResponse(replies=self.replies)
-        single = len(self.flags) == len(self.call_ids) and max(self.counts) == 1
-        columns = pb.TransitionColumns(
-            call_ids=self.call_ids,
-            texts=self.texts,
-            rewards=self.rewards,
-            state_keys=self.keys if any(self.keys) else None,
-            outcome_counts=None if single else self.counts,
-            outcome_flags=self.flags,
-            outcome_rewards=None if single else self.shares,
-            ended_rows=self.ended_rows,
-            end_reasons=self.end_reasons,  # type: ignore[arg-type]
-            end_successes=self.successes,
+        return pb.StreamResponse(replies=self.replies, transitions=self.columns)
+
+    def take(self, call_ids: list[int], indices: list[int], transitions: list[Transition]) -> None:
+        """Adds the transitions of a batch, one per call. indices: the steps' own."""
+        if not transitions:
+            return
+        # Column by column in C, not row by row: rows that do not fit are rare, and looked for only if there are any.
+        texts, keys, extras, rewards, outcomes, ends, successes, details = zip(*transitions, strict=True)
+        count = len(texts)
+        if not (extras.count(None) == details.count(None) == count and set(map(type, texts)) == {str}):
+            fit = [type(each[0]) is str and each[2] is None and each[7] is None for each in transitions]
+            self.replies += [
+                step_reply(call_id, transition, index + 1)
+                for call_id, transition, index, fits in zip(call_ids, transitions, indices, fit, strict=True)
+                if not fits
+            ]
+            self.take(list(compress(call_ids, fit)), list(compress(indices, fit)), list(compress(transitions, fit)))
+            return
+        columns = self.columns = pb.TransitionColumns(call_ids=call_ids, texts=texts, rewards=rewards)
+        if any(keys):
+            columns.state_keys.extend(keys)
+        if set(map(len, outcomes)) == {1}:
+            flat = [outcome for (outcome,) in outcomes]
+        else:
+            flat = list(chain.from_iterable(outcomes))
+            columns.outcome_counts.extend(map(len, outcomes))
+            columns.outcome_rewards.extend([0.0 if outcome is None else outcome[0] for outcome in flat])
+        columns.outcome_flags.extend(
+            [7 if each is not None and each[4] and each[5] else outcome_flags(each) for each in flat]  # the common case
         )
-        return pb.StreamResponse(replies=self.replies, transitions=columns)
+        if any(ends):
+            over = [row for row, end in enumerate(ends) if end]
+            columns.ended_rows.extend(over)
+            columns.end_reasons.extend([ends[row].value for row in over])  # type: ignore[misc]
+            columns.end_successes.extend([_SUCCESSES[successes[row]] for row in over])
+
+
+_SUCCESSES = {None: 0, False: 1, True: 2}
 
 
 def step_rows(
@@ -128,15 +136,14 @@ def step_rows(
     """
     others: list[int] = []
     get, clock, now = table.get, time.perf_counter, time.monotonic()
-    texts, call_ids, rewards, keys = transitions.texts, transitions.call_ids, transitions.rewards, transitions.keys
-    counts, flags, shares = transitions.counts, transitions.flags, transitions.shares
+    done: list[Transition] = []
     environment: type[Environment] | None = None
     stepped = 0
     seconds: list[float] = []
-    columns = (rows.call_ids, rows.session_ids, rows.epochs, rows.indices, rows.actions)
+    columns = (rows.session_ids, rows.epochs, rows.indices, rows.actions)
     if (start, stop) != (0, len(rows)):
         columns = tuple(column[start:stop] for column in columns)  # type: ignore[assignment]
-    for row, (call_id, session_id, epoch, index, actions) in enumerate(zip(*columns, strict=True), start):
+    for row, (session_id, epoch, index, actions) in enumerate(zip(*columns, strict=True), start):
         session = get(session_id)
         if (
             session is None
@@ -174,32 +181,20 @@ def step_rows(
         session.last_actions = actions
         session.last_transition = transition
         session.touched = now
-        text, key, extras, reward, outcomes, end, success, details = transition
-        if end:
+        if transition.end_reason:
             session.over = True
-        if extras is not None or details is not None or type(text) is not str:
-            transitions.replies.append(step_reply(call_id, transition, index + 1))
-            continue
-        if end:
-            transitions.ended_rows.append(len(call_ids))
-            transitions.end_reasons.append(end)
-            transitions.successes.append(0 if success is None else 2 if success else 1)
-        call_ids.append(call_id)
-        texts.append(text)
-        rewards.append(reward)
-        keys.append(key)
-        counts.append(len(outcomes))
-        for outcome in outcomes:
-            if outcome is None:
-                flags.append(outcome_flags(None))
-                shares.append(0.0)
-            else:
-                share, _, _, _, valid, effective, _, _, _ = outcome
-                flags.append(7 if valid and effective else outcome_flags(outcome))
-                shares.append(share)
+        done.append(transition)
     if environment is not None:
         metrics.steps(environment.spec.id, stepped, seconds)
         transitions.environment_seconds += _scaled(seconds, stepped)
+    if others:
+        left = set(others)
+        stayed = [row not in left for row in range(start, stop)]
+        call_ids = list(compress(rows.call_ids[start:stop], stayed))
+        indices = list(compress(rows.indices[start:stop], stayed))
+    else:
+        call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
+    transitions.take(call_ids, indices, done)
     return others
 
 

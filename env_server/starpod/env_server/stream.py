@@ -220,7 +220,7 @@ class StreamServer:
 
     async def _write(self, transitions: Transitions, arrived: float) -> None:
         response = transitions.message()
-        count = len(transitions.replies) + len(transitions.call_ids)
+        count = len(transitions)
         if count:
             response.timing.environment_ms = 1e3 * transitions.environment_seconds
             response.timing.total_ms = 1e3 * (clock() - arrived) * count
