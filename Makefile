@@ -43,6 +43,7 @@ test-adapters: $(ADAPTERS_READY) ## Test what works with other projects against 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
 	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
 	@$(BENCH_VENV)/bin/python -m benchmarks.stages
+	@$(BENCH_VENV)/bin/python -m benchmarks.polling
 	@$(BENCH_VENV)/bin/python -m benchmarks.sessions
 	@$(BENCH_VENV)/bin/python -m benchmarks.collection
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from starpod.client.polling import prefer_poller
 from starpod.client.spelling import nearest
 
 
@@ -96,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    prefer_poller()
     words = [word for word in words if word != "--debug"]
     sys.argv[1:] = words  # what `serve` hands on to its workers
     try:
