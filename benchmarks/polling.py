@@ -2,8 +2,8 @@
 
     python -m benchmarks.polling [--seconds 2] [--rounds 3] [--json FILE]
 
-An echo server and a client, each a process, nothing of Starpod in them: a stream with two messages of 10,000 bytes under
-way, and one unary call of 100 bytes after the other. CPU time is that of both processes, medians over the rounds.
+An echo server and a client, each a process, nothing of Starpod in them: a stream with two messages of 10,000 bytes
+under way, and one unary call of 100 bytes after the other. CPU time is that of both processes, medians over the rounds.
 """
 
 from __future__ import annotations

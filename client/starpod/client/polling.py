@@ -14,9 +14,10 @@ KNOWN = ((1, 76), (1, 85))
 def prefer_poller() -> None:
     """Lets gRPC's core read and write in the thread that waits for events, not through a pool of threads beside it.
 
-    Python uses one core at a time, so what the pool gains on many cores is lost in hand-overs: with the pool a message of
-    the Stream takes a third more CPU time, and a unary call a quarter longer (docs/decisions/0007). Does nothing where
-    the user has set the variable, or where gRPC is loaded already. For a whole process: programs call it, libraries don't.
+    Python uses one core at a time, so what the pool gains on many cores is lost in hand-overs: with the pool a message
+    of the Stream takes a third more CPU time, and a unary call a quarter longer (docs/decisions/0007). Does nothing
+    where the user has set the variable, or where gRPC is loaded already. For a whole process: programs call it,
+    libraries don't.
     """
     release = tuple(int(part) for part in version("grpcio").split(".")[:2])
     if KNOWN[0] <= release <= KNOWN[1]:
