@@ -307,9 +307,8 @@ def _registry(
         before = set(registry.ids)
         registry.add_module(module)
         added += set(registry.ids) - before
-    for family, wanted in hosted.items():
-        for text in wanted:
-            added.append(registry.add_hosted(family, text))
+    with contextlib.redirect_stdout(sys.stderr):  # what other packages say must not stand before the ready line
+        added += [registry.add_hosted(family, text) for family, wanted in hosted.items() for text in wanted]
     if environments or added:
         chosen = registry.select([*environments, *added])
         return chosen, chosen.ids

@@ -53,6 +53,12 @@ def _context() -> ForkServerContext:
     return context
 
 
+def warm_up() -> None:
+    """Starts the fork server, which imports what is preloaded while nobody waits for it yet."""
+    _context()
+    forkserver.ensure_running()
+
+
 class ProcessHost:
     """Runs one episode in a child process. `alive` counts the children of this process."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import re
@@ -30,6 +29,7 @@ from starpod.env_server.hosting.wanted import (
     Wanted,
     check_arguments,
     constructor,
+    import_named,
     nearest,
     options_model,
 )
@@ -82,7 +82,7 @@ def host(text: str, facts: str = "") -> type[Hosted]:
         concurrency=Concurrency.INLINE if module.startswith("gymnasium.") else Concurrency.PROCESS,
     )
     base = NamedGymnasiumEnvironment if plan.names else GymnasiumEnvironment
-    return publish(base, wanted, spec, known, Options=options, maker=maker)
+    return publish(base, wanted, spec, known, module, Options=options, maker=maker)
 
 
 class GymnasiumEnvironment(Hosted):
@@ -124,11 +124,7 @@ def _find(wanted: Wanted) -> EnvSpec:
     """The registration of an id, `MODULE:ID` for one that a module registers."""
     module, _, name = wanted.name.rpartition(":")
     if module:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            hint = f"pip install {(error.name or module).replace('_', '-')}"
-            raise wanted.fail(f"there is no module {error.name}; perhaps {hint}") from error
+        import_named(wanted, module)
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import multiprocessing
 import random
 import re
 import weakref
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from packaging.version import InvalidVersion, Version
+from pydantic_core import to_jsonable_python
 
 from starpod.env_server import process_host
 from starpod.env_server.environment import (
@@ -48,12 +50,13 @@ class Facts:
     """What was found out when it was first made, so that its processes need not find out again.
 
     version: its package's. deterministic: equal seeds and actions gave equal episodes. copies: a deep copy went on as
-    the original did, and left it alone.
+    the original did, and left it alone. tools: what it listed, as [name, description, schema of the arguments].
     """
 
     version: str = "0.0.0"
     deterministic: bool = False
     copies: bool = False
+    tools: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
 
     def settled(self, wanted: Wanted) -> Facts:
         """The same with the operator's own word on `deterministic`."""
@@ -150,6 +153,11 @@ class Hosted(Environment):
         assert self._cached_game is not None
         return self._cached_game
 
+    @classmethod
+    def prepare(cls) -> None:
+        if cls.spec.concurrency is Concurrency.PROCESS and multiprocessing.parent_process() is None:
+            process_host.warm_up()
+
     def reset(self, rng: random.Random) -> None:
         self._dynamics = _PLACED
         self._past = []
@@ -222,8 +230,13 @@ def own_luck(seed: int, dynamics_seed: int) -> bool:
     return dynamics_seed != derive_seed(seed, "member", 0)
 
 
-def publish(base: type[Hosted], wanted: Wanted, spec: EnvironmentSpec, facts: Facts, **members: Any) -> type[Hosted]:
-    """The class that is hosted: `base` with its spec, and with what else it needs as class attributes."""
+def publish(
+    base: type[Hosted], wanted: Wanted, spec: EnvironmentSpec, facts: Facts, module: str, **members: Any
+) -> type[Hosted]:
+    """The class that is hosted: `base` with its spec, and with what else it needs as class attributes.
+
+    module: the environment's own, which processes of their own need too.
+    """
     concurrency = Concurrency(wanted.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
     alone = concurrency is Concurrency.PROCESS
     spec = replace(
@@ -235,10 +248,15 @@ def publish(base: type[Hosted], wanted: Wanted, spec: EnvironmentSpec, facts: Fa
         snapshot=facts.deterministic,
     )
     if alone:
-        process_host.preloaded.append(base.__module__)
+        process_host.preloaded += [base.__module__, module]
     reference = (base.__module__, "host", wanted.text, json.dumps(asdict(facts)))
     members |= {"spec": spec, "reference": reference, "copies": facts.copies, "__module__": base.__module__}
     return type(base.__name__, (base,), members)
+
+
+def plain(value: Any, exclude: set[str] | None = None) -> Any:
+    """A value of any package as JSON-like values, what has no such form as text. exclude: fields of a model."""
+    return to_jsonable_python(value, exclude=exclude, serialize_unknown=True, inf_nan_mode="strings")
 
 
 def _plain(action: Action) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal, get_origin
 from urllib.parse import unquote
 
@@ -103,6 +105,19 @@ def constructor(target: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(target, eval_str=True)
     except Exception:
         return inspect.signature(target)
+
+
+def import_named(wanted: Wanted, module: str) -> ModuleType:
+    """A module that the operator named. Raises HostingError with what to install, perhaps."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or module).partition(".")[0]
+        raise wanted.fail(
+            f"there is no module {error.name}; perhaps pip install {missing.replace('_', '-')}"
+        ) from error
+    except ImportError as error:
+        raise wanted.fail(error) from error
 
 
 def check_arguments(wanted: Wanted, signature: inspect.Signature, more: Collection[str] = ()) -> None:

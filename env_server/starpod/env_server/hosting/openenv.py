@@ -1,0 +1,196 @@
+"""Any OpenEnv environment, in process: `starpod serve --openenv echo_env.server.echo_environment:EchoEnvironment`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pkgutil
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from openenv.core.env_server.interfaces import Environment as OpenEnvironment
+from openenv.core.env_server.types import Observation
+
+from starpod.env_server.environment import (
+    INVALID,
+    JSON,
+    Action,
+    Concurrency,
+    EnvironmentSpec,
+    OptionsError,
+    Outcome,
+    Part,
+)
+from starpod.env_server.hosting.hosted import Facts, Game, Hosted, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.openenv_actions import Actions, list_tools
+from starpod.env_server.hosting.wanted import Wanted, check_arguments, constructor, import_named, nearest, options_model
+from starpod.env_server.seeding import derive_seed
+
+_WEB = ("app", "__main__")
+"""Modules of a package's server that start its web application: not needed here."""
+
+
+def host(text: str, facts: str = "") -> type[Hosted]:
+    """The environment class for `MODULE:CLASS?argument=value#setting=value`. Raises HostingError.
+
+    facts: what was found out about it, where another process asks.
+    """
+    wanted = Wanted.parse(text, ("action",))
+    found = _find(wanted)
+    signature = constructor(found)
+    check_arguments(wanted, signature)
+    known = Facts(**json.loads(facts)) if facts else _examine(wanted, found)
+    actions = Actions.of(wanted, found, known.tools)
+    name = re.sub(r"(?<=.)(Environment|Env)$", "", found.__name__)
+    told = [inspect.getdoc(found) if found.__doc__ else "", f"An action is {actions.grammar}."]
+    spec = EnvironmentSpec(
+        id=starpod_id(wanted, "openenv", name, 1),
+        version=known.version,
+        title=f"{found.__name__} of OpenEnv",
+        instructions="\n".join(line for line in told if line),
+        grammar=actions.grammar,
+        tools=tuple(actions.tools.values()),
+        concurrency=Concurrency.PROCESS,
+    )
+    options = options_model(wanted, signature, wanted.arguments)
+    maker = Maker(wanted, found, actions)
+    return publish(OpenEnvEnvironment, wanted, spec, known, found.__module__, Options=options, maker=maker)
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What makes an environment as the operator asked, and reads its actions."""
+
+    wanted: Wanted
+    found: type[OpenEnvironment[Any, Any, Any]]
+    actions: Actions
+
+
+class OpenEnvEnvironment(Hosted):
+    """One OpenEnv environment per session. Its `render` shows its state."""
+
+    maker: ClassVar[Maker]
+
+    def begin(self, luck: int) -> OpenEnvGame:
+        chosen = self.options.model_dump()
+        try:
+            environment = self.maker.found(**{**self.maker.wanted.arguments, **chosen})
+        except (TypeError, ValueError) as error:
+            if not chosen:
+                raise
+            raise OptionsError(str(error)) from error
+        return OpenEnvGame(environment, self.maker, self.seed, luck)
+
+    def render(self, mode: str = "text") -> str:
+        game = self.game
+        assert isinstance(game, OpenEnvGame)
+        return json.dumps(plain(game.environment.state), indent=2, ensure_ascii=False)
+
+
+class OpenEnvGame(Game):
+    """A live environment with what was last seen."""
+
+    def __init__(self, environment: OpenEnvironment[Any, Any, Any], maker: Maker, seed: int, luck: int) -> None:
+        super().__init__(maker.wanted.number("success_at"))
+        self.environment = environment
+        self.maker = maker
+        taken = inspect.signature(environment.reset).parameters
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        # Generators of many packages take 32 bits. The name of the episode must be the same when it is played again.
+        given = {"seed": seed % 2**32, "episode_id": f"{derive_seed(seed, 'episode', luck):016x}"}
+        self.seen: Observation = environment.reset(**{k: v for k, v in given.items() if anything or k in taken})
+
+    def play(self, action: Action) -> Outcome:
+        try:
+            own = self.maker.actions.read(action)
+        except ValueError:
+            return INVALID
+        seen = self.seen = self.environment.step(own)
+        info = {"metadata": plain(seen.metadata)} if seen.metadata else None
+        outcome = self.outcome(seen.reward or 0.0, seen.done, bool(getattr(seen, "truncated", False)), info)
+        return outcome if getattr(seen, "error", None) is None or not _is_call(seen) else outcome._replace(valid=False)
+
+    def observe(self) -> str | Sequence[Part]:
+        if _is_call(self.seen):
+            return _tool_result(self.seen)
+        fields = plain(self.seen, exclude={"done", "reward", "metadata"})
+        told = {name: value for name, value in fields.items() if value is not None}
+        if len(told) == 1 and isinstance(only := next(iter(told.values())), str):
+            return only
+        lines = (f"{name}: {value if isinstance(value, str) else _dump(value)}" for name, value in told.items())
+        return ["\n".join(lines), JSON(fields)] if told else ""
+
+    def close(self) -> None:
+        self.environment.close()
+
+
+# --- finding it --------------------------------------------------------------------------------------------------
+
+
+def _find(wanted: Wanted) -> type[OpenEnvironment[Any, Any, Any]]:
+    """The class that is meant: in the module itself, or in the `server` folder where OpenEnv's packages have theirs."""
+    source, _, name = wanted.name.partition(":")
+    found = {cls.__name__: cls for module in _modules(wanted, source, name) for cls in _environments(module)}
+    if name in found:
+        return found[name]
+    if not name and len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise wanted.fail(f"neither {source} nor {source}.server defines a subclass of OpenEnv's Environment")
+    if not name:
+        raise wanted.fail(f"it has several environments; name one: {', '.join(f'{source}:{n}' for n in found)}")
+    raise wanted.fail(f"{source} has no environment {name!r}{nearest(name, found)}")
+
+
+def _modules(wanted: Wanted, source: str, name: str) -> Iterator[Any]:
+    module = import_named(wanted, source)
+    yield module
+    if hasattr(module, name) or not hasattr(module, "__path__"):
+        return
+    folder = f"{source}.server"
+    if any(info.name == "server" for info in pkgutil.iter_modules(module.__path__)):
+        for info in pkgutil.iter_modules(import_named(wanted, folder).__path__):
+            if info.name not in _WEB:
+                yield import_named(wanted, f"{folder}.{info.name}")
+
+
+def _environments(module: Any) -> Iterator[type[OpenEnvironment[Any, Any, Any]]]:
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, OpenEnvironment) and not inspect.isabstract(value):
+            yield value
+
+
+def _examine(wanted: Wanted, found: type[OpenEnvironment[Any, Any, Any]]) -> Facts:
+    """Whether it can be made, and what tools it lists. That it is deterministic nobody but the operator can say."""
+    try:
+        first = found(**wanted.arguments)
+        try:
+            tools = list_tools(first)
+        finally:
+            first.close()
+    except Exception as error:
+        raise wanted.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
+    return Facts(package_version(found.__module__), tools=tools).settled(wanted)
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def _is_call(seen: Observation) -> bool:
+    """Whether it is what a called tool answered."""
+    return type(seen).__name__ == "CallToolObservation"
+
+
+def _tool_result(seen: Any) -> list[Part]:
+    error = seen.error.message if seen.error is not None else None
+    result = seen.result
+    value = getattr(result, "structured_content", result)
+    texts = [part.text for part in getattr(result, "content", ()) if isinstance(getattr(part, "text", None), str)]
+    text = error if error is not None else "\n".join(texts) or _dump(plain(value))
+    return [text, JSON({"tool_name": seen.tool_name, "result": plain(value), "error": error})]
+
+
+def _dump(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,147 @@
+"""What an OpenEnv environment takes: its own action model, calls of its MCP tools, or both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from openenv.core.env_server.types import Action as OpenAction
+from pydantic import TypeAdapter, ValidationError
+
+from starpod.env_server.environment import JSON, Action, Tool, ToolCall
+from starpod.env_server.hosting.wanted import Wanted, import_named
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """How actions are read.
+
+    model: what its `step` takes; None where that is calls of tools alone. typed: the model's name.
+    only_field: the model's one required field, for which plain text can stand; empty if it has none or several.
+    tools: by name, the model as one of them: so its schema is where programs look for it.
+    """
+
+    model: TypeAdapter[Any] | None
+    typed: str
+    only_field: str
+    tools: Mapping[str, Tool]
+
+    @classmethod
+    def of(cls, wanted: Wanted, found: type[Any], listed: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Actions:
+        """What a class takes, and `listed` as `list_tools` gives it. Raises HostingError."""
+        tools: dict[str, Tool] = {}
+        typed = only_field = ""
+        model = _action_type(wanted, found)
+        if model is not None:
+            schema = model.json_schema()
+            schema.get("properties", {}).pop("metadata", None)
+            typed = schema.get("title", "Action")
+            tools[typed] = Tool(typed, schema.get("description", ""), schema)
+            required = schema.get("required", [])
+            only_field = required[0] if len(required) == 1 else ""
+        tools |= {name: Tool(name, description, schema) for name, description, schema in listed}
+        if not tools:
+            raise wanted.fail("it lists no tools")
+        return cls(model, typed, only_field, tools)
+
+    @property
+    def grammar(self) -> str:
+        """How to write one, for people and prompts."""
+        ways = []
+        if self.model is not None:
+            schema = self.tools[self.typed].parameters
+            ways.append(f"a JSON object of the schema {json.dumps(schema, ensure_ascii=False)}")
+        if self.only_field:
+            ways.append(f"plain text, which stands for {self.only_field}")
+        calls = [tool for tool in self.tools.values() if tool.name != self.typed]
+        if calls:
+            ways.append('a JSON object {"tool_name": ..., "arguments": {...}} that calls one of these tools')
+        told = [
+            f"{tool.name}: {tool.description.strip()} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
+            for tool in calls
+        ]
+        return "\n".join([", or ".join(ways), *told])
+
+    def read(self, action: Action) -> Any:
+        """The environment's own action. Raises ValueError."""
+        match action:
+            case ToolCall() if action.name == self.typed:
+                return self._validate(dict(action.arguments))
+            case ToolCall():
+                return self._call(action.name, dict(action.arguments))
+            case JSON():
+                return self._object(action.value)
+            case str():
+                try:
+                    return self._object(json.loads(action))
+                except (ValueError, RecursionError):
+                    if not self.only_field:
+                        raise ValueError("not an action") from None
+                    return self._validate({self.only_field: action})
+        raise ValueError("an action is text, JSON or a call of a tool")
+
+    def _object(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        if isinstance(value.get("tool_name"), str):
+            return self._call(value["tool_name"], value.get("arguments", {}))
+        return self._validate(value)
+
+    def _validate(self, value: Any) -> Any:
+        if self.model is None:
+            raise ValueError("it takes calls of tools only")
+        try:
+            return self.model.validate_python(value)
+        except ValidationError as error:
+            raise ValueError(str(error)) from error
+
+    def _call(self, name: str, arguments: Any) -> Any:
+        if name not in self.tools or name == self.typed or not isinstance(arguments, dict):
+            raise ValueError(f"there is no tool {name!r}")
+        from openenv.core.env_server.mcp_types import CallToolAction
+
+        return CallToolAction(tool_name=name, arguments=arguments)
+
+
+def list_tools(environment: Any) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """The MCP tools of a live environment: name, description, schema of the arguments. Mostly it has none."""
+    if not _is_mcp(type(environment)):
+        return []
+    from openenv.core.env_server.mcp_types import ListToolsAction
+
+    return [(tool.name, tool.description, tool.input_schema) for tool in environment.step(ListToolsAction()).tools]
+
+
+def _action_type(wanted: Wanted, found: type[Any]) -> TypeAdapter[Any] | None:
+    """What its step takes: by the setting `action`, the annotation, or the parameters of its base class."""
+    if "action" in wanted.settings:
+        source, _, name = wanted.settings["action"].partition(":")
+        kind = getattr(import_named(wanted, source), name, None)
+    else:
+        kind = _annotation(found)
+    if kind in (None, Any, OpenAction):
+        if _is_mcp(found):
+            return None
+        raise wanted.fail("its step does not say what an action is; name the model: #action=MODULE:CLASS")
+    try:
+        return TypeAdapter(kind)
+    except Exception as error:
+        raise wanted.fail(f"its actions of type {kind} have no schema: {error}") from error
+
+
+def _annotation(found: type[Any]) -> Any:
+    try:
+        kind = get_type_hints(found.step).get("action")
+    except Exception:  # an annotation that cannot be resolved says nothing
+        kind = None
+    if kind in (None, Any, OpenAction) or not (isinstance(kind, type) or get_args(kind)):
+        bases = [get_args(base) for cls in found.__mro__ for base in getattr(cls, "__orig_bases__", ())]
+        kind = next((args[0] for args in bases if len(args) == 3 and isinstance(args[0], type)), kind)
+    return kind
+
+
+def _is_mcp(found: type[Any]) -> bool:
+    """Whether its actions are calls of tools. Looked up by name: the base class takes seconds to import."""
+    return any(cls.__name__ == "MCPEnvironment" for cls in found.__mro__)

@@ -1,0 +1,185 @@
+"""Any SkyRL-gym environment over the operator's rows: `starpod serve --skyrl-gym gsm8k#rows=questions.jsonl`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar
+
+import skyrl_gym
+from omegaconf import OmegaConf
+from skyrl_gym.envs.registration import load_env_creator, registry
+
+from starpod.env_server.environment import (
+    INVALID,
+    JSON,
+    Action,
+    Concurrency,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Outcome,
+    Part,
+)
+from starpod.env_server.hosting.hosted import Facts, Game, Hosted, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.wanted import Wanted, constructor, import_named, nearest
+
+_OWN_COLUMNS = ("prompt", "env_class")
+
+
+def host(text: str, facts: str = "") -> type[Hosted]:
+    """The environment class for `ID?argument=value#rows=FILE&setting=value`. Raises HostingError.
+
+    facts: what was found out about it, where another process asks.
+    """
+    wanted = Wanted.parse(text, ("rows", "max_turns"))
+    name = _find(wanted)
+    point = registry[name].entry_point
+    creator = load_env_creator(point) if isinstance(point, str) else point
+    taken = constructor(creator).parameters
+    rows = _rows(wanted, name)
+    maker = Maker(wanted, name, rows, frozenset(taken))
+    if not facts:
+        maker.begin(0).close()
+    module = str(getattr(creator, "__module__", "skyrl_gym"))
+    known = Facts(**json.loads(facts)) if facts else Facts(package_version(module)).settled(wanted)
+    spec = EnvironmentSpec(
+        id=starpod_id(wanted, "skyrl", name, 1),
+        version=known.version,
+        title=f"{name} of SkyRL-gym",
+        instructions="The observation is a conversation; an action is your next message in it.",
+        grammar="any text: the next message of the assistant",
+        # They run tools, databases and code that models wrote.
+        concurrency=Concurrency.PROCESS,
+    )
+    return publish(SkyRLEnvironment, wanted, spec, known, module, Options=EnvironmentOptions, maker=maker)
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes games from the operator's rows. taken: what the constructor takes."""
+
+    wanted: Wanted
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+    taken: frozenset[str]
+
+    def begin(self, seed: int) -> SkyRLGame:
+        """The game of the row that the seed picks. Raises HostingError if it cannot be made."""
+        place = seed % len(self.rows)
+        row = copy.deepcopy(dict(self.rows[place]))  # environments write into their extras
+        extras = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
+        turns = self.wanted.number("max_turns")
+        if turns is not None:
+            extras["max_turns"] = int(turns)
+        given = {"env_config": OmegaConf.create(dict(self.wanted.arguments)), "extras": extras}
+        try:
+            environment = skyrl_gym.make(self.name, **{k: v for k, v in given.items() if k in self.taken})
+            return SkyRLGame(environment, _messages(row["prompt"]), self.wanted.number("success_at"))
+        except Exception as error:
+            raise self.wanted.fail(f"row {place + 1}: {type(error).__name__}: {error}") from error
+
+
+class SkyRLEnvironment(Hosted):
+    """One SkyRL-gym environment per session. The seed picks its row: seed modulo their number."""
+
+    maker: ClassVar[Maker]
+
+    def begin(self, luck: int) -> SkyRLGame:
+        return self.maker.begin(self.seed)
+
+    def render(self, mode: str = "text") -> str:
+        game = self.game
+        assert isinstance(game, SkyRLGame)
+        return _told(game.said)
+
+    def state_key(self) -> bytes:
+        """Of the row and of all that was said: the environment remembers both."""
+        said = json.dumps([self.seed % len(self.maker.rows), self._past], separators=(",", ":"))
+        return blake2b(said.encode(), digest_size=16).digest()
+
+
+class SkyRLGame(Game):
+    """A live conversation. said: all its messages; new: those since the agent's last one."""
+
+    def __init__(self, environment: Any, prompt: list[dict[str, str]], success_at: float | None) -> None:
+        super().__init__(success_at)
+        self.environment = environment
+        self.new, _ = environment.init(prompt)
+        self.said = list(self.new)
+
+    def play(self, action: Action) -> Outcome:
+        if not isinstance(action, str):
+            return INVALID
+        output = self.environment.step(action)
+        # What was postprocessed takes the place of what was said, as in SkyRL's own conversations.
+        kept = output.get("postprocessed_action")
+        self.new = output["observations"] or []
+        self.said += [{"role": "assistant", "content": action if kept is None else kept}, *self.new]
+        done = bool(output["done"])
+        info = {**(output.get("metadata") or {}), **({} if kept is None else {"postprocessed_action": kept})}
+        if done and (metrics := self.environment.get_metrics()):
+            info["metrics"] = metrics
+        return self.outcome(output["reward"], done, info=plain(info))
+
+    def observe(self) -> str | Sequence[Part]:
+        return [_told(self.new), JSON(self.new)]
+
+    def close(self) -> None:
+        self.environment.close()
+
+
+def _told(messages: Sequence[Mapping[str, str]]) -> str:
+    """Messages in one text: a single one as it is, several each under its role."""
+    if len(messages) == 1:
+        return str(messages[0]["content"])
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+
+
+def _find(wanted: Wanted) -> str:
+    """The registered id, `MODULE:ID` for one that a module registers."""
+    module, _, name = wanted.name.rpartition(":")
+    if module:
+        import_named(wanted, module)
+    if name not in registry:
+        raise wanted.fail(f"SkyRL-gym has no such id{nearest(name, registry)}")
+    return name
+
+
+def _rows(wanted: Wanted, name: str) -> list[dict[str, Any]]:
+    """The rows of the operator's file: JSON objects with a prompt, and with what the environment calls extras."""
+    if "rows" not in wanted.settings:
+        raise wanted.fail("it needs prompts: #rows=FILE.jsonl, one object with a prompt and its extras per line")
+    path = Path(wanted.settings["rows"])
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise wanted.fail(f"cannot read its rows: {error}") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            _messages(row["prompt"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise wanted.fail(f"{path}, line {number} is no object with a prompt of messages: {error}") from error
+        if row.get("env_class", name) != name:
+            raise wanted.fail(f"{path}, line {number} is a row of {row['env_class']}")
+        rows.append(row)
+    if not rows:
+        raise wanted.fail(f"{path} has no rows")
+    return rows
+
+
+def _messages(prompt: Any) -> list[dict[str, str]]:
+    """A prompt as messages; plain text is the user's. Raises ValueError."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    messages = prompt if isinstance(prompt, list) else []
+    if not messages or not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages):
+        raise ValueError("prompt must be text or a list of {role, content}")
+    return messages
