@@ -75,12 +75,14 @@ class Witness:
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = EnvironmentServiceStub(channel)
         self._metadata = bearer(WITNESS)
-        self._turns = 0
+        self._begin()
+
+    def _begin(self) -> None:
         opening = pb.OpenRequest(environment_id="walk-v1", seed=11, dynamics_seed=12, count=2)
         opening.want.state_key = True
         twins = self._stub.Open(opening, metadata=self._metadata).sessions
-        self.session_id = twins[0].session_id
-        self._expected = [self._play(twins[1].session_id, turn) for turn in range(300)]
+        self.session_id, self._turns = twins[0].session_id, 0
+        self._expected = [self._play(twins[1].session_id, turn) for turn in range(100)]
 
     def _play(self, session_id: str, turn: int) -> pb.Transition:
         action = pb.Action(text=WALK[turn % len(WALK)])
@@ -90,6 +92,8 @@ class Witness:
     def look(self) -> None:
         assert self._play(self.session_id, self._turns) == self._expected[self._turns]
         self._turns += 1
+        if self._turns == len(self._expected):
+            self._begin()
 
 
 class Target:
@@ -154,19 +158,21 @@ def target_server(*arguments: str, tokens: str = f"{VILLAIN}\n{WITNESS} name=wit
     with tempfile.TemporaryDirectory() as folder:
         token_file = Path(folder, "tokens")
         token_file.write_text(tokens)
-        module = ROOT / "tests/env_server/troublesome.py"
+        modules = (ROOT / "tests/env_server/troublesome.py", ROOT / "tests/hostile/villain.py")
         limits = ("--max-group", "64", "--max-sessions", "2000", "--max-message-bytes", str(4 * MEBIBYTE))
         with start_server(
-            *("frozen_lake", "sokoban", "countdown", "sudoku", "bandit", "--environment-module", str(module)),
-            *("--token-file", str(token_file), *limits, *arguments),
+            *("frozen_lake", "sokoban", "countdown", "sudoku", "bandit"),
+            *(part for module in modules for part in ("--environment-module", str(module))),
+            *("--token-file", str(token_file), "--sandbox-memory", "512", "--log-level", "info", *limits, *arguments),
+            environment={"STARPOD_TEST_SECRET": "hunter2"},
         ) as server:
             options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
             with grpc.insecure_channel(server.address, options=options) as channel:
                 yield Target(server, channel)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
-    """One for all tests of a module."""
+    """One for all tests: whatever an attack leaves behind is there for the next."""
     with target_server() as attacked:
         yield attacked

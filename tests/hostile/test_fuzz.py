@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -12,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starpod.v1 import environment_pb2 as pb
-from tests.hostile.conftest import VILLAIN, Target, bearer, reason_of, status_class, target_server
+from tests.hostile.conftest import VILLAIN, Target, bearer, reason_of, status_class
 from tests.hostile.messages import Fields, messages
 
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods}
@@ -23,14 +22,13 @@ many = settings(few, max_examples=2000)
 
 
 @pytest.fixture(scope="module")
-def fuzzed() -> Iterator[tuple[Target, Fields]]:
+def fuzzed(target: Target) -> tuple[Target, Fields]:
     """A server, and values that lead past the first check: the villain's own sessions, and one of the witness."""
-    with target_server() as target:
-        sessions = [target.open(name, lease_seconds=80_000) for name in ("walk-v1", "anything-v1", "frozen_lake-v1")]
-        snapshot = target.stub.Snapshot(
-            pb.SnapshotRequest(session_id=sessions[0].session_id), metadata=target.metadata
-        ).snapshot
-        yield target, leading_fields([session.session_id for session in sessions], snapshot, target.witness.session_id)
+    sessions = [target.open(name, lease_seconds=80_000) for name in ("walk-v1", "anything-v1", "frozen_lake-v1")]
+    snapshot = target.stub.Snapshot(
+        pb.SnapshotRequest(session_id=sessions[0].session_id), metadata=target.metadata
+    ).snapshot
+    return target, leading_fields([session.session_id for session in sessions], snapshot, target.witness.session_id)
 
 
 def leading_fields(own: list[str], snapshot: pb.SessionSnapshot, stranger: str) -> Fields:

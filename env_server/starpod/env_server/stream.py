@@ -102,6 +102,8 @@ class StreamServer:
             await self._write(transitions, arrived)
             await self._refuse(pb.StreamRequest(steps=message.steps), error, arrived)
             return
+        if not len(rows):
+            await self._write(transitions, arrived)  # the calls beside empty columns
         for start in range(0, len(rows), ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, len(rows))
             limit = self._calls.limits.max_step_actions
