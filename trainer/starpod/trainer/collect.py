@@ -43,6 +43,14 @@ class EnvironmentConfig(Section):
     ca: str = Field(default="", description="PEM file of the authority that signed the servers' certificate: TLS on.")
     certificate: str = Field(default="", description="PEM file of the client's certificate, for mTLS.")
     key: str = Field(default="", description="PEM file of the client's key, for mTLS.")
+    timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds after which a call without a reply is asked again, and a server that says nothing given up.",
+    )
+    patience: float = Field(
+        default=300.0, gt=0, description="Seconds that one call may take with all that befalls its servers."
+    )
 
     @property
     def limits(self) -> Limits:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
 from starpod.trainer.checkpoint import Checkpoints
@@ -19,6 +21,7 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.monitor.files import CannotWrite
 from starpod.trainer.monitor.run_folder import RunFolder
 from starpod.trainer.monitor.screen import Screen
 from starpod.trainer.monitor.sinks import Sinks
@@ -44,7 +47,7 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
             addresses = [stack.enter_context(service)]
         tls = TLS(config.ca or None, config.certificate or None, config.key or None) if config.ca else None
         token = Path(config.token_file) if config.token_file else None
-        async with Fleet(addresses, token=token, tls=tls) as fleet:
+        async with Fleet(addresses, token=token, tls=tls, timeout=config.timeout, patience=config.patience) as fleet:
             yield fleet
 
 
@@ -194,7 +197,11 @@ def make_policy(
         texts = list(scribe.texts(demonstrations))
         temporary = folder.path / ".temporary-initial"
         shutil.rmtree(temporary, ignore_errors=True)
-        build_policy(config.model, texts=texts, critic=critic, seed=seed).save(temporary)
-        temporary.rename(kept)
+        policy = build_policy(config.model, texts=texts, critic=critic, seed=seed)
+        try:
+            policy.save(temporary)
+            temporary.rename(kept)
+        except (OSError, SafetensorError) as error:
+            raise CannotWrite(kept, error if isinstance(error, OSError) else OSError(str(error))) from error
     parallel.barrier()
     return load_policy(kept)
