@@ -43,6 +43,9 @@ function drain(): void {
 process.on("SIGTERM", drain).on("SIGINT", drain);
 
 server.bindAsync(`${values.host}:${values.port}`, ServerCredentials.createInsecure(), (error, port) => {
-  if (error) throw error;
+  if (error) {
+    console.error(error.message);
+    process.exit(1);
+  }
   console.log(`Serving ${spec.id} on ${values.host}:${port}`);
 });

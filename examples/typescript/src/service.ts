@@ -69,11 +69,10 @@ export class Service {
   reset(request: In<"ResetRequest">): Out<"ResetResponse"> {
     const session = this.find(request.sessionId);
     if (request.epoch !== session.epoch) return repeated(session, request);
-    const want = request.want ?? session.want;
     const options = request.options ? readOptions(request.options) : session.options;
     const limits = { ...session.limits, ...request.limits };
     const episode = begin(session.member, options, request.seed ?? draw(), request.dynamicsSeed);
-    const next = { ...session, ...episode, epoch: session.epoch + 1, want, limits };
+    const next = { ...session, ...episode, epoch: session.epoch + 1, want: request.want ?? session.want, limits };
     const reply = { session: tell(next), instructions: environment.instructions(options), limits };
     Object.assign(session, next, { last: { request, reply } });
     return reply;
@@ -146,8 +145,7 @@ export class Service {
     });
   }
 
-  snapshot({ sessionId }: In<"SnapshotRequest">): never {
-    this.find(sessionId);
+  snapshot(_: In<"SnapshotRequest">): never {
     throw unsupported("snapshot");
   }
 
