@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -106,7 +105,7 @@ async def test_verifiers(server: ServerProcess, tmp_path: Path) -> None:
     from tests.client.adapters.test_verifiers import serve_endpoint
 
     (tmp_path / "lake.py").write_text(block("__all__", server.address))
-    command = shlex.split(block("vf-eval", server.address, ""))
+    command = shlex.split(block("vf-eval", server.address, "").replace("-n 8 -r 4", "-n 3 -r 2"))
     async with serve_endpoint() as endpoint:
         endpoint.say = lambda messages: "<answer>Up || Left</answer>"
         arguments = [endpoint.base_url if word.endswith("/v1") else word for word in command[1:]]
@@ -121,5 +120,5 @@ async def test_verifiers(server: ServerProcess, tmp_path: Path) -> None:
         )
     assert process.returncode == 0, process.stdout + process.stderr
     (results,) = tmp_path.glob("outputs/*/traces.jsonl")
-    traces = [json.loads(line) for line in results.read_text().splitlines()]
-    assert len(traces) == 8 * 4, process.stdout
+    lines = results.read_text().splitlines()
+    assert len(lines) == 3 * 2 and all('"episode_reward"' in line for line in lines), process.stdout

@@ -129,5 +129,5 @@ async def test_a_limit_of_the_agent_scores_what_was_played(
 
 def test_a_taskset_without_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    with pytest.raises(ValueError, match="--env.taskset.environment"):
+    with pytest.raises(ValueError, match=r"--env\.taskset\.environment"):
         vf.load_environment(resolve_env_config({"taskset": {"id": "walk-taskset"}}))
