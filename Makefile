@@ -89,14 +89,14 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,browser,tracing,gymnasium,trainer,dev]'
+	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,browser,tracing,gymnasium,load,trainer,dev]'
 	@touch $@
 
 $(BENCH_READY): pyproject.toml constraints.txt
 	@echo "Making $(BENCH_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(BENCH_VENV)
 	@$(BENCH_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,trainer,bench]'
+	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,load,trainer,bench]'
 	@touch $@
 
 $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt
