@@ -42,40 +42,47 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command ADDRESS and the options of the connection; it gets them as `connection`, to enter with `with`."""
 
     @click.argument("address")
+    @access_options
+    @functools.wraps(command)
+    def wrapper(address: str, access: Transport, **arguments: Any) -> None:
+        if not re.fullmatch(r"\S*:\d+", address):
+            raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
+        command(connection=connect(address, access), **arguments)
+
+    return wrapper
+
+
+def access_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of what a server asks of its callers; it gets them as `access`, a Transport."""
+
     @click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
     @click.option("--ca", type=FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
     @click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
     @click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
     @functools.wraps(command)
     def wrapper(
-        address: str,
-        token_file: Path | None,
-        ca: Path | None,
-        certificate: Path | None,
-        key: Path | None,
-        **arguments: Any,
+        token_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None, **arguments: Any
     ) -> None:
-        if not re.fullmatch(r"\S*:\d+", address):
-            raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
         if (certificate or key) and not (ca and certificate and key):
             raise click.UsageError("--certificate and --key go together, and with --ca")
-        command(connection=connect(address, token_file, TLS(ca, certificate, key) if ca else None), **arguments)
+        command(access=Transport(token_file, TLS(ca, certificate, key) if ca else None), **arguments)
 
     return wrapper
 
 
 @contextlib.contextmanager
-def connect(address: str, token_file: Path | None = None, tls: TLS | None = None) -> Iterator[Connection]:
+def connect(address: str, transport: Transport = Transport()) -> Iterator[Connection]:  # noqa: B008 - frozen
     """A connection to `host:port`. Failed calls inside the context become one readable error."""
-    transport = Transport(token=token_file, tls=tls)
+    tls = transport.tls
     with grpc.secure_channel(address, tls.credentials()) if tls else grpc.insecure_channel(address) as channel:
         try:
             yield Connection(EnvironmentServiceStub(channel), transport.metadata())
         except grpc.RpcError as error:
-            raise click.ClickException(_explain(error, address)) from error
+            raise click.ClickException(explain_failure(error, address)) from error
 
 
-def _explain(error: grpc.RpcError, address: str) -> str:
+def explain_failure(error: grpc.RpcError, address: str) -> str:
+    """A failed call of Describe or the like, as one sentence that says what to do."""
     assert isinstance(error, grpc.Call)
     details = error.details() or error.code().name
     match error.code():

@@ -59,7 +59,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The drawing area and what its edges mean."""
+    """The drawing area and what its edges mean. logarithmic: y grows by factors; its edges are above 0."""
 
     width: int
     height: int
@@ -68,6 +68,7 @@ class Frame:
     left: int = 46
     right: int = 14
     top: int = 30
+    logarithmic: bool = False
 
     @property
     def bottom(self) -> int:
@@ -84,6 +85,8 @@ class Frame:
 
     def py(self, y: float) -> float:
         low, high = self.y
+        if self.logarithmic:
+            low, high, y = math.log10(low), math.log10(high), math.log10(max(y, low))
         return round(
             self.height - self.bottom - (y - low) / (high - low or 1) * (self.height - self.top - self.bottom), 1
         )
@@ -108,15 +111,21 @@ def line_chart(
     marks: Sequence[Mark] = (),
     kind: Kind = "number",
     x_label: str = "step",
+    x_ticks: Sequence[tuple[float, str]] = (),
     zero: bool = True,
+    logarithmic: bool = False,
     width: int = 344,
     height: int = 190,
 ) -> str:
     """Lines over steps as an <svg> element.
 
     zero: the axis begins at 0 where no value is below. kind "share": it goes up to 1, unless all values are far below.
+    logarithmic: values grow by factors; what is not above 0 is left out. x_ticks: where the axis is labelled, and how,
+    instead of with its numbers.
     """
     series = [replace(s, points=finite(s.points), faint=[finite(line) for line in s.faint]) for s in series]
+    if logarithmic:
+        series = [replace(s, points=[point for point in s.points if point[1] > 0]) for s in series]
     series = [s for s in series if s.points]
     if not series:
         return ""
@@ -124,12 +133,20 @@ def line_chart(
     shown = [y for s in series for _, y in s.points] + [rule.y for rule in rules]
     shown += [y for s in series for _, low, high in s.band for y in (low, high)]
     shown += trimmed([y for s in series for line in s.faint for _, y in line])
-    ticks = axis(shown, kind=kind, zero=zero, count=5 if height > 240 else 4)
+    ticks = decades(shown) if logarithmic else axis(shown, kind=kind, zero=zero, count=5 if height > 240 else 4)
     right = 14 + (max((6.2 * len(rule.label) for rule in rules), default=0))
     left = 14 + max(round(6.4 * len(show(tick, kind))) for tick in ticks)
-    frame = Frame(width, height, (min(xs), max(xs)), (ticks[0], ticks[-1]), left=left, right=round(right))
+    frame = Frame(
+        width,
+        height,
+        (min(xs), max(xs)),
+        (ticks[0], ticks[-1]),
+        left=left,
+        right=round(right),
+        logarithmic=logarithmic,
+    )
     drawing = _Drawing()
-    _axes(drawing, frame, ticks, kind, x_label)
+    _axes(drawing, frame, ticks, kind, x_label, x_ticks)
     _rules(drawing, frame, rules)
     clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page, the same in every run
     drawing.add(
@@ -156,7 +173,7 @@ def line_chart(
     if len(series) > 1:
         _legend(drawing, frame, [(s.label, s.colour) for s in series])
     described = "; ".join(f"{s.label}: {show(s.points[0][1], kind)} to {show(s.points[-1][1], kind)}" for s in series)
-    return _svg(frame, title, described, drawing, _hover(frame, series, kind, x_label))
+    return _svg(frame, title, described, drawing, _hover(frame, series, kind, x_label, named=x_ticks))
 
 
 def share_chart(
@@ -233,6 +250,19 @@ def axis(values: Sequence[float], *, kind: Kind = "number", zero: bool = True, c
     return [float(f"{index * step:.12g}") for index in range(first, max(last, first + 1) + 1)]
 
 
+def decades(values: Sequence[float]) -> list[float]:
+    """Powers of ten that enclose all finite values above 0; between them 2 and 5, where the powers are few."""
+    known = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+    first, last = math.floor(math.log10(min(known)) + 1e-9), math.ceil(math.log10(max(known)) - 1e-9)
+    last = max(last, first + 1)
+    factors = (1, 2, 5) if last - first <= 2 else (1,)
+    ticks = [float(f"{factor}e{power}") for power in range(first, last) for factor in factors]
+    ticks.append(float(f"1e{last}"))
+    low = max((tick for tick in ticks if tick <= min(known) * 1.000001), default=ticks[0])
+    high = min((tick for tick in ticks if tick >= max(known) * 0.999999), default=ticks[-1])
+    return [tick for tick in ticks if low <= tick <= high] if low < high else ticks
+
+
 def _round_step(rough: float) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -286,7 +316,14 @@ def _svg(frame: Frame, title: str, described: str, drawing: _Drawing, hover: str
     )
 
 
-def _axes(drawing: _Drawing, frame: Frame, ticks: Sequence[float], kind: Kind, x_label: str) -> None:
+def _axes(
+    drawing: _Drawing,
+    frame: Frame,
+    ticks: Sequence[float],
+    kind: Kind,
+    x_label: str,
+    x_ticks: Sequence[tuple[float, str]] = (),
+) -> None:
     edge = frame.width - frame.right
     for tick in ticks:
         y = frame.py(tick)
@@ -294,11 +331,13 @@ def _axes(drawing: _Drawing, frame: Frame, ticks: Sequence[float], kind: Kind, x
         drawing.add(f'<text x="{frame.left - 6}" y="{y + 4}" text-anchor="end">{show(tick, kind)}</text>')
     low, high = frame.x
     room = edge - frame.left
-    known = [tick for tick in axis([low, high], zero=False, count=max(room // 90, 2)) if low <= tick <= high]
-    for tick in known:
-        drawing.add(
-            f'<text x="{frame.px(tick)}" y="{frame.height - frame.bottom + 15}" text-anchor="middle">{tick:,g}</text>'
-        )
+    numbered = [(tick, f"{tick:,g}") for tick in axis([low, high], zero=False, count=max(room // 90, 2))]
+    for tick, name in x_ticks or numbered:
+        if low <= tick <= high:
+            drawing.add(
+                f'<text x="{frame.px(tick)}" y="{frame.height - frame.bottom + 15}" text-anchor="middle">'
+                f"{escape(name)}</text>"
+            )
     if frame.named:
         drawing.add(f'<text x="{edge}" y="{frame.height - 4}" text-anchor="end">{escape(x_label)}</text>')
 
@@ -333,9 +372,18 @@ def _legend(drawing: _Drawing, frame: Frame, entries: Sequence[tuple[str, int]])
         x -= 6
 
 
-def _hover(frame: Frame, series: Sequence[Series], kind: Kind, x_label: str, *, dots: bool = True) -> str:
+def _hover(
+    frame: Frame,
+    series: Sequence[Series],
+    kind: Kind,
+    x_label: str,
+    *,
+    dots: bool = True,
+    named: Sequence[tuple[float, str]] = (),
+) -> str:
     """What the page's script shows under the pointer: per series its colour, label and [pixel x, pixel y, x, text]."""
     lines = []
+    names = dict(named)
     for s in series:
         bands = {x: (low, high) for x, low, high in s.band}
         points = []
@@ -343,7 +391,7 @@ def _hover(frame: Frame, series: Sequence[Series], kind: Kind, x_label: str, *, 
             text = show(y, kind)
             if x in bands:
                 text += f" ({show(bands[x][0], kind)} to {show(bands[x][1], kind)})"
-            points.append([frame.px(x), frame.py(y) if dots else 0, round(x, 2), text])
+            points.append([frame.px(x), frame.py(y) if dots else 0, names.get(x, round(x, 2)), text])
         lines.append({"label": s.label, "colour": s.colour, "points": points})
     edges = [frame.top, frame.height - frame.bottom]
     return json.dumps({"x": x_label, "edges": edges, "dots": dots, "lines": lines}, separators=(",", ":"))

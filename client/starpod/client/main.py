@@ -50,6 +50,7 @@ SUBCOMMANDS = {
     "eval": Subcommand("starpod.trainer.eval_cli:evaluate", "Measure how well a policy plays.", extra="trainer"),
     "watch": Subcommand("starpod.trainer.watch_cli:watch", "Replay recorded episodes.", extra="trainer"),
     "check": Subcommand("starpod.client.check.cli:check", "Check that a server keeps the contract."),
+    "load": Subcommand("starpod.client.load.cli:load", "Measure what a server holds, under load.", extra="load"),
 }
 
 
