@@ -4,22 +4,22 @@ import { encode } from "./proto.js";
 /** Other reasons say give_up: section 10 of docs/protocol.md. */
 const ADVICE: Record<string, string> = { UNKNOWN_SESSION: "reopen", DRAINING: "reopen", OVERLOADED: "retry" };
 
-/** A call that fails, and so changes nothing. `more`: messages of google.rpc, by name. */
+/** A call that fails, and so changes nothing. `more`: messages of google.rpc, by name. Clients refuse what is long. */
 export class Refusal extends Error {
   readonly status;
 
   constructor(code: status, reason: string, message: string, metadata: object = {}, more: object = {}) {
-    super(message);
+    super(message.slice(0, 500));
     const info = { reason, domain: "starpod.v1", metadata: { ...metadata, advice: ADVICE[reason] ?? "give_up" } };
     const details = Object.entries({ ErrorInfo: info, ...more }).map(([name, detail]) => {
       return { type_url: `type.googleapis.com/google.rpc.${name}`, value: encode(`google.rpc.${name}`, detail) };
     });
-    this.status = { code, message, details };
+    this.status = { code, message: this.message, details };
   }
 }
 
 export function badArgument(field: string, description: string): Refusal {
-  const more = { BadRequest: { fieldViolations: [{ field, description }] } };
+  const more = { BadRequest: { fieldViolations: [{ field: field.slice(0, 200), description }] } };
   return new Refusal(status.INVALID_ARGUMENT, "BAD_ARGUMENT", description, {}, more);
 }
 

@@ -9,9 +9,9 @@ const validate = new Ajv2020({ useDefaults: true }).compile<Options>(optionsSche
 /** Whether a version is one that OpenRequest.version takes: comparators joined by commas. */
 export function fits(version: string, pins: string): boolean {
   return (pins || ">=0.0.0").split(",").every((pin) => {
-    const [, sign, wanted] = /^\s*([=!<>]=|<|>|)\s*(\d+\.\d+\.\d+)\s*$/.exec(pin) ?? [];
-    if (wanted === undefined) throw badArgument("version", `Write it as in ">=1.2.0,<2.0.0", not "${pins}".`);
-    const order = Math.sign(version.localeCompare(wanted, "en", { numeric: true }));
+    const [, sign, x, y = 0, z = 0] = /^\s*([=!<>]=|<|>|)\s*(\d+)(?:\.(\d+))?(?:\.(\d+))?\s*$/.exec(pin) ?? [];
+    if (x === undefined) throw badArgument("version", 'Write comparators as in ">=1.2.0,<2.0.0".');
+    const order = Math.sign(version.localeCompare(`${x}.${y}.${z}`, "en", { numeric: true }));
     return ORDERS[(sign || "==") as keyof typeof ORDERS].includes(order);
   });
 }
