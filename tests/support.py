@@ -31,12 +31,12 @@ class ServerProcess:
 
     process: subprocess.Popen[str]
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None, port: int = 0) -> None:
         self._command = list(command)
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._log: IO[str] = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the server does
         self.address = ""
-        self._start(port=0)
+        self._start(port)
 
     @property
     def port(self) -> int:
@@ -67,9 +67,10 @@ class ServerProcess:
             self.kill()
             raise ServerFailed(f"no exit {STOP_SECONDS:.0f} s after SIGTERM; its log:\n{self.log}") from None
 
-    def restart(self) -> None:
-        """Kills it if it lives, and starts a new one on the same port."""
+    def restart(self, environment: Mapping[str, str] | None = None) -> None:
+        """Kills it if it lives, and starts a new one on the same port, with these variables besides its own."""
         self.kill()
+        self._environment.update(environment or {})
         self._start(self.port)
 
     def close(self) -> None:
@@ -111,12 +112,16 @@ def _read_lines(stream: IO[str] | None, lines: queue.SimpleQueue[str]) -> None:
 
 
 @contextlib.contextmanager
-def start_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
-    """Runs `starpod serve ARGUMENTS` on a free port of 127.0.0.1 while the context lasts.
+def start_server(
+    *arguments: str, environment: Mapping[str, str] | None = None, port: int = 0, prefix: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
+    """Runs `starpod serve ARGUMENTS` on a port of 127.0.0.1 (0: a free one) while the context lasts.
 
-    `environment` adds environment variables. Raises ServerFailed with the server's log if it does not become ready.
+    `environment` adds environment variables, `prefix` words before the command, such as `ip netns exec NAME`. Raises
+    ServerFailed with the server's log if it does not become ready.
     """
-    server = ServerProcess([sys.executable, "-m", "starpod.client.main", "serve", *arguments], environment)
+    command = [*prefix, sys.executable, "-m", "starpod.client.main", "serve", *arguments]
+    server = ServerProcess(command, environment, port)
     try:
         yield server
     finally:
