@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.config import TLS, ServerConfig
+from starpod.env_server.doorkeeper import Doorkeeper
 from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosts import HostDied
 from starpod.env_server.limits import UNLIMITED
@@ -72,6 +73,7 @@ class EnvironmentServer:
         """Listens and is ready. Raises ServerError."""
         limits = self.config.limits
         limit = limits.max_message_bytes or -1
+        doorkeeper = Doorkeeper(SERVICE_NAME, self._authenticator, self.metrics)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
@@ -93,6 +95,7 @@ class EnvironmentServer:
                 ("grpc.server_handshake_timeout_ms", int(self.config.handshake_seconds * 1000)),
                 ("grpc.max_allowed_incoming_connections", limits.max_connections),
             ],
+            interceptors=[doorkeeper] if self.config.token_file else [],
             # Health and reflection too, which ask for no token. Calls have their own limits below this one.
             maximum_concurrent_rpcs=limits.max_calls_in_flight + limits.max_streams + _OTHER_CALLS,
         )

@@ -1,0 +1,284 @@
+"""Snapshots that were cut, changed, swapped or made up: refused, or restored to what they are; never run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from starpod.env_server.seal import SealKeyError, SnapshotSeal
+from starpod.env_server.state import decode, encode
+from starpod.v1 import environment_pb2 as pb
+from tests.hostile.conftest import MEBIBYTE, Target, target_server
+
+
+def snapshot_of(target: Target, environment: str = "walk-v1", turns: tuple[str, ...] = ("Left",)) -> pb.SessionSnapshot:
+    session = target.open(environment)
+    for index, text in enumerate(turns):
+        step = pb.StepRequest(session_id=session.session_id, epoch=1, step_index=index, actions=[pb.Action(text=text)])
+        target.stub.Step(step, metadata=target.metadata)
+    reply = target.stub.Snapshot(pb.SnapshotRequest(session_id=session.session_id), metadata=target.metadata)
+    target.close(session.session_id)
+    return reply.snapshot
+
+
+def forged(snapshot: pb.SessionSnapshot, state: bytes | None = None, **fields: str) -> pb.SessionSnapshot:
+    """With another state or name, under a digest that fits."""
+    fake = pb.SessionSnapshot()
+    fake.CopyFrom(snapshot)
+    if state is not None:
+        fake.state = state
+    for name, value in fields.items():
+        setattr(fake, name, value)
+    named = f"{fake.environment_id}\0{fake.environment_version}\0".encode()
+    fake.digest = hashlib.sha256(named + fake.state).digest()
+    return fake
+
+
+def restore(target: Target, snapshot: pb.SessionSnapshot) -> pb.Session:
+    reply = target.stub.Restore(pb.RestoreRequest(snapshot=snapshot), metadata=target.metadata)
+    session = reply.sessions[0]
+    target.close(session.session_id)
+    return session
+
+
+def refusal(target: Target, snapshot: pb.SessionSnapshot) -> str:
+    return target.fails("Restore", pb.RestoreRequest(snapshot=snapshot))
+
+
+def test_cut_or_changed_anywhere(target: Target) -> None:
+    snapshot = snapshot_of(target)
+    with target.unharmed():
+        for end in range(0, len(snapshot.state), 97):
+            cut = pb.SessionSnapshot()
+            cut.CopyFrom(snapshot)
+            cut.state = snapshot.state[:end]
+            assert refusal(target, cut) == "BAD_ARGUMENT"
+            assert refusal(target, forged(snapshot, snapshot.state[:end])) == "BAD_ARGUMENT"
+        flipped = bytearray(snapshot.state)
+        flipped[len(flipped) // 2] ^= 1
+        changed = pb.SessionSnapshot()
+        changed.CopyFrom(snapshot)
+        changed.state = bytes(flipped)
+        assert refusal(target, changed) == "BAD_ARGUMENT"
+
+
+def test_swapped_between_environments_and_versions(target: Target) -> None:
+    walk, lake = snapshot_of(target), snapshot_of(target, "frozen_lake-v1", ("Up",))
+    with target.unharmed():
+        swapped = pb.SessionSnapshot()
+        swapped.CopyFrom(walk)
+        swapped.environment_id = lake.environment_id
+        assert refusal(target, swapped) == "BAD_ARGUMENT"  # the digest binds the name
+        assert refusal(target, forged(walk, environment_id="frozen_lake-v1")) in (
+            "BAD_ARGUMENT",
+            "INCOMPATIBLE_SNAPSHOT",
+        )
+        assert refusal(target, forged(lake, environment_id="walk-v1")) in ("BAD_ARGUMENT", "INCOMPATIBLE_SNAPSHOT")
+        assert refusal(target, forged(walk, environment_id="nothing-v1")) == "UNKNOWN_ENVIRONMENT"
+        for version in ("9.0.0", "", "1.1", "9" * 5000 + ".0.0", "\x1b[2J"):
+            assert refusal(target, forged(walk, environment_version=version)) in (
+                "INCOMPATIBLE_SNAPSHOT",
+                "BAD_ARGUMENT",
+            ), version
+
+
+def test_a_snapshot_is_worth_as_much_as_its_bytes_to_whoever_holds_them(target: Target) -> None:
+    """It tells nothing of whose session it was of, and makes sessions of its holder alone."""
+    session = restore(target, snapshot_of(target))
+    assert session.session_id not in (target.witness.session_id, "")
+
+
+class Exploit:
+    """Would write a file if anything unpickled it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def changed_episode(snapshot: pb.SessionSnapshot, **changes: object) -> bytes:
+    return encode({**decode(snapshot.state), **changes})
+
+
+def nested(levels: int) -> bytes:
+    state = b"\x90"
+    for _ in range(levels):
+        state = b"\x91\xc9" + len(state).to_bytes(4, "big") + b"\x01" + state
+    return state
+
+
+def test_a_state_of_code_is_not_run(target: Target, tmp_path: Path) -> None:
+    snapshot, trace = snapshot_of(target), tmp_path / "was-here"
+    code = pickle.dumps(Exploit(trace))
+    with target.unharmed():
+        for state in (code, msgpack.packb(code), msgpack.packb(msgpack.ExtType(9, code)), encode({"state": code})):
+            assert refusal(target, forged(snapshot, state)) == "BAD_ARGUMENT"
+    assert not trace.exists()
+
+
+def test_states_made_to_hurt_the_decoder(target: Target) -> None:
+    """Nesting used to overflow the C stack: 1.4 kB killed the server."""
+    snapshot = snapshot_of(target)
+    bombs = [
+        nested(200),
+        nested(3000),
+        b"\x91" * 100_000 + b"\xc0",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x05",
+        msgpack.packb(msgpack.ExtType(4, b"9" * 100_000)),
+        msgpack.packb(msgpack.ExtType(5, msgpack.packb(["V8", [2**62], b""]))),
+        msgpack.packb(msgpack.ExtType(6, msgpack.packb([3, b"\0" * 4 * 10**5, None]))),
+        b"",
+        b"\xc1",
+    ]
+    with target.unharmed():
+        for bomb in bombs:
+            assert refusal(target, forged(snapshot, bomb)) == "BAD_ARGUMENT"
+
+
+def test_a_state_as_large_as_can_be_sent(target: Target) -> None:
+    """Nearly 4 MiB of empty containers are some hundred MiB while they are looked at, and nothing afterwards."""
+    snapshot = snapshot_of(target)
+    bomb = b"\xdd" + (3_900_000).to_bytes(4, "big") + b"\x80" * 3_900_000
+    with target.unharmed(memory=512 * MEBIBYTE):
+        assert refusal(target, forged(snapshot, bomb)) == "BAD_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"turns": 2**32 - 1},
+        {"turns": -1},
+        {"turns": 1.5},
+        {"turns": True},
+        {"actions": "many"},
+        {"seed": 2**64},
+        {"dynamics_seed": -1},
+        {"end_reason": 99},
+        {"limits": [1]},
+        {"limits": [2**32, 0, 0]},
+        {"limits": {}},
+        {"options": {"start": 10**9}},
+        {"options": {"unknown": 1}},
+        {"state": 5},
+        {"state": {"step": 1}},
+        {"state": {"observe": "not a method"}},
+        {"state": {"options": None}},
+        {"state": {"spec": None}},
+        {"state": {1: 2}},
+    ],
+    ids=str,
+)
+def test_episodes_that_no_server_wrote(target: Target, change: dict[str, Any]) -> None:
+    snapshot = snapshot_of(target)
+    with target.unharmed():
+        assert refusal(target, forged(snapshot, changed_episode(snapshot, **change))) == "BAD_ARGUMENT"
+
+
+def test_an_episode_that_is_no_episode_of_its_environment_harms_its_holder_alone(target: Target) -> None:
+    """What the environment trips over is a bug of its own, reported as one."""
+    snapshot = snapshot_of(target)
+    with target.unharmed():
+        broken = changed_episode(snapshot, state={"place": "nowhere", "_dynamics": "none"})
+        request = pb.RestoreRequest(snapshot=forged(snapshot, broken))
+        try:
+            session = target.stub.Restore(request, metadata=target.metadata).sessions[0]
+        except Exception:
+            assert target.fails("Restore", request) in ("BAD_ARGUMENT", "ENVIRONMENT_BUG")
+        else:
+            step = pb.StepRequest(
+                session_id=session.session_id, epoch=1, step_index=1, actions=[pb.Action(text="Left")]
+            )
+            assert target.fails("Step", step) == "ENVIRONMENT_BUG"
+
+
+def test_a_process_reads_its_own_snapshot(target: Target) -> None:
+    """The server does not run what a class of its own process makes of a state."""
+    snapshot = snapshot_of(target, "villain-v1", ("status",))
+    with target.unharmed():
+        restored = restore(target, snapshot)
+        assert (restored.step_index, restored.seed) == (1, 1)
+        assert restored.observation.parts[0].text == "1 crimes"
+        assert refusal(target, forged(snapshot, changed_episode(snapshot, state={"step": 1}))) == "BAD_ARGUMENT"
+        assert refusal(target, forged(snapshot, nested(3000))) == "BAD_ARGUMENT"
+
+
+# --- sealed ------------------------------------------------------------------------------------------------------
+
+KEYS = ("first key 0123456789012345678901234567", "second key 012345678901234567890123456")
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, Target]]:
+    """Two replicas of a fleet, whose keys are being rotated: the second seals with a key that the first also opens."""
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "one").write_text(f"# in use\n{KEYS[0]}\n{KEYS[1]}\n")
+    (folder / "two").write_text(f"{KEYS[1]}\n{KEYS[0]}\n")
+    with (
+        target_server("--snapshot-key-file", str(folder / "one")) as one,
+        target_server("--snapshot-key-file", str(folder / "two")) as two,
+    ):
+        yield one, two
+
+
+@pytest.mark.minutes
+def test_a_sealed_snapshot_is_restored_by_any_replica_and_made_by_no_tenant(
+    sealed: tuple[Target, Target], target: Target
+) -> None:
+    one, two = sealed
+    snapshots = snapshot_of(one), snapshot_of(two)
+    assert restore(two, snapshots[0]).observation == restore(one, snapshots[0]).observation
+    assert restore(one, snapshots[1]).step_index == 1
+    unsealed = snapshot_of(target)
+    with one.unharmed():
+        assert refusal(one, unsealed) == "BAD_ARGUMENT"
+        assert refusal(one, forged(snapshots[0], environment_version="1.0.0")) == "BAD_ARGUMENT"
+        changed = bytearray(snapshots[0].state)
+        for place in (0, 5, 20, 60, len(changed) - 1):
+            changed[place] ^= 1
+            assert refusal(one, forged(snapshots[0], bytes(changed))) == "BAD_ARGUMENT"
+            changed[place] ^= 1
+        assert refusal(one, forged(snapshots[0], snapshots[0].state[:30])) == "BAD_ARGUMENT"
+
+
+def test_seals(tmp_path: Path) -> None:
+    for name, lines in {"old": KEYS[:1], "both": KEYS[::-1], "new": KEYS[1:]}.items():
+        (tmp_path / name).write_text("\n".join(lines))
+    old, both, new = (SnapshotSeal(tmp_path / name) for name in ("old", "both", "new"))
+    state = encode({"a": 1})
+    sealed = old.close("walk-v1", "1.0.0", state)
+    assert both.open("walk-v1", "1.0.0", sealed) == state
+    assert old.open("walk-v1", "1.0.0", sealed) == state
+    assert SnapshotSeal().open("walk-v1", "1.0.0", sealed) == SnapshotSeal().open("walk-v1", "1.0.0", state) == state
+    for seal, id, version, data in (
+        (new, "walk-v1", "1.0.0", sealed),
+        (old, "walk-v1", "1.0.0", both.close("walk-v1", "1.0.0", state)),
+        (old, "walk-v2", "1.0.0", sealed),
+        (old, "walk-v1", "1.0.1", sealed),
+        (old, "walk-v1", "1.0.0", state),
+        (old, "walk-v1", "1.0.0", sealed[:-1]),
+        (old, "walk-v1", "1.0.0", b""),
+    ):
+        with pytest.raises(Exception, match="was not written by a server"):
+            seal.open(id, version, data)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [("", "must hold a key"), ("short", "at least 32"), (None, "cannot read")]
+)
+def test_key_files_that_cannot_be_used(tmp_path: Path, content: str | None, problem: str) -> None:
+    if content is not None:
+        (tmp_path / "keys").write_text(content)
+    with pytest.raises(SealKeyError, match=problem):
+        SnapshotSeal(tmp_path / "keys")
