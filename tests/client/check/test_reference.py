@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
 import pytest
 
 from starpod.client.check.runner import Report, check
@@ -81,3 +84,35 @@ def test_a_server_without_capabilities_is_tested_by_what_it_has() -> None:
 async def _examine_plain() -> Report:
     async with serve(Plain()) as address:
         return await check(address, REQUIREMENTS)
+
+
+class EndsStreams(ReferenceService):
+    """A server that ends a Stream whose columns are of unequal lengths, and answers no row of them."""
+
+    def rows(self, steps: pb.StepColumns) -> list[pb.Call]:
+        if len(steps.call_ids) != len(steps.session_ids):
+            raise ValueError("columns of unequal lengths")
+        return super().rows(steps)
+
+    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
+        first = await anext(aiter(requests))
+        try:
+            self.rows(first.steps)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+        async def all_again() -> AsyncIterator[pb.StreamRequest]:
+            yield first
+            async for request in requests:
+                yield request
+
+        async for response in super().Stream(all_again(), context):
+            yield response
+
+
+def test_ragged_columns_may_end_the_stream() -> None:
+    async def examine() -> Report:
+        async with serve(EndsStreams()) as address:
+            return await check(address, [each for each in REQUIREMENTS if each.id in ("S-06", "S-14")])
+
+    assert {r.requirement.id: r.status for r in asyncio.run(examine()).results} == {"S-06": "passed", "S-14": "passed"}

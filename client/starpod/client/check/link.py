@@ -139,9 +139,10 @@ class Conversation:
 
     async def finish(self) -> grpc.StatusCode:
         """Half-closes, reads to the end and returns the stream's status."""
-        await self._call.done_writing()
-        while (message := await self._within(self._call.read(), "the end of the stream")) is not grpc.aio.EOF:
-            self._take(message)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the server ended it, perhaps before the half-close
+            await self._call.done_writing()
+            while (message := await self._within(self._call.read(), "the end of the stream")) is not grpc.aio.EOF:
+                self._take(message)
         code: grpc.StatusCode = await self._call.code()
         return code
 
