@@ -54,9 +54,14 @@ def _context() -> ForkServerContext:
 
 
 def warm_up() -> None:
-    """Starts the fork server, which imports what is preloaded while nobody waits for it yet."""
-    _context()
-    forkserver.ensure_running()
+    """Starts the fork server and waits until it has imported what is preloaded, so that no session waits for that."""
+    first = _context().Process(target=_nothing, daemon=True)
+    first.start()
+    first.join()
+
+
+def _nothing() -> None:
+    pass
 
 
 class ProcessHost:
