@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -330,8 +331,9 @@ async def test_lost_replies_are_asked_for_again(server: FakeServer) -> None:
     assert server.turns_played == len(TURNS)
 
 
-async def test_a_server_that_never_answers_runs_into_the_patience() -> None:
-    async with FakeServer(stream=False) as server, Fleet(server.address, timeout=0.05, patience=0.3) as fleet:
+async def test_a_server_that_never_answers_runs_into_the_patience(server: FakeServer) -> None:
+    """It is there, and says so when it is asked how it is; the turn alone has no reply."""
+    async with Fleet(server.address, timeout=0.05, patience=0.3) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
         server.lose = lambda kind: kind == "step"
         with pytest.raises(DeadlineExceeded):
@@ -504,6 +506,28 @@ async def test_names_are_resolved() -> None:
         async with Fleet(f"dns:///localhost:{port}") as fleet:
             assert f"127.0.0.1:{port}" in {replica.address for replica in fleet.replicas}
             await fleet.open("walk-v1", seed=1)
+
+
+async def test_a_lost_server_for_which_its_name_no_longer_stands_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeServer() as server:
+        port = int(server.address.rpartition(":")[2])
+        hosts = ["127.0.0.1"]
+
+        async def resolve(*_: Any, **__: Any) -> list[Any]:
+            if not hosts:
+                raise OSError("no such name")
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        async with Fleet(f"dns:///environments.test:{port}", grace=0.05, health_seconds=0.05) as fleet:
+            hosts.clear()
+            await server.stop()
+            await eventually(lambda: fleet.replicas[0].lost)
+            await asyncio.sleep(0.2)
+            # Who cannot be resolved now may still be where he was.
+            assert [replica.address for replica in fleet.replicas] == [f"127.0.0.1:{port}"]
+            hosts.append("127.0.0.9")
+            await eventually(lambda: [replica.address for replica in fleet.replicas] == [f"127.0.0.9:{port}"])
 
 
 async def test_versions_are_chosen_over_the_whole_fleet() -> None:

@@ -1,4 +1,4 @@
-"""Disks that are full: a run says so, keeps its last good checkpoint and goes on from there; a server goes on at once."""
+"""Disks that are full: a run says so and keeps its last good checkpoint; a server goes on."""
 
 from __future__ import annotations
 
