@@ -152,6 +152,8 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         self.calls: dict[str, int] = {}
         self.turns_played = 0
         self.streams: set[Any] = set()
+        # Steps that came as calls of their own are answered in a row all the same.
+        self.answers_in_columns = False
         self.address = ""
         self.credentials: grpc.ServerCredentials | None = None
         self._server: grpc.aio.Server | None = None
@@ -457,6 +459,8 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
             seconds = self.delay(kind)
             if seconds:
                 out.append((pb.StreamResponse(replies=[reply]), seconds))
+            elif self.answers_in_columns and reply.WhichOneof("response") == "step":
+                _add_row(columns, call.call_id, reply.step.transition)
             else:
                 batch.replies.append(reply)
         if not columns.call_ids:

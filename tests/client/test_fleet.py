@@ -331,6 +331,19 @@ async def test_lost_replies_are_asked_for_again(server: FakeServer) -> None:
     assert server.turns_played == len(TURNS)
 
 
+async def test_a_call_asked_again_may_be_answered_in_a_row() -> None:
+    async with FakeServer() as server, Fleet(server.address, timeout=0.1) as fleet:
+        server.answers_in_columns = True
+        hidden, shown = [
+            (await fleet.open("walk-v1", seed=3, want=Want(state_key=wanted)))[0] for wanted in (False, True)
+        ]
+        lost = [True, True]
+        server.lose = lambda kind: kind == "step" and bool(lost) and lost.pop()
+        first, second = await asyncio.gather(hidden.step("left"), shown.step("left"))
+        assert [seen(first)] == [seen(second)] == await undisturbed(3, ["left"])
+        assert (len(first.observation.state_key), len(second.observation.state_key)) == (0, 16)
+
+
 async def test_a_server_that_never_answers_runs_into_the_patience(server: FakeServer) -> None:
     """It is there, and says so when it is asked how it is; the turn alone has no reply."""
     async with Fleet(server.address, timeout=0.05, patience=0.3) as fleet:
