@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 
 from starpod.client.catalog import access_options, parse_options
+from starpod.client.console import safe_console
 from starpod.client.load.comparison import compare
 from starpod.client.load.conductor import Broken, Conductor
 from starpod.client.load.html import write_page
@@ -210,7 +211,7 @@ def load(context: click.Context, /, **given: Any) -> None:
 
     Exit status: 0 done and all requirements met, 1 one is not met or the run ended early, 2 the call was wrong.
     """
-    console = Console(stderr=given["json_file"] == "-")
+    console = safe_console(stderr=given["json_file"] == "-")
     if given["compared"]:
         _compare(console, *given["compared"], json_file=given["json_file"])
         return

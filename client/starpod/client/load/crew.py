@@ -27,7 +27,7 @@ OPEN_AT_ONCE = 64
 OPEN_SECONDS = 20.0
 """An overloaded server may refuse a session for so long; then the run begins without it."""
 OPEN_TRIES = 3
-"""Tries to open a session, where it fails for other reasons."""
+"""Tries to open a session, where waiting is not wanted or would not help."""
 MAX_STRIKES = 3
 """Deadlines that a session may miss in a row before another one is opened."""
 MAX_RECORDED = 10_000
@@ -271,7 +271,7 @@ class Crew:
         wait = player.backoff.wait(error.retry_after)
         if player in self._missing:
             player.strikes += 1
-            if self._plan.retry_overload if kind == "overload" else player.strikes < OPEN_TRIES:
+            if player.strikes < OPEN_TRIES or (kind == "overload" and self._plan.retry_overload):
                 self._loop.call_later(wait, self.open, player)
             else:
                 self._settled(player)

@@ -69,10 +69,12 @@ class Histogram:
         return float(bucket_ceiling(self.values[-1:])[0] / 1e9) if len(self) else float("nan")
 
     def percentile(self, percent: float) -> float:
-        """Seconds that `percent` of the latencies do not exceed; not a number where nothing was counted."""
+        """Seconds that `percent` of the latencies do not exceed, 0: the least; not a number where nothing was counted."""
         total = len(self)
         if not total:
             return float("nan")
+        if not percent:
+            return float(self.values[0] / 1e9)
         rank = max(int(percent / 100 * total + 0.5), 1)
         place = int(np.searchsorted(np.cumsum(self.counts), min(rank, total)))
         return float(bucket_ceiling(self.values[place : place + 1])[0] / 1e9)
@@ -92,7 +94,7 @@ class Histogram:
     def decode(cls, text: str) -> Histogram:
         """The histogram of such a text. Raises ValueError if it is none."""
         try:
-            counts = np.array(HdrHistogram.decode(text.encode("ascii")).counts[:], np.int64)
+            counts = np.frombuffer(HdrHistogram.decode(text.encode("ascii")).counts, np.int64)
         except Exception as error:
             raise ValueError(f"not an encoded histogram: {text[:20]!r}") from error
         (places,) = np.nonzero(counts)

@@ -30,6 +30,7 @@ td i.bar { background: var(--c0); margin-right: 8px; vertical-align: baseline; }
 details.stage > summary { cursor: pointer; font-size: 18px; font-weight: 650; margin: 44px 0 4px; }
 h3 { font-size: 15px; margin: 30px 0 2px; } .scroll { overflow-x: auto; }
 table { min-width: 520px; } td, th { overflow-wrap: normal; }
+td:first-child { white-space: nowrap; }
 .command { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); border-radius: 8px;
   padding: 12px 14px; }
 """
@@ -70,7 +71,7 @@ def _head(report: Mapping[str, Any]) -> str:
             plan["transport"]
         ],
         f"{plan['policy']} actions",
-        report["started"],
+        report["started"].replace("T", " ").replace("Z", " UTC"),
     ]
     stage = report["stages"][-1]
     step = stage["calls"].get("step", {})
@@ -204,7 +205,7 @@ def _percentiles(stage: Mapping[str, Any]) -> str:
     step = stage["calls"].get("step", {})
     if "service" in step:
         series.append(Series("step", _curve(step["hdr"]), 0))
-        series.append(Series("from sending", _curve(step["service"]["hdr"]), 5))
+        series.append(Series("from sent", _curve(step["service"]["hdr"]), 5))
     for call, figures in stage["calls"].items():
         if call not in ("open", "close", "renew") and not (call == "step" and series) and len(series) < COLOURS:
             series.append(Series(call, _curve(figures["hdr"]), len(series)))
@@ -215,8 +216,8 @@ def _percentiles(stage: Mapping[str, Any]) -> str:
         x_label="percentile",
         x_ticks=[(_place(level), _level(level)) for level in LEVELS if level in NAMED or level == 0],
         logarithmic=True,
-        width=520,
-        height=260,
+        width=420,
+        height=240,
     )
 
 
@@ -250,8 +251,8 @@ def _over_time(stage: Mapping[str, Any]) -> str:
         kind="seconds",
         x_label="seconds",
         logarithmic=True,
-        width=520,
-        height=260,
+        width=420,
+        height=240,
     )
 
 
@@ -271,8 +272,8 @@ def _rate(stage: Mapping[str, Any]) -> str:
         marks=marks,
         kind="rate",
         x_label="seconds",
-        width=520,
-        height=260,
+        width=420,
+        height=240,
     )
 
 
@@ -282,7 +283,7 @@ def _calls(stage: Mapping[str, Any]) -> str:
     for call, figures in stage["calls"].items():
         lines = [(call, figures)]
         if call == "step" and "service" in figures:
-            lines = [("step, from when it was due", figures), ("step, from sending", figures["service"])]
+            lines = [("step, from due", figures), ("step, from sent", figures["service"])]
         for label, line in lines:
             cells = "".join(f'<td class="n">{_ms(line[f"{name}_ms"])}</td>' for name in names)
             rows += f'<tr><td>{label}</td><td class="n">{line["count"]:,}</td>{cells}</tr>'

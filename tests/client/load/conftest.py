@@ -1,0 +1,91 @@
+"""Stages played by a generator in the test's own loop, against real servers; and the command as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.client.load.conductor import StageResult
+from starpod.client.load.generator import Generator
+from starpod.client.load.log import Interval
+from starpod.client.load.plan import Place, Plan, Stage, Turns
+from starpod.client.load.report import stage_report
+from starpod.client.transport import Transport
+from tests.support import ROOT, ServerProcess, start_server
+
+LAZY = str(ROOT / "tests" / "client" / "load" / "lazy.py")
+LAKE = ("Left", "Down", "Right", "Up")
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[ServerProcess]:
+    """frozen_lake and the environments of lazy.py."""
+    with start_server("frozen_lake", "stalls", "waits", "breaks", "--environment-module", LAZY) as process:
+        yield process
+
+
+def make_plan(*addresses: str, environment: str = "frozen_lake-v1", wire: Any = "stream", **more: Any) -> Plan:
+    actions = LAKE if environment.startswith("frozen") else ("go",)
+    more = {"turns": Turns("random", actions), "columns": wire == "stream", **more}
+    places = tuple(Place(address) for address in addresses)
+    return Plan(places, Transport(), wire, environment, **more)
+
+
+@dataclass
+class Played:
+    """Reports of the stages, and the generator that played them."""
+
+    reports: list[dict[str, Any]]
+    generator: Generator
+
+
+async def play(plan: Plan, *stages: Stage) -> Played:
+    """Plays stages in this process; the last report tells of closing too."""
+    place: list[StageResult] = []
+    generator = Generator(plan, 0, lambda interval: place[-1].add(interval))
+    await generator.start()
+    for stage in stages:
+        place.append(StageResult(stage, time.time()))
+        await generator.prepare(stage)
+        place[-1].summaries = [await generator.run(time.monotonic() + 0.02, asyncio.Event())]
+        place[-1].ended = place[-1].summaries[0].ended
+    closing: Interval = await generator.close()
+    place[-1].add(closing)
+    return Played([stage_report(result, plan) for result in place], generator)
+
+
+@dataclass
+class Done:
+    """A finished `starpod load`: exit status, what it wrote, and its JSON report."""
+
+    status: int
+    out: str
+    err: str
+    report: dict[str, Any]
+
+
+def run_load(*arguments: str, folder: Path | None = None) -> Done:
+    """The command as a process of its own. With a folder it writes report.json there."""
+    words = list(arguments)
+    if folder is not None:
+        words += ["--json", str(folder / "report.json")]
+    done = subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=100, cwd=ROOT, env={**os.environ, "COLUMNS": "160"}
+    )
+    file = folder / "report.json" if folder is not None else None
+    report = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    return Done(done.returncode, done.stdout, done.stderr, report)
+
+
+def command(*words: str) -> Sequence[str]:
+    return [sys.executable, "-m", "starpod.client.main", "load", *words]
