@@ -53,7 +53,7 @@ def host(text: str, facts: str = "") -> type[Hosted]:
     creator = _creator(wanted, gym_spec)
     signature = constructor(creator)
     check_arguments(wanted, signature, _MAKE_ARGUMENTS)
-    drawn = _render_mode(wanted)
+    drawn = _render_mode(wanted, creator)
     first = make(wanted, gym_spec, {**wanted.arguments, **drawn})
     try:
         plan = _plan(wanted, gym_spec, first)
@@ -150,20 +150,22 @@ def _creator(wanted: Wanted, gym_spec: EnvSpec) -> Callable[..., Any]:
         raise wanted.fail(error) from error
 
 
-def _render_mode(wanted: Wanted) -> dict[str, str]:
+def _render_mode(wanted: Wanted, creator: Callable[..., Any]) -> dict[str, str]:
     """The constructor's render_mode: an environment has one, so that text and pictures exclude each other."""
     text = wanted.choice("observation", "text", "json", "ansi") == "ansi"
     picture = wanted.choice("render", "no", "png") == "png"
     if text and picture:
         raise wanted.fail("it draws either text (observation=ansi) or pictures (render=png); choose one")
-    return {"render_mode": "ansi" if text else "rgb_array"} if text or picture else {}
+    if not text and not picture:
+        return {}
+    mode = "ansi" if text else "rgb_array"
+    known = getattr(creator, "metadata", {"render_modes": [mode]}).get("render_modes", [])
+    if mode not in known:
+        raise wanted.fail(f"it does not render {mode}; it has {', '.join(known) or 'no render mode'}")
+    return {"render_mode": mode}
 
 
 def _plan(wanted: Wanted, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> Plan:
-    modes = first.metadata.get("render_modes", [])
-    for mode in _render_mode(wanted).values():
-        if mode not in modes:
-            raise wanted.fail(f"it does not render {mode}; it has {', '.join(modes) or 'no render mode'}")
     space = first.action_space
     read = reader(space)
     names: tuple[str, ...] = ()
@@ -172,7 +174,7 @@ def _plan(wanted: Wanted, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> 
         names = tuple(map(str, numbers))
         if given := wanted.settings.get("actions"):
             names = tuple(name.strip() for name in given.split(","))
-            if len({name.lower() for name in names if name}) != len(numbers):
+            if len(names) != len(numbers) or len({name.lower() for name in names if name}) != len(numbers):
                 raise wanted.fail(f"actions={given!r} must be {len(numbers)} different names, separated by commas")
     elif "actions" in wanted.settings:
         raise wanted.fail(f"its actions cannot be named: they are {words(space)}")

@@ -61,7 +61,7 @@ class Wanted:
         """The setting's value, by default the first. Raises HostingError if it is none of `values`."""
         value = self.settings.get(setting, values[0])
         if value not in values:
-            raise self.fail(f"{setting} is {value!r}; use one of {', '.join(values)}")
+            raise self.fail(f"{setting} is {value!r}; use one of {', '.join(dict.fromkeys(values))}")
         return value
 
     def number(self, setting: str) -> float | None:
