@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client.adapters.text import MOST_ACTIONS, Episode, Reader, Setting, converse
-from starpod.client.errors import EnvironmentBug
+from starpod.client.errors import EnvironmentBug, StarpodError
 from tests.client.adapters.sessions import live_sessions
-from tests.support import ROOT, ServerProcess
+from tests.support import ROOT, ServerProcess, start_server
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,19 @@ async def test_a_failure_is_an_error_and_a_bad_action_is_not(walk: Setting) -> N
     assert episode.reward == 0.0
     with pytest.raises(EnvironmentBug):
         await play(walk, {"seed": 1}, "<answer>bug</answer>")
+
+
+async def test_a_server_that_is_gone_is_a_failure() -> None:
+    with start_server("bandit-v1") as server:
+        setting = Setting(server.address, "bandit-v1", fleet={"patience": 1.0, "timeout": 1.0})
+        episode = await setting.open({"seed": 1})
+        server.kill()
+        with pytest.raises(StarpodError):
+            await setting.play(episode, "<answer>any</answer>")
+        assert episode.rewards == [] and not episode.done
+        await setting.close(episode)
+        with pytest.raises(StarpodError):
+            await setting.open({"seed": 1})
 
 
 def test_one_fleet_for_a_process_and_its_servers(walk: Setting, troubled: ServerProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from starpod.client.adapters.text import Reader, Setting
 from starpod.client.adapters.trl import EnvironmentFactory, Rollouts, StarpodEnvironment, episode_reward, log_episodes
 from starpod.client.errors import EnvironmentBug
+from tests.client.adapters.sessions import live_sessions
 from tests.client.adapters.tiny import Scripted, make_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -110,6 +112,11 @@ def test_an_environment_is_used_again(walk: Setting) -> None:
     assert fleet.run(environment.act("Left || stop")).endswith("The episode is over.")
     assert fleet.run(environment.act("Left")) == "The episode is over."
     assert environment.get_reward() == 1.0
+
+
+def test_the_factory_travels_to_other_processes(walk: Setting) -> None:
+    factory = EnvironmentFactory(walk)
+    assert pickle.loads(pickle.dumps(factory)) == factory
 
 
 def test_the_factory_keeps_a_reader_of_its_own(walk: Setting) -> None:
@@ -238,6 +245,17 @@ def test_a_conversation_without_room_ends_where_it_is(walk: Setting, tmp_path: P
     assert logged(trainer, "completions/max_length") <= 200
     assert logged(trainer, "starpod/turns") >= 2
     assert logged(trainer, "starpod/failed") == 0
+
+
+def test_a_reply_without_room_is_cut_and_played(walk: Setting, tmp_path: Path) -> None:
+    reply = "<answer>stop</answer> That is all that I have to say."
+    trainer = make_rollout_trainer(walk, tmp_path, lambda row, text: reply, max_completion_length=30)
+    prompts = [[{"role": "user", "content": "", "seed": 1}] for _ in range(4)]
+    before = live_sessions(walk)
+    rollout = Rollouts(walk)(prompts, trainer)
+    assert [len(ids) for ids in rollout["completion_ids"]] == [30] * 4 and rollout["env_mask"] == [[1] * 30] * 4
+    assert rollout["episode_rewards"] == [1.0] * 4
+    assert live_sessions(walk) == before
 
 
 def test_when_everything_fails_the_error_is_raised(walk: Setting, tmp_path: Path) -> None:
