@@ -71,9 +71,9 @@ class Terminal(Observer):
             told = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])
             warnings = sum(r.status == "failed" and not r.breaks for r in environment.results)
             more = f", [yellow]{warnings} of them a warning[/]" if warnings else ""
-            self.console.print(f"[bold]{environment.id} {environment.version}[/]: {told}{more}")
+            self.console.print(f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {told}{more}")
         verdict = "[bold green]keeps the contract[/]" if report.passed else "[bold red]does not keep the contract[/]"
-        self.console.print(f"{report.address} ({report.server_name} {report.server_version}) {verdict}")
+        self.console.print(f"{report.address} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
 
 
 def _lines(result: Result) -> str:
