@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from starpod.client.catalog import Connection, connection_options, find_environment, hosted, option_type, options_schema
+from starpod.client.console import safe_console
+from starpod.client.terminal import visible
 from starpod.v1 import environment_pb2 as pb
 
 
@@ -26,12 +27,12 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
     if as_json:
         _print_json([_as_dict(spec) for spec in response.environments])
         return
-    table = Table(title=f"{response.server_name} {response.server_version}", title_justify="left")
+    table = Table(title=escape(f"{response.server_name} {response.server_version}"), title_justify="left")
     for heading in ("Environment", "Version", "Title", "Can"):
         table.add_column(heading)
     for spec in response.environments:
-        table.add_row(spec.id, spec.version, escape(spec.title), ", ".join(_capabilities(spec)))
-    console = Console()
+        table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), ", ".join(_capabilities(spec)))
+    console = safe_console()
     console.print(table)
     workers = len(response.endpoints) or 1
     state = ", draining: no new sessions" if response.draining else ""
@@ -52,8 +53,8 @@ def describe(connection: AbstractContextManager[Connection], environment: str, v
     if as_json:
         _print_json(_as_dict(spec))
         return
-    console = Console()
-    console.print(f"[bold]{spec.id}[/] {spec.version}  {escape(spec.title)}\n", highlight=False)
+    console = safe_console()
+    console.print(f"[bold]{escape(spec.id)}[/] {escape(spec.version)}  {escape(spec.title)}\n", highlight=False)
     console.print(spec.instructions, markup=False, highlight=False)
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="bold")
@@ -68,7 +69,7 @@ def describe(connection: AbstractContextManager[Connection], environment: str, v
         for heading in ("Name", "Values = default", "Meaning"):
             options.add_column(heading, overflow="fold")
         for name, option in schema.items():
-            options.add_row(name, escape(option_type(option)), escape(str(option.get("description", ""))))
+            options.add_row(escape(name), escape(option_type(option)), escape(str(option.get("description", ""))))
         console.print()
         console.print(options)
 
@@ -112,4 +113,6 @@ def _as_dict(spec: pb.EnvironmentSpec) -> dict[str, Any]:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    # Escaped in JSON's own way where a terminal would obey it; the value stays the same.
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    click.echo("".join(c if c == visible(c) else f"\\u{ord(c):04x}" for c in text))

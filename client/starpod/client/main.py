@@ -12,6 +12,7 @@ import click
 
 from starpod.client.polling import prefer_poller
 from starpod.client.spelling import nearest
+from starpod.client.terminal import visible
 
 
 class Subcommand:
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _complain(message: str) -> None:
-    print("starpod:", " ".join(message.split()), file=sys.stderr)
+    print("starpod:", visible(" ".join(message.split())), file=sys.stderr)
 
 
 if __name__ == "__main__":

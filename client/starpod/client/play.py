@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.client.catalog import Connection, connection_options, find_environment, hosted, parse_options
+from starpod.client.console import safe_console
 from starpod.client.game import SEPARATOR, Game, NotPossible, action_text, part_text
 from starpod.client.keyboard import Reader, keys, read_line
 from starpod.v1 import environment_pb2 as pb
@@ -57,7 +58,7 @@ def play(
             Game(server, spec, parse_options(spec, assignments), seed) as game,
             keys() if interactive else contextlib.nullcontext(read_line) as read,
         ):
-            Screen(game, Console(highlight=False), clears=interactive).run(read)
+            Screen(game, safe_console(highlight=False), clears=interactive).run(read)
 
 
 class Screen:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from starpod.client import TLS, BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
 from starpod.client.catalog import find_environment, parse_options
+from starpod.client.console import safe_console
 from starpod.client.spelling import near
 from starpod.trainer.agents.base import AgentRefused, Sampling, Task, play_all
 from starpod.trainer.agents.scripted import Scripted
@@ -169,7 +170,7 @@ def evaluate(
     }
     if episodes_file:
         write_episodes(episodes_file, _numbered([results for _, results in played]))
-    console = Console(stderr=json_file == "-", highlight=False)
+    console = safe_console(stderr=json_file == "-", highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)  # a log has no edge to wrap at
     _show(console, report)
@@ -195,7 +196,7 @@ async def _run(
     samples: int,
 ) -> list[tuple[Task, list[Episode]]]:
     """The episodes of each environment, one environment after the other."""
-    console = Console(stderr=True)
+    console = safe_console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     played = []
     try:

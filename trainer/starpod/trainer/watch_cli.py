@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from starpod.client.console import safe_console
 from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.episode_files import EVALUATION, BadEpisodes, episode_files, read_episodes
 
@@ -47,7 +48,7 @@ def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> 
     try:
         files = episode_files(path)
         file = ([file for file in files if file.name.startswith(EVALUATION)] or files)[-1]
-        console = Console(highlight=False)
+        console = safe_console(highlight=False)
         pause = 1 / speed if speed and console.is_terminal else 0.0
         total = shown = 0
         for total, episode in enumerate(read_episodes(file), 1):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from starpod.client.check.link import Access
 from starpod.client.check.report import Terminal, to_json, to_junit
@@ -15,6 +14,7 @@ from starpod.client.check.requirement import LEVELS
 from starpod.client.check.runner import Unreachable
 from starpod.client.check.runner import check as run_check
 from starpod.client.check.suite import REQUIREMENTS
+from starpod.client.console import safe_console
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -78,7 +78,7 @@ def check(
         raise click.UsageError("--certificate, --key and --ca belong together")
     access = Access(token_file.read_text().strip() if token_file else "", ca, certificate, key)
     requirements = [requirement for requirement in REQUIREMENTS if requirement.level in levels]
-    console = Console(stderr=json_file == "-")
+    console = safe_console(stderr=json_file == "-")
     with Terminal(console) as terminal:
         try:
             report = asyncio.run(

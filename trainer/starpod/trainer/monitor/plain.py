@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from starpod.client.figures import duration, show
+from starpod.client.terminal import visible
 from starpod.trainer.episode import Episode
 from starpod.trainer.monitor.words import is_graded, return_with_interval, with_interval
 
@@ -115,7 +116,7 @@ class PlainScreen(SilentScreen):
         return f"[{duration(self._clock() - self._began)}]"
 
     def _say(self, line: str) -> None:
-        print(line, file=self._file, flush=True)
+        print(visible(line), file=self._file, flush=True)
 
 
 def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str:

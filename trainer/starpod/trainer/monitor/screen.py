@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, Self
 
 from rich.console import Console
 
+from starpod.client.console import safe_console
 from starpod.trainer.episode import Episode
 
 
@@ -54,7 +55,7 @@ def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console:
     from starpod.trainer.monitor.live import LiveScreen  # both modules know `Screen`
     from starpod.trainer.monitor.plain import PlainScreen, SilentScreen
 
-    console = console or Console(file=sys.stderr)
+    console = console or safe_console(file=sys.stderr)
     if kind == "auto":
         kind = "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
     match kind:
