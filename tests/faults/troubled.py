@@ -12,7 +12,7 @@ import time
 from starpod.env_server import Concurrency, Environment, EnvironmentSpec, Limits, Outcome
 
 VERSION = os.environ.get("STARPOD_TEST_VERSION", "1.0.0")
-MEBIBYTE = 2**20
+KIBIBYTE, MEBIBYTE = 2**10, 2**20
 
 
 class Hungry(Environment):
@@ -95,6 +95,24 @@ class Endless(Environment):
     def step(self, action: str) -> Outcome:
         time.sleep(float(action))
         self.turns += 1
+        return Outcome()
+
+    def render(self, mode: str = "text") -> str:
+        return str(self.turns)
+
+
+class Leaky(Environment):
+    """Each step keeps 64 KiB for good."""
+
+    spec = EnvironmentSpec(id="leaky-v1", version="1.0.0", title="It never forgets", actions=("go",))
+    kept: list[bytes] = []  # noqa: RUF012 - it leaks on purpose
+
+    def reset(self, rng: random.Random) -> None:
+        self.turns = 0
+
+    def step(self, action: str) -> Outcome:
+        self.turns += 1
+        Leaky.kept.append(b"x" * (64 * KIBIBYTE))
         return Outcome()
 
     def render(self, mode: str = "text") -> str:
