@@ -1,27 +1,54 @@
-"""The task that all ways of the benchmark play: one fixed lake without slips, and one walk of 50 turns on it.
+"""The tasks that all ways of the benchmark play: one fixed lake without slips, and one walk of 50 turns on it.
 
 The walk goes to and fro and then to the goal, so that every episode ends with reward 1 after exactly 50 turns and the
 next one starts with a reset. Resets take their time in every way; only steps are counted.
+
+The environment variable STARPOD_BENCHMARK_TASK chooses, for all processes of a run, how long a step takes: "lake" is
+the lake itself, microseconds; "wait" waits 5 ms; "tail" waits 5 ms, and now and then up to 100 times as long.
 """
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import Any
 
-from starpod.env_server.environment import Limits
+from benchmarks.slow_lake import SlowLake
+from starpod.env_server.environment import Environment, Limits
 from starpod.env_server.environments.frozen_lake import FrozenLake
 from starpod.env_server.episode import Episode
 
-ENVIRONMENT = "frozen_lake-v1"
-OPTIONS: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}
+LAKE: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}
 WALK = ("Right", "Left") * 22 + ("Down", "Down", "Right", "Right", "Down", "Right")
 NO_LIMITS = Limits()
+SLOW_SERVER = ("--environment-module", "benchmarks/slow_lake.py", "--threads", "512", "slow_lake-v1")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """environment, options: what is played. serve: the arguments of `starpod serve` that host it."""
+
+    environment: type[Environment]
+    options: dict[str, Any]
+    serve: tuple[str, ...]
+
+
+TASKS = {
+    "lake": Task(FrozenLake, LAKE, ("frozen_lake",)),
+    "wait": Task(SlowLake, {**LAKE, "shortest": 0.005, "longest": 0.005}, SLOW_SERVER),
+    "tail": Task(SlowLake, {**LAKE, "shortest": 0.005, "longest": 0.5}, SLOW_SERVER),
+}
+VARIABLE = "STARPOD_BENCHMARK_TASK"
+TASK = TASKS[os.environ.get(VARIABLE, "lake")]
+ENVIRONMENT, OPTIONS = TASK.environment.spec.id, TASK.options
+WAITS = TASK.environment is SlowLake
+"""Whether steps wait: then servers must not run them in their event loop."""
 
 
 def new_episode() -> Episode:
     """The task in this process, at its start."""
-    environment = FrozenLake()
-    environment.options = FrozenLake.Options(**OPTIONS)
+    environment = TASK.environment()
+    environment.options = TASK.environment.Options(**OPTIONS)
     episode = Episode(environment, NO_LIMITS)
     episode.reset(0, 0)
     return episode

@@ -15,12 +15,18 @@ from benchmarks.lake import WALK
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """steps: how many in `seconds` of wall clock. p50, p99: seconds from the call of a step to its result."""
+    """steps: how many in `seconds` of wall clock. p50, p99: seconds from the call of a step to its result.
+
+    client_cpu, server_cpu: seconds of CPU time, where a server there is. wire: bytes over the loopback.
+    """
 
     steps: int
     seconds: float
     p50: float
     p99: float
+    client_cpu: float = 0.0
+    server_cpu: float = 0.0
+    wire: int = 0
 
     @property
     def rate(self) -> float:

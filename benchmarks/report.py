@@ -14,19 +14,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-BASELINES = ("in process", "openenv-core", "dm-env-rpc")
-PACKAGES = ("starpod", "grpcio", "protobuf", "openenv-core", "uvicorn", "websockets", "dm-env-rpc")
+BASELINES = ("in process", "openenv-core", "dm-env-rpc", "Ray actors", "AsyncVectorEnv")
+PACKAGES = ("starpod", "grpcio", "protobuf", "openenv-core", "uvicorn", "websockets", "dm-env-rpc", "ray", "gymnasium")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One way at one number of sessions: medians over the rounds, and the rate of each round."""
+    """One way at one number of sessions: medians over the rounds, and the rate of each round.
+
+    client_cpu_seconds, server_cpu_seconds: CPU time of a step; in process all of it is the client's. wire_bytes: bytes
+    of a step over the loopback, both directions, headers included.
+    """
 
     way: str
     sessions: int
     steps_per_second: float
     p50_seconds: float
     p99_seconds: float
+    client_cpu_seconds: float
+    server_cpu_seconds: float
+    wire_bytes: float
     rounds: list[float]
 
 
@@ -58,7 +65,17 @@ def ratio(results: list[Result], result: Result, baseline: str) -> float | None:
 def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the table."""
     baselines = [name for name in BASELINES if any(result.way == name for result in results)]
-    headings = ["Way", "Sessions", "Steps/s", "p50", "p99", *(f"x {name}" for name in baselines)]
+    headings = [
+        "Way",
+        "Sessions",
+        "Steps/s",
+        "p50",
+        "p99",
+        "CPU client",
+        "CPU server",
+        "Bytes",
+        *(f"x {name}" for name in baselines),
+    ]
     cells = []
     for result in sorted(results, key=lambda each: each.sessions):
         ratios = [ratio(results, result, name) for name in baselines]
@@ -69,6 +86,9 @@ def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
                 f"{result.steps_per_second:,.0f}",
                 _duration(result.p50_seconds),
                 _duration(result.p99_seconds),
+                _microseconds(result.client_cpu_seconds),
+                _microseconds(result.server_cpu_seconds),
+                f"{result.wire_bytes:,.0f}" if result.wire_bytes >= 1 else "",
                 *("" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in ratios),
             ]
         )
@@ -84,7 +104,7 @@ def print_table(results: list[Result]) -> None:
         if before is not None and before[1] != line[1]:
             table.add_section()
         table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else 170).print(table)
 
 
 def write_json(path: Path, results: list[Result], where: dict[str, Any], command: str) -> None:
@@ -130,6 +150,11 @@ def write_plot(path: Path, results: list[Result]) -> None:
 
 def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:,.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
+
+
+def _microseconds(seconds: float) -> str:
+    microseconds = seconds * 1e6
+    return f"{microseconds:.1f} µs" if microseconds < 100 else f"{microseconds:,.0f} µs"
 
 
 def _processor() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import machine
+from benchmarks.usage import cpu_seconds, resident_bytes
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
@@ -147,17 +147,6 @@ async def _cpu_share(server: ServerProcess, seconds: float) -> float:
     before, start = cpu_seconds(server.pid), monotonic()
     await asyncio.sleep(seconds)
     return (cpu_seconds(server.pid) - before) / (monotonic() - start)
-
-
-def resident_bytes(pid: int) -> int:
-    """The resident set of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def print_table(results: list[Result]) -> None:

@@ -1,6 +1,6 @@
 """Steps per second and latency of one lake, in process, over Starpod and over other servers.
 
-    python -m benchmarks.throughput [--sessions 1,16,256,1024] [--seconds 2] [--rounds 3] [--way NAME ...]
+    python -m benchmarks.throughput [--sessions 1,16,64,256,1024,10000] [--seconds 2] [--rounds 3] [--way NAME ...]
 
 Each server is a process of its own on this machine; the client is this process. All ways are measured in turn, round
 after round, so that a slow minute of the machine hits all of them; the medians over the rounds are reported.
@@ -13,20 +13,24 @@ import asyncio
 import sys
 from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import uvloop
 from rich.console import Console
 
+from benchmarks.lake import TASK
 from benchmarks.measure import Measurement
 from benchmarks.report import Result, machine, print_table, write_json, write_markdown, write_plot
+from benchmarks.usage import Usage
 from benchmarks.ways import WAYS, Way
 from tests.support import ROOT, ServerProcess
 
 WARM_UP_SECONDS = 0.3
 COMMANDS = {
-    "starpod": ["-m", "starpod.client.main", "serve", "frozen_lake"],
+    "starpod": ["-m", "starpod.client.main", "serve", *TASK.serve, "--max-sessions", "20000"],
+    "starpod_2": ["-m", "starpod.client.main", "serve", *TASK.serve, "--max-sessions", "20000", "--workers", "2"],
     "openenv": ["-m", "benchmarks.peers.openenv_server"],
     "dm_env_rpc": ["-m", "benchmarks.peers.dm_env_rpc_server"],
 }
@@ -34,7 +38,7 @@ COMMANDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", default="1,16,256,1024", help="numbers of sessions, comma-separated")
+    parser.add_argument("--sessions", default="1,16,64,256,1024,10000", help="numbers of sessions, comma-separated")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--way", action="append", choices=[way.name for way in WAYS], help="only this way; repeatable")
@@ -68,10 +72,19 @@ async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: in
         for number in range(rounds):
             for count in counts:
                 for way in ways:
+                    if count > way.most:
+                        continue
                     with console.status(f"round {number + 1} of {rounds}: {way.name}, {count} sessions"):
                         async with way.open(addresses[way.server], count) as run:
                             await run(WARM_UP_SECONDS)
-                            measured[way.name, count].append(await run(seconds))
+                            before = Usage.now()
+                            measurement = await run(seconds)
+                            used = Usage.now() - before
+                            if not measurement.client_cpu:  # it did not count by itself
+                                measurement = replace(
+                                    measurement, client_cpu=used.own, server_cpu=used.descendants, wire=used.wire
+                                )
+                            measured[way.name, count].append(measurement)
     return [
         Result(
             way=name,
@@ -79,6 +92,9 @@ async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: in
             steps_per_second=median(each.rate for each in several),
             p50_seconds=median(each.p50 for each in several),
             p99_seconds=median(each.p99 for each in several),
+            client_cpu_seconds=median(each.client_cpu / each.steps for each in several),
+            server_cpu_seconds=median(each.server_cpu / each.steps for each in several),
+            wire_bytes=median(each.wire / each.steps for each in several),
             rounds=[each.rate for each in several],
         )
         for (name, count), several in measured.items()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from starpod.client import Fleet, Limits, Session
 from starpod.env_server.episode import Want
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.support import ROOT
 
 Run = Callable[[float], Awaitable[Measurement]]
 """Steps all sessions for that many seconds."""
@@ -26,11 +29,13 @@ UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """server: what `address` must serve: starpod, openenv, dm_env_rpc, or none. open: readies that many sessions."""
+    """server: what `address` must serve: starpod, starpod_2 (two workers), openenv, dm_env_rpc, or none. open: readies
+    that many sessions. most: sessions beyond which it is left out, where one more costs a process or a connection."""
 
     name: str
     server: str
     open: Callable[[str, int], AbstractAsyncContextManager[Run]]
+    most: int = 1_000_000
 
 
 # --- in process --------------------------------------------------------------------------------------------------
@@ -46,19 +51,19 @@ async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
         for episode in episodes:
             episode.reset(0, 0)
         waits: list[float] = []
-        steps = 0
         start = perf_counter()
-        while perf_counter() - start < seconds:
+        while True:
             for place, action in enumerate(WALK, 1):
                 before = perf_counter()
                 actions = [action]
                 transitions = [episode.turn(actions, nothing) for episode in episodes]
-                waits.append((perf_counter() - before) / sessions)
-                steps += sessions
+                after = perf_counter()
+                waits.append((after - before) / sessions)
                 check(place, transitions[-1].reward, bool(transitions[-1].end_reason))
+                if after - start >= seconds:
+                    return summarise(sessions * len(waits), after - start, waits)
             for episode in episodes:
                 episode.reset(0, 0)
-        return summarise(steps, perf_counter() - start, waits)
 
     yield run
 
@@ -270,13 +275,47 @@ def _peer(name: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
     return open_peer
 
 
+@contextlib.asynccontextmanager
+async def _driver(module: str, sessions: int) -> AsyncIterator[Run]:
+    """A program that steps its environments itself, in processes of its own: it is told for how long, and answers with
+    the measurement as JSON."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        str(sessions),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+
+    async def run(seconds: float) -> Measurement:
+        stdin.write(f"{seconds}\n".encode())
+        line = await stdout.readline()
+        if not line:
+            raise RuntimeError(f"{module} failed; run it by hand: echo 1 | python -m {module} {sessions}")
+        return Measurement(**json.loads(line))
+
+    try:
+        yield run
+    finally:
+        stdin.close()
+        await process.wait()
+
+
 WAYS = (
     Way("in process", "none", open_in_process),
     Way("starpod, step_many", "starpod", open_step_many),
+    Way("starpod, step_many, 2 workers", "starpod_2", open_step_many),
     Way("starpod, coroutines", "starpod", open_coroutines),
-    Way("starpod, without columns", "starpod", open_stream_calls),
-    Way("starpod, unary", "starpod", open_unary),
-    Way("empty unary call", "starpod", open_empty_calls),
-    Way("openenv-core", "openenv", _peer("open_openenv")),
-    Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env_rpc")),
+    Way("starpod, without columns", "starpod", open_stream_calls, most=1024),
+    Way("starpod, unary", "starpod", open_unary, most=1024),
+    Way("empty unary call", "starpod", open_empty_calls, most=1024),
+    Way("openenv-core", "openenv", _peer("open_openenv"), most=1024),
+    Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env_rpc"), most=1024),
+    Way("Ray actors", "none", lambda _, sessions: _driver("benchmarks.peers.ray_actors", sessions), most=64),
+    Way("AsyncVectorEnv", "none", lambda _, sessions: _driver("benchmarks.peers.vector_env", sessions), most=256),
 )

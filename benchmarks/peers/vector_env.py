@@ -1,0 +1,62 @@
+"""The lake in Gymnasium's AsyncVectorEnv: one process per environment, one pipe each, stepped in step.
+
+    echo 2 | python -m benchmarks.peers.vector_env SESSIONS
+
+For each number of seconds on standard input it steps that long and prints the measurement as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from benchmarks.lake import new_episode
+from benchmarks.peers.driver import Pipes, serve_runs
+from starpod.env_server.environments.frozen_lake import ACTIONS, FrozenLakeSymbols
+from starpod.env_server.episode import Want
+
+
+class Lake(gymnasium.Env[str, int]):
+    """The lake with Gymnasium's face."""
+
+    action_space = spaces.Discrete(len(ACTIONS))
+    observation_space = spaces.Text(64, charset="".join(vars(FrozenLakeSymbols()).values()) + "\n")
+
+    def __init__(self) -> None:
+        self._episode = new_episode()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode.reset(0, 0)
+        return str(self._episode.observe(Want()).parts), {}
+
+    def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        transition = self._episode.turn([ACTIONS[action]], Want())
+        return str(transition.parts), transition.reward, transition.terminated, transition.truncated, {}
+
+
+def main() -> None:
+    pipes = Pipes()
+    count = int(sys.argv[1])
+    environments = AsyncVectorEnv([Lake] * count, autoreset_mode=AutoresetMode.DISABLED)
+    everywhere = np.ones(count, bool)
+
+    def reset() -> None:
+        environments.reset(options={"reset_mask": everywhere})
+
+    def step(action: str) -> list[tuple[float, bool]]:
+        _, rewards, terminated, truncated, _ = environments.step(np.full(count, ACTIONS.index(action)))
+        return list(zip(rewards.tolist(), (terminated | truncated).tolist(), strict=True))
+
+    environments.reset()
+    serve_runs(pipes, count, reset, step)
+    environments.close()
+
+
+if __name__ == "__main__":
+    main()
