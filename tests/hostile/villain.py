@@ -17,12 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from starpod.env_server import (
     Concurrency,
     Environment,
     EnvironmentOptions,
     EnvironmentSpec,
     Outcome,
+    Tool,
     landlock,
     sandbox,
 )
@@ -256,3 +259,41 @@ class OwnUser(Villain):
     @classmethod
     def prepare(cls) -> None:
         sandbox._readable_by = lambda user: True  # type: ignore[assignment]
+
+
+HARM = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>[bold]b[/]\r\b\x7f"
+
+
+class Shouting(Environment):
+    """Inline; everything that it says is meant for a terminal or a browser to obey."""
+
+    spec = EnvironmentSpec(
+        id="shouting-v1",
+        version="1.0.0",
+        title=f"Title {HARM}",
+        instructions=f"Instructions {HARM}",
+        grammar=f"Grammar {HARM}",
+        tools=(Tool(f"tool{HARM}", f"Description {HARM}"),),
+        render_modes=("text", "html"),
+    )
+
+    class Options(EnvironmentOptions):
+        choice: str = Field(default=f"default {HARM}", description=f"Meaning {HARM}")
+
+    def reset(self, rng: random.Random) -> None:
+        self.heard = "nothing"
+
+    def step(self, action: str) -> Outcome:
+        if action == "raise":
+            raise RuntimeError(f"Error {HARM}")
+        self.heard = action
+        return Outcome(criteria={f"criterion {HARM}": True})
+
+    def valid_actions(self) -> list[str]:
+        return [f"valid {HARM}"]
+
+    def expert_action(self) -> str:
+        return f"hint {HARM}"
+
+    def render(self, mode: str = "text") -> str:
+        return f"Picture {HARM} of {self.heard}"
