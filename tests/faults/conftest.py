@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,16 @@ def proxies(pair: list[ServerProcess]) -> Iterator[list[Proxy]]:
     """A faithful proxy before each of them."""
     with ExitStack() as stack:
         yield [stack.enter_context(Proxy(server.address, seed=number)) for number, server in enumerate(pair)]
+
+
+@pytest.fixture(scope="session")
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training run that nobody disturbed."""
+    from tests.faults.training import SMALL, train  # only here: it takes torch
+
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(*SMALL, run_dir=folder)
+    return folder
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -19,6 +19,7 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 SECONDS_OF_A_DAY = 86_400
 
 
+@pytest.mark.minutes
 @pytest.mark.skipif(not LIBRARIES, reason="needs libfaketime (Debian: apt-get install libfaketime)")
 async def test_the_clock_leaps_forward_and_back(server: ServerProcess, tmp_path: Path) -> None:
     clock = tmp_path / "clock"

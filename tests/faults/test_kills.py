@@ -19,7 +19,7 @@ from tests.faults.episodes import ENVIRONMENTS, Played, compare, disturbed
 from tests.faults.faulty_calls import FaultyCalls
 from tests.support import ServerProcess, start_server
 
-KILLS = int(os.environ.get("STARPOD_KILLS", "20"))
+KILLS = int(os.environ.get("STARPOD_KILLS", "0"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ async def killed(servers: list[ServerProcess], addresses: list[str], kills: int,
 
 
 async def test_no_episode_shows_that_servers_were_killed(servers: list[ServerProcess]) -> None:
-    played = await killed(servers, [server.address for server in servers], kills=6, every=0.5)
+    played = await killed(servers, [server.address for server in servers], kills=4, every=0.5)
     await compare(servers[0].address, played, "SIGKILL")
     assert played.recoveries > 0
 
@@ -83,17 +83,18 @@ async def test_nor_that_calls_were_doubled_delayed_lost_and_cut(servers: list[Se
             await stack.enter_async_context(FaultyCalls(server.address, number))
             for number, server in enumerate(servers)
         ]
-        played = await killed(servers, [proxy.address for proxy in proxies], kills=3, every=1.0)
+        played = await killed(servers, [proxy.address for proxy in proxies], kills=2, every=1.0)
         counts = sum((proxy.counts for proxy in proxies), start=Counter[str]())
-    await compare(servers[0].address, played, "calls doubled, delayed, lost, cut; 3 SIGKILL")
+    await compare(servers[0].address, played, "calls doubled, delayed, lost, cut; SIGKILL")
     assert min(counts[kind] for kind in ("doubled", "delayed", "lost", "cut")) > 0
     assert played.recoveries > 0
 
 
 @pytest.mark.minutes
+@pytest.mark.skipif(not KILLS, reason="takes minutes; STARPOD_KILLS=100 runs it with a hundred kills")
 @pytest.mark.timeout(60 + 3 * KILLS)
 async def test_many_kills(servers: list[ServerProcess]) -> None:
-    """STARPOD_KILLS=100 makes it a hundred instead of twenty."""
+    """As many as STARPOD_KILLS says."""
     played = await killed(servers, [server.address for server in servers], kills=KILLS, every=0.5)
     await compare(servers[0].address, played, "SIGKILL")
     assert played.recoveries > 0

@@ -28,6 +28,7 @@ def address_space(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.minutes
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit of a running process")
 async def test_an_allocation_that_fails_costs_its_session_alone() -> None:
     """RLIMIT_AS on a worker: the environment that cannot have its memory has failed, and its neighbours go on."""

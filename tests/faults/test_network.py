@@ -30,8 +30,8 @@ def open_files(server: ServerProcess) -> int:
     ("swallowed", "fault"),
     [
         ({}, "black hole"),
-        ({"to_client": False}, "black hole towards the server"),
-        ({"to_server": False}, "black hole towards the client"),
+        pytest.param({"to_client": False}, "black hole towards the server", marks=pytest.mark.minutes),
+        pytest.param({"to_server": False}, "black hole towards the client", marks=pytest.mark.minutes),
     ],
 )
 async def test_a_black_hole(
@@ -59,7 +59,13 @@ async def test_a_black_hole(
     assert played.recoveries > 0
 
 
-@pytest.mark.parametrize(("resets", "fault"), [(True, "cut inside a message (RST)"), (False, "cut inside one (FIN)")])
+@pytest.mark.parametrize(
+    ("resets", "fault"),
+    [
+        (True, "cut inside a message (RST)"),
+        pytest.param(False, "cut inside a message (FIN)", marks=pytest.mark.minutes),
+    ],
+)
 async def test_cuts_in_the_middle_of_a_message(
     pair: list[ServerProcess], proxies: list[Proxy], resets: bool, fault: str
 ) -> None:
@@ -111,7 +117,7 @@ async def test_a_new_connection_overtakes_the_old_one(pair: list[ServerProcess],
 
 async def test_when_nobody_can_be_reached_the_call_ends(proxies: list[Proxy]) -> None:
     """Refused or swallowed: the patience bounds the call."""
-    quick: dict[str, Any] = {"timeout": 0.2, "grace": 0.05, "health_seconds": 0.1, "patience": 0.8}
+    quick: dict[str, Any] = {"timeout": 0.2, "grace": 0.05, "health_seconds": 0.1, "patience": 0.5}
     proxy = proxies[0]
     async with Fleet(proxy.address, **quick) as fleet:
         (session,) = await fleet.open("frozen_lake-v1", seed=1)
@@ -154,7 +160,7 @@ async def test_a_slow_network(
             for direction in (proxy.to_server, proxy.to_client):
                 for name, value in way.items():
                     setattr(direction, name, value)
-        await asyncio.sleep(4)
+        await asyncio.sleep(2)
         for proxy in proxies:
             proxy.heal()
 
@@ -181,11 +187,11 @@ async def test_keepalive_alone_finds_a_black_hole(pair: list[ServerProcess], pro
 async def test_leases_of_others_outlive_a_black_hole(pair: list[ServerProcess], proxies: list[Proxy]) -> None:
     """Renewals for one server do not wait for another one that swallows them, though leases are short."""
     async with Fleet([proxy.address for proxy in proxies], timeout=20.0, health_seconds=0.5, recovery=False) as fleet:
-        sessions = await fleet.open("frozen_lake-v1", seed=1, lease_seconds=3.0)
+        sessions = await fleet.open("frozen_lake-v1", seed=1, lease_seconds=2.5)
         while len({session.address for session in sessions}) < 2:
-            sessions += await fleet.open("frozen_lake-v1", seed=1, lease_seconds=3.0)
+            sessions += await fleet.open("frozen_lake-v1", seed=1, lease_seconds=2.5)
         proxies[1].black_hole()
-        await asyncio.sleep(9)
+        await asyncio.sleep(7)
         for session in sessions:
             if session.address == proxies[0].address:
                 await session.step("Left")

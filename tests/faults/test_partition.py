@@ -80,7 +80,7 @@ async def test_a_partition_that_outlasts_keepalive_and_heals(server: ServerProce
         async def part(fleet: Fleet) -> None:
             wire.partition()
             await eventually(lambda: fleet.recoveries > 0)
-            await asyncio.sleep(5)  # longer than keepalive on either side
+            await asyncio.sleep(3.5)  # longer than keepalive on either side
             wire.heal()
             await eventually(lambda: all(replica.ready and not replica.orphans for replica in fleet.replicas), 60)
             # It is used again: all that is played has moved to the other one.

@@ -35,6 +35,7 @@ async def test_a_stopped_server_is_given_up_and_used_again(pair: list[ServerProc
     assert played.recoveries > 0
 
 
+@pytest.mark.minutes
 async def test_a_call_that_is_never_answered_ends() -> None:
     """The server lives and says so; the environment alone never comes back."""
     with start_server("--environment-module", TROUBLED, "endless-v1") as server:
@@ -54,12 +55,12 @@ async def test_leases_stand_still_while_the_server_does(pair: list[ServerProcess
     async def stop(_: Fleet) -> None:
         os.kill(pair[1].pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(9)
+            await asyncio.sleep(7)
         finally:
             os.kill(pair[1].pid, signal.SIGCONT)
         await asyncio.sleep(2)  # the reaper's round
 
-    played = await disturbed(pair[1].address, stop, opened_with={"lease_seconds": 6.0}, timeout=60.0)
+    played = await disturbed(pair[1].address, stop, opened_with={"lease_seconds": 5.0}, timeout=60.0)
     await compare(pair[0].address, played, "SIGSTOP for longer than the lease")
     assert played.recoveries == 0
 
@@ -70,7 +71,7 @@ async def test_a_client_that_sleeps_longer_than_its_leases(pair: list[ServerProc
     settings = {"opened_with": {"lease_seconds": 1.0}, "timeout": 10.0}
     with client_program(pair[1].address, tmp_path, **settings) as program:
         program.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(4)
+        await asyncio.sleep(3.5)
         program.process.send_signal(signal.SIGCONT)
         await asyncio.sleep(1)
         played = await asyncio.to_thread(program.finish)

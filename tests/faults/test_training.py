@@ -14,10 +14,9 @@ import pytest
 
 from tests.faults.episodes import TALLY, Count
 from tests.faults.proxy import Proxy
-from tests.faults.training import SMALL, learnt, lines, train
+from tests.faults.training import ITERATIONS, SMALL, learnt, lines, train
 from tests.support import ServerProcess, start_server
 
-ITERATIONS = int(os.environ.get("STARPOD_FAULT_ITERATIONS", "3"))
 SEED = int(os.environ.get("STARPOD_FAULT_SEED", "1"))
 EVERY = 0.3
 """Seconds between faults, and about as long as most of them last."""
@@ -109,13 +108,11 @@ class Storm(threading.Thread):
 
 @pytest.mark.minutes
 @pytest.mark.timeout(90 + 60 * ITERATIONS)
-def test_training_through_a_storm_learns_the_same(tmp_path: Path) -> None:
+def test_training_through_a_storm_learns_the_same(undisturbed_run: Path, tmp_path: Path) -> None:
     """Three servers behind proxies, and eight kinds of fault from a seeded schedule.
 
     STARPOD_FAULT_ITERATIONS makes it longer (3 by default), STARPOD_FAULT_SEED makes it another storm.
     """
-    iterations = f"stop.iterations={ITERATIONS}"
-    train(*SMALL, iterations, run_dir=tmp_path / "undisturbed")
     with ExitStack() as stack:
         servers = [stack.enter_context(start_server("frozen_lake-v1", "--drain", "0.3")) for _ in range(3)]
         proxies = [stack.enter_context(Proxy(server.address, seed=SEED)) for server in servers]
@@ -123,7 +120,7 @@ def test_training_through_a_storm_learns_the_same(tmp_path: Path) -> None:
         storm.start()
         try:
             addresses = f"environment.addresses=[{','.join(proxy.address for proxy in proxies)}]"
-            train(*SMALL, iterations, addresses, "environment.timeout=1", run_dir=tmp_path / "disturbed")
+            train(*SMALL, addresses, "environment.timeout=1", run_dir=tmp_path / "disturbed")
         finally:
             storm.stop()
     print(f"{sum(storm.fired.values())} faults: {storm.fired}")
@@ -131,6 +128,6 @@ def test_training_through_a_storm_learns_the_same(tmp_path: Path) -> None:
     count = TALLY.setdefault("training through all of it", Count())
     count.episodes += int(sum(record["metrics"]["collect/episodes"] for record in metrics))
     count.recoveries += int(metrics[-1]["metrics"]["collect/recoveries"])
-    assert learnt(tmp_path / "disturbed") == learnt(tmp_path / "undisturbed")
+    assert learnt(tmp_path / "disturbed") == learnt(undisturbed_run)
     assert all(record["metrics"]["collect/failed"] == 0 for record in metrics)
     assert metrics[-1]["metrics"]["collect/recoveries"] > 0

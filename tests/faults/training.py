@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from starpod.client.main import main
 
+ITERATIONS = int(os.environ.get("STARPOD_FAULT_ITERATIONS", "3"))
 SMALL = (
     "frozen_lake",
     "collect.groups=4",
@@ -29,6 +31,7 @@ SMALL = (
     "monitor.sinks.tensorboard=false",
     "monitor.screen=plain",
     "stop.minutes=null",
+    f"stop.iterations={ITERATIONS}",
 )
 CLOCKED = ("time", "seconds", "rate/", "environment/latency", "collect/recoveries")
 """Beginnings of metrics that depend on the clock, or count what befell the servers."""
