@@ -48,8 +48,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not shutil.which(tool):
             pytest.skip(f"there is no {tool} here")
     version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
-    if int(version.lstrip("v").partition(".")[0]) < 20:
-        pytest.skip(f"node is {version.strip()}, and the example needs 20 or newer")
+    if tuple(map(int, version.lstrip("v").split(".")[:2])) < (20, 10):
+        pytest.skip(f"node is {version.strip()}, and the example needs 20.10 or newer")
     top = tmp_path_factory.mktemp("typescript")
     folder = top / "examples" / "typescript"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules", "dist", "generated"))
