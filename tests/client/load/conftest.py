@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -20,6 +22,7 @@ from starpod.client.load.generator import Generator
 from starpod.client.load.log import Interval
 from starpod.client.load.plan import Place, Plan, Stage, Turns
 from starpod.client.load.report import stage_report
+from starpod.client.main import main
 from starpod.client.transport import Transport
 from tests.support import ROOT, ServerProcess, start_server
 
@@ -75,16 +78,25 @@ class Done:
 
 
 def run_load(*arguments: str, folder: Path | None = None) -> Done:
-    """The command as a process of its own. With a folder it writes report.json there."""
-    words = list(arguments)
+    """The whole command, in this process. With a folder it writes report.json there."""
+    words = ["load", *arguments]
     if folder is not None:
         words += ["--json", str(folder / "report.json")]
-    done = subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=100, cwd=ROOT, env={**os.environ, "COLUMNS": "160"}
-    )
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv[:]
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            patch.dict(os.environ, {"COLUMNS": "160"}),
+            pytest.raises(SystemExit) as exit_,
+        ):
+            main(words)
+    finally:
+        sys.argv[:] = before
     file = folder / "report.json" if folder is not None else None
     report = json.loads(file.read_text()) if file is not None and file.exists() else {}
-    return Done(done.returncode, done.stdout, done.stderr, report)
+    assert isinstance(exit_.value.code, int)
+    return Done(exit_.value.code, out.getvalue(), err.getvalue(), report)
 
 
 def command(*words: str) -> Sequence[str]:

@@ -31,6 +31,7 @@ OPEN_TRIES = 3
 MAX_STRIKES = 3
 """Deadlines that a session may miss in a row before another one is opened."""
 MAX_RECORDED = 10_000
+NOBODY = -1
 
 
 class Crew:
@@ -149,10 +150,15 @@ class Crew:
             await asyncio.sleep(self._lease / 3 if self._lease else 1.0)
             for link in self.links:
                 ids = [player.session_id for player in self.players if player.link is link and not player.call]
-                if self._lease and ids and link.ready:
-                    keeper = Player(-1, self.players[0].policy)
-                    keeper.link = link
-                    self.issue(keeper, "renew", pb.RenewRequest(session_ids=ids))
+                if self._lease and ids:
+                    self._call_aside(link, "renew", pb.RenewRequest(session_ids=ids))
+
+    def _call_aside(self, link: Link, call: str, request: Any) -> None:
+        """A call that belongs to no player."""
+        if link.ready:
+            nobody = Player(NOBODY, self.players[0].policy)
+            nobody.link = link
+            self.issue(nobody, call, request)
 
     def _open_next(self) -> None:
         if self._queue:
@@ -226,7 +232,7 @@ class Crew:
         if player.troubled:
             self._recover(player)
         self.log.answered(link.number, call, player.due, player.sent, now)
-        if player.number < 0:
+        if player.number == NOBODY:
             return
         match call:
             case "open":
@@ -257,7 +263,7 @@ class Crew:
             return
         self.in_flight -= 1
         player.call = ""
-        if player.number < 0:
+        if player.number == NOBODY:
             return
         if kind == "overload" and call != "open":
             player.again = call == "step"
@@ -267,6 +273,8 @@ class Crew:
             self.doom = self.doom or f"{call}: {error}"
         if call == "step" and player.played:
             player.played.pop()
+        if player.session_id and kind not in ("lost_session", "transport"):
+            self._call_aside(link, "close", pb.CloseRequest(session_ids=[player.session_id]))
         self._leave(player)
         wait = player.backoff.wait(error.retry_after)
         if player in self._missing:
@@ -282,7 +290,7 @@ class Crew:
         """Sends the very same call once more, where that helps and is wanted."""
         if not self.running or player.call == "open":
             return False
-        if kind == "deadline" and player.strikes < MAX_STRIKES:
+        if kind == "deadline" and player.strikes < MAX_STRIKES and self._plan.wire != "openenv":
             player.strikes += 1
             wait = 0.0
         elif kind == "overload" and self._plan.retry_overload:

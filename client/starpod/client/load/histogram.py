@@ -69,7 +69,7 @@ class Histogram:
         return float(bucket_ceiling(self.values[-1:])[0] / 1e9) if len(self) else float("nan")
 
     def percentile(self, percent: float) -> float:
-        """Seconds that `percent` of the latencies do not exceed, 0: the least; not a number where nothing was counted."""
+        """Seconds that `percent` of the latencies do not exceed; 0: the least. Not a number where there is none."""
         total = len(self)
         if not total:
             return float("nan")

@@ -88,6 +88,9 @@ class OpenEnvLink(Link):
         if isinstance(error, Unreachable):
             self.ready, self.error = False, error
             self._broken.set()
+        if player.socket is not None:
+            # Replies carry no ids: after a failure it is unclear whose the next one is.
+            await player.socket.close()
         self._director.failed(player, error, clock())
 
     async def _exchange(self, player: Player) -> bool:

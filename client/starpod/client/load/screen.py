@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -168,13 +169,13 @@ def _of(interval: Interval, call: str) -> Histogram:
 def _stage_table(stage: Mapping[str, Any]) -> Group:
     load = f"{stage['sessions']:,} sessions, {stage['seconds']:.1f} s"
     load += f", {stage['rate']:,.4g} steps/s due ({stage['arrivals']})" if stage["rate"] else ", closed loop"
-    table = Table(title=f"{stage['name']} ({load})", title_justify="left")
+    table = Table(title=f"{stage['name']} ({load})", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("Call", "Count", "Mean", "p50", "p90", "p99", "p99.9", "Max"):
-        table.add_column(name, justify="left" if name == "Call" else "right")
+        table.add_column(name, justify="left" if name == "Call" else "right", no_wrap=True)
     for call, figures in stage["calls"].items():
         table.add_row(call, *_cells(figures))
         if "service" in figures and call == "step":
-            table.add_row("  from sending", *_cells(figures["service"]), style="dim")
+            table.add_row("  from sent", *_cells(figures["service"]), style="dim")
     lines = [f"{stage['steps_per_second']:,.1f} steps/s"]
     if stage["server_time"]:
         told = stage["server_time"]

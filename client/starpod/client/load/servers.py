@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,22 +101,27 @@ def find_openenv(url: str) -> dict[str, Any]:
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="ADDRESS") from None
     base = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"{base}/schema", timeout=TIMEOUT_SECONDS) as response:
-            schema = json.load(response)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"no OpenEnv server answers at {base} ({error})") from None
-    metadata: Any = {}
-    with contextlib.suppress(OSError, ValueError), opener.open(f"{base}/metadata", timeout=TIMEOUT_SECONDS) as response:
-        metadata = json.load(response)
+    schema, metadata = _get(f"{base}/schema"), _get(f"{base}/metadata")
     return {
         "kind": "openenv",
-        "name": metadata.get("name", "") if isinstance(metadata, dict) else "",
-        "version": metadata.get("version", "") if isinstance(metadata, dict) else "",
+        "name": metadata.get("name") or "",
+        "version": metadata.get("version") or "",
         "replicas": [base],
-        "action_schema": schema.get("action", {}),
+        "action_schema": schema.get("action") or {},
     }
+
+
+def _get(url: str) -> dict[str, Any]:
+    """The JSON object at a URL; empty where the server has none there. Raises ClickException if nothing answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=TIMEOUT_SECONDS) as response:
+            value = json.load(response)
+    except (urllib.error.HTTPError, ValueError):
+        value = {}
+    except OSError as error:
+        raise click.ClickException(f"no OpenEnv server answers at {url.rpartition('/')[0]} ({error})") from None
+    return value if isinstance(value, dict) else {}
 
 
 def openenv_actions(actions: Sequence[str], schema: Mapping[str, Any]) -> tuple[str, ...]:
