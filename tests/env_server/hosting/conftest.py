@@ -18,6 +18,7 @@ GYMNASIUM = (
     f"{STRANGE}/Pictures-v2#render=png&concurrency=thread",
     f"{STRANGE}/Unseeded-v2#concurrency=inline&options=easy",
     f"{STRANGE}/Wild-v2#concurrency=inline",
+    f"{STRANGE}/Draws-v2?highest=500#id=alone-v1",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -258,19 +259,31 @@ def test_what_would_take_too_long_to_play_again_is_not_saved() -> None:
             environment.set_state(state)
 
 
-def test_processes_and_workers_host_the_same() -> None:
-    """A snapshot of one worker goes on in the other, each session in a process of its own."""
-    wanted = f"{STRANGE}/Draws-v2?highest=500#id=alone-v1"
-    words = ("--gymnasium", wanted, "--gymnasium", "CliffWalking-v1", "bandit", "--workers", "2")
+def test_sessions_in_processes_of_their_own_are_the_same_episodes(fleet: SyncFleet) -> None:
+    (session,) = fleet.open("alone-v1", seed=2)
+    copy, reseeded = session.fork()[0], session.fork(1, reseed=True)[0]
+    restored = fleet.restore(session.snapshot())
+    here = host(f"{STRANGE}/Draws-v2?highest=500#concurrency=inline")()
+    here.options, here.seed, here.dynamics_seed = here.Options(), 2, session.dynamics_seed
+    here.reset(random.Random())
+    texts = [each.step("0").observation.text for each in (session, copy, restored)]
+    here.step("0")
+    assert {*texts} == {here.observe()}
+    assert reseeded.step("0").observation.text not in texts
+    with pytest.raises(BadArgument, match="highest is 0; use 1 to 1000"):
+        fleet.open("alone-v1", options={"highest": 0})
+
+
+def test_every_worker_hosts_what_was_asked_for() -> None:
+    """And mixed with environments by name. A snapshot of one worker goes on in the other."""
+    words = ("--gymnasium", "CliffWalking-v1", "--gymnasium", "Blackjack-v1?sab=false", "bandit", "--workers", "2")
     with start_server(*words) as server, SyncFleet(server.address) as fleet:
-        assert {spec.id for spec in fleet.describe()} == {"alone-v1", "bandit-v1", "gymnasium-cliff-walking-v1"}
-        sessions = [fleet.open("alone-v1", seed=2)[0] for _ in range(2)]
-        assert len({session.session.address for session in sessions}) == 2
-        assert len({tuple(s.step("0").observation.text for _ in range(3)) for s in sessions}) == 1
-        restored = fleet.restore(sessions[0].snapshot())
-        assert restored.step("1").observation.text == sessions[1].step("1").observation.text
-        with pytest.raises(BadArgument, match="highest is 0; use 1 to 1000"):
-            fleet.open("alone-v1", options={"highest": 0})
+        ids = {spec.id for spec in fleet.describe()}
+        assert ids == {"bandit-v1", "gymnasium-blackjack-v1", "gymnasium-cliff-walking-v1"}
+        one, other = (fleet.open("gymnasium-cliff-walking-v1", seed=2)[0] for _ in range(2))
+        assert one.session.address != other.session.address
+        restored = fleet.restore(one.snapshot())
+        assert {each.step("0").observation.text for each in (one, restored, other)} == {"24"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""OpenEnv environments as services, on the real base classes: the one that `openenv init` writes, and one of tools."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openenv.core", reason="openenv-core is not installed: make test-adapters")
+
+from click.testing import CliRunner
+from openenv.cli.__main__ import app
+from typer.main import get_command
+
+from starpod.client import JSON, BadArgument, SyncFleet, ToolCall
+from starpod.env_server.hosting.openenv import host
+from starpod.env_server.hosting.wanted import HostingError
+from starpod.v1 import environment_pb2 as pb
+from tests.env_server.hosting.checks import check_all
+from tests.support import ServerProcess, start_server
+
+TOOLS = "tests.env_server.hosting.openenv_environments"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the package `parrot`, as `openenv init` writes it."""
+    folder = tmp_path_factory.mktemp("packages")
+    done = CliRunner().invoke(get_command(app), ["init", "parrot", "--output-dir", str(folder)])
+    assert done.exit_code == 0, done.output
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def server(packages: Path) -> Iterator[ServerProcess]:
+    wanted = (
+        "parrot#deterministic=yes",
+        f"{TOOLS}:CounterEnvironment?start=5#deterministic=yes&concurrency=inline&success_at=3",
+        f"{TOOLS}:ToolEnvironment#concurrency=thread",
+    )
+    words = [word for text in wanted for word in ("--openenv", text)]
+    with start_server(*words, environment={"PYTHONPATH": str(packages)}) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
+    with SyncFleet(server.address) as fleet:
+        yield fleet
+
+
+def spec_of(fleet: SyncFleet, id: str) -> pb.EnvironmentSpec:
+    return next(spec for spec in fleet.describe() if spec.id == id)
+
+
+def test_the_package_that_openenv_writes_is_played(fleet: SyncFleet) -> None:
+    """In a process of its own; its action by JSON, as a call of its model, and as plain text."""
+    spec = spec_of(fleet, "openenv-parrot-v1")
+    assert spec.concurrency == pb.CONCURRENCY_CLASS_PROCESS
+    (tool,) = spec.action_space.tools
+    schema = json.loads(tool.parameters_schema_json)
+    assert (tool.name, schema["required"], [*schema["properties"]]) == ("ParrotAction", ["message"], ["message"])
+    assert "plain text, which stands for message" in spec.action_space.grammar
+    (session,) = fleet.open("openenv-parrot-v1", seed=1)
+    assert session.observation.text.splitlines()[0].endswith("environment ready!")
+    for action in (JSON({"message": "hi"}), '{"message": "hi"}', ToolCall("ParrotAction", {"message": "hi"}), "hi"):
+        transition = session.step(action)
+        assert transition.observation.parts == (
+            "echoed_message: hi\nmessage_length: 2",
+            JSON({"echoed_message": "hi", "message_length": 2}),
+        )
+        assert transition.reward == pytest.approx(0.2)
+    assert transition.info["metadata"]["step"] == 4
+    assert json.loads(session.render())["step_count"] == 4
+    transition = session.step([JSON({"words": "hi"}), JSON([1]), ToolCall("Other", {})])
+    assert [outcome.valid for outcome in transition.outcomes] == [False] * 3
+    assert json.loads(session.render())["step_count"] == 4
+
+
+def test_seeds_ends_and_arguments_reach_the_environment(fleet: SyncFleet) -> None:
+    (session,) = fleet.open("openenv-counter-v1", seed=2**32 + 7)
+    assert session.observation.parts[0] == "count: 5\nseed: 7"
+    rewards = []
+    while not session.done:
+        transition = session.step('{"by": 2}')
+        rewards.append(transition.reward)
+    assert (rewards, transition.terminated, transition.success) == ([1.0, 1.0, 1.0], True, True)
+    (cut,) = fleet.open("openenv-counter-v1", options={"limit": 1})
+    transition = cut.step("1")  # its only field, as text
+    assert (transition.truncated, transition.terminated, transition.success) == (True, False, False)
+    schema = json.loads(spec_of(fleet, "openenv-counter-v1").options_schema_json)
+    assert {name: field["default"] for name, field in schema["properties"].items()} == {"start": 5, "limit": 0}
+    for options in ({"log": "/etc/passwd"}, {"start": "many"}):
+        with pytest.raises(BadArgument):
+            fleet.open("openenv-counter-v1", options=options)
+
+
+def test_a_copy_goes_on_as_the_original(fleet: SyncFleet) -> None:
+    for id, action in (("openenv-counter-v1", "1"), ("openenv-parrot-v1", "hello")):
+        (session,) = fleet.open(id, seed=3)
+        session.step(action)
+        (copy,) = session.fork()
+        restored = fleet.restore(session.snapshot())
+        texts = {each.step(action).observation.text for each in (copy, restored, session)}
+        assert len(texts) == 1
+
+
+def test_tools_are_called(fleet: SyncFleet) -> None:
+    spec = spec_of(fleet, "openenv-tool-v1")
+    assert [tool.name for tool in spec.action_space.tools] == ["add", "shout"]
+    assert json.loads(spec.action_space.tools[0].parameters_schema_json)["required"] == ["a", "b"]
+    assert not spec.capabilities.deterministic
+    (session,) = fleet.open("openenv-tool-v1")
+    text, value = session.step(ToolCall("add", {"a": 1, "b": 2})).observation.parts
+    assert (text, value.value["result"]) == ("3", {"result": 3})
+    transition = session.step('{"tool_name": "shout", "arguments": {"word": "hi"}}')
+    assert transition.observation.text == "HI"
+    wrong = session.step([ToolCall("add", {"a": "x"}), ToolCall("nothing", {}), "add 1 2"])
+    assert [outcome.valid for outcome in wrong.outcomes] == [False] * 3
+    assert "validation error" in wrong.observation.text
+
+
+def test_they_keep_the_contract(server: ServerProcess) -> None:
+    check_all(server.address, ["openenv-counter-v1", "openenv-tool-v1"])
+
+
+@pytest.mark.minutes
+def test_processes_keep_the_contract(server: ServerProcess) -> None:
+    check_all(server.address, ["openenv-parrot-v1"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ("not_here", "there is no module not_here; perhaps pip install not-here"),
+        (TOOLS, "it has several environments; name one: .*:CounterEnvironment"),
+        (f"{TOOLS}:CountEnvironment", "did you mean CounterEnvironment"),
+        ("json", "neither json nor json.server defines"),
+        (f"{TOOLS}:UntypedEnvironment", "name the model: #action=MODULE:CLASS"),
+        (f"{TOOLS}:CounterEnvironment?begin=3", "takes no 'begin'"),
+        (f"{TOOLS}:CounterEnvironment?start=-1", "it raised ValueError when it was tried: start is -1"),
+    ],
+)
+def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
+    with pytest.raises(HostingError, match=problem) as caught:
+        host(wanted)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_action_model_can_be_named() -> None:
+    named = host(f"{TOOLS}:UntypedEnvironment#action={TOOLS}:Count")
+    assert [tool.name for tool in named.spec.tools] == ["Count"]
