@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from starpod.client.errors import (
     DeadlineExceeded,
+    Draining,
     ServerBug,
     StarpodError,
     TooLarge,
@@ -214,6 +215,11 @@ class Replica:
         return list(self.description.environments) if self.description else []
 
     @property
+    def hosts(self) -> tuple[object, ...]:
+        """What decides whether it gets sessions: its instance, the versions that it hosts, whether it drains."""
+        return self.instance_id, self.draining, [(spec.id, spec.version) for spec in self.specs]
+
+    @property
     def load(self) -> int:
         """Sessions alive there: what it last reported, and what we have added or taken away since."""
         reported = self.description.live_sessions if self.description else 0
@@ -245,6 +251,9 @@ class Replica:
             except TimeoutError:
                 raise self._unanswered(kind) from None
             except StarpodError as error:
+                if isinstance(error, Draining) and self.description is not None:
+                    # Now, and not when it is next asked how it is: the least loaded one would be chosen again.
+                    self.description.draining = True
                 wait = backoff.wait(error.retry_after)
                 if error.advice != "retry" or self._loop.time() + wait > until:
                     raise

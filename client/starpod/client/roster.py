@@ -11,6 +11,7 @@ from typing import Any
 
 from starpod.client.errors import BadArgument, StarpodError, Unreachable
 from starpod.client.nearest import unknown_environment, unknown_version
+from starpod.client.placement import Server, least_loaded
 from starpod.client.replica import Replica
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import Transport, join_endpoint, split_address
@@ -38,6 +39,11 @@ class Roster:
         health_seconds: float,
     ) -> None:
         self.replicas: list[Replica] = []
+        self._by_address: dict[str, Replica] = {}
+        # Those that are ready.
+        self._by_instance: dict[str, Replica] = {}
+        # Who takes sessions of which kind: known until a server comes, goes or changes.
+        self._hosts: dict[tuple[str, ...], list[Server]] = {}
         self._addresses = addresses
         self._transport = transport
         self._timeout = timeout
@@ -99,11 +105,13 @@ class Roster:
         def fits(spec: pb.EnvironmentSpec) -> bool:
             return spec.id == environment_id and satisfies(spec.version, version)
 
-        try:
-            satisfies("0", version)
-        except ValueError as error:
-            raise BadArgument(str(error), violations=[("version", str(error))]) from None
-        found = await self._least_loaded(fits, until)
+        wanted = environment_id, version
+        if wanted not in self._hosts:
+            try:
+                satisfies("0", version)
+            except ValueError as error:
+                raise BadArgument(str(error), violations=[("version", str(error))]) from None
+        found = await self._least_loaded(wanted, fits, until)
         if found is not None:
             return found
         versions = [spec.version for spec in await self.describe() if spec.id == environment_id]
@@ -120,23 +128,29 @@ class Roster:
                 or bool(spec.restores_versions and satisfies(snapshot.environment_version, spec.restores_versions))
             )
 
-        found = await self._least_loaded(fits, until)
+        wanted = snapshot.environment_id, snapshot.environment_version, "snapshot"
+        found = await self._least_loaded(wanted, fits, until)
         # None takes it: the server's own refusal says so best.
         return found or await self.choose(snapshot.environment_id, "", until)
 
     async def _least_loaded(
-        self, fits: Callable[[pb.EnvironmentSpec], bool], until: float
+        self, wanted: tuple[str, ...], fits: Callable[[pb.EnvironmentSpec], bool], until: float
     ) -> tuple[Replica, pb.EnvironmentSpec] | None:
-        """Waits while servers that would fit are away. None if no server fits, here or away."""
+        """Waits while servers that would fit are away. None if no server fits, here or away.
+
+        wanted: a name for what fits.
+        """
         asked = False
         while True:
             change = self._change
+            if found := least_loaded(self._hosts.get(wanted, ())):
+                return found
             candidates = [(r, spec) for r in self.replicas for spec in r.specs if fits(spec)]
             ready = [(r, spec) for r, spec in candidates if r.ready and not r.draining]
             if ready:
                 newest = max(parse_version(spec.version) for _, spec in ready)
-                ready = [item for item in ready if parse_version(item[1].version) == newest]
-                return min(ready, key=lambda item: item[0].load)
+                self._hosts[wanted] = [item for item in ready if parse_version(item[1].version) == newest]
+                continue
             if not asked:
                 asked = True
                 await self.describe()
@@ -191,12 +205,16 @@ class Roster:
     def _remove(self, replica: Replica) -> None:
         """Its sessions, if it has any, find it gone with their next call, and are brought back elsewhere."""
         self.replicas.remove(replica)
+        del self._by_address[replica.address]
+        if self._by_instance.get(replica.instance_id) is replica:
+            del self._by_instance[replica.instance_id]
+        self._hosts.clear()
         self._spawn(replica.close())
 
     def _add(self, address: str, server_name: str = "") -> None:
-        if any(replica.address == address for replica in self.replicas):
+        if address in self._by_address:
             return
-        replica = Replica(
+        replica = self._by_address[address] = Replica(
             address,
             self._transport,
             server_name=server_name,
@@ -204,23 +222,27 @@ class Roster:
             patience=self._patience,
             grace=self._grace,
             batches=self._batches_in_flight,
-            changed=self._changed,
+            changed=lambda: self._changed(address),
         )
         self.replicas.append(replica)
         replica.start()
 
-    def _changed(self) -> None:
-        """A server came or went: takes its siblings in, and wakes who waits for one."""
-        seen: dict[str, Replica] = {}
-        for replica in list(self.replicas):
-            twin = seen.setdefault(replica.instance_id, replica) if replica.ready else replica
-            if twin is not replica and not replica.sessions:
-                # Another name for a server that we have.
-                self._remove(replica)
-            elif self._discover and replica.ready and replica.description:
-                host, _ = split_address(replica.address)
-                for endpoint in replica.description.endpoints:
-                    self._add(join_endpoint(endpoint, host), replica.server_name)
+    def _changed(self, address: str) -> None:
+        """A server came, went or changed: takes its siblings in, and wakes who waits for one."""
+        replica = self._by_address.get(address)
+        if replica is None:
+            pass
+        elif not replica.ready or replica.description is None:
+            if self._by_instance.get(replica.instance_id) is replica:
+                del self._by_instance[replica.instance_id]
+        elif self._by_instance.setdefault(replica.instance_id, replica) is not replica and not replica.sessions:
+            # Another name for a server that we have.
+            self._remove(replica)
+        elif self._discover:
+            host, _ = split_address(address)
+            for endpoint in replica.description.endpoints:
+                self._add(join_endpoint(endpoint, host), replica.server_name)
+        self._hosts.clear()
         self._change.set()
         self._change = asyncio.Event()
 
@@ -244,12 +266,11 @@ class Roster:
             last_probe = now
             for replica in self.replicas:
                 if replica.ready:
-                    self._once(replica, self._probe(replica))
+                    self._once(replica, self._probe, replica)
             missing = any(replica.lost and replica.server_name for replica in self.replicas)
             if named and (missing or now - last_resolution >= RESOLVE_SECONDS):
                 last_resolution = now
-                self._once(self._addresses, self._resolve_again())
-            self._changed()
+                self._once(self._addresses, self._resolve_again)
 
     def _renew(self) -> None:
         """Renews the leases of all sessions that the program still holds."""
@@ -262,28 +283,29 @@ class Roster:
                 self._spawn(quiet(replica.call, "renew", pb.RenewRequest(session_ids=ids), until))
 
     async def _probe(self, replica: Replica) -> None:
+        before = replica.hosts
         await quiet(replica.probe)
         orphans, replica.orphans = replica.orphans, []
         if orphans and replica.ready:
             request = pb.CloseRequest(session_ids=orphans)
             await quiet(replica.call, "close", request, self._loop.time() + self._timeout)
-        self._changed()
+        if replica.hosts != before:
+            self._changed(replica.address)
 
     async def _resolve_again(self) -> None:
         unresolved = await self._resolve()
         if unresolved is not None:
             logger.warning("%s", unresolved)
 
-    def _once(self, what: object, work: Coroutine[Any, Any, None]) -> None:
+    def _once(self, what: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Spawns the work, unless the like for the same thing is still under way."""
         if id(what) in self._under_way:
-            work.close()
             return
         self._under_way.add(id(what))
 
         async def run() -> None:
             try:
-                await work
+                await work(*arguments)
             finally:
                 self._under_way.discard(id(what))
 

@@ -1,0 +1,179 @@
+"""Servers without a network: a transport for the fleet whose channels answer from this process, and a name for them.
+
+They keep to the contract as far as placement needs it: Describe, Open, Step, Renew and Close, unary and on the Stream.
+No message is encoded, so what a fleet costs on them is its own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+
+from starpod.v1 import environment_pb2 as pb
+
+ENVIRONMENT = "walk-v1"
+VERSION = "1.0.0"
+NAME = "environments"
+PORT = 50051
+
+
+class Unavailable(grpc.aio.AioRpcError):
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
+
+
+class Server:
+    """One server: the sessions that it holds, and whether it is there."""
+
+    def __init__(self, address: str, version: str = VERSION) -> None:
+        self.address = address
+        self.version = version
+        self.alive = True
+        self.sessions: set[str] = set()
+        self.opened = 0
+        self.streams: set[Stream] = set()
+        self._description = pb.DescribeResponse(
+            protocol_version="1.0",
+            instance_id=address,
+            capabilities=pb.ServerCapabilities(stream=True),
+            limits=pb.ServerLimits(default_lease_seconds=600.0),
+            environments=[
+                pb.EnvironmentSpec(
+                    id=ENVIRONMENT, version=version, capabilities=pb.EnvironmentCapabilities(deterministic=True)
+                )
+            ],
+        )
+
+    def describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        self._description.live_sessions = len(self.sessions)
+        return self._description
+
+    def answer(self, kind: str, request: Any) -> Any:
+        match kind:
+            case "open":
+                response = pb.OpenResponse(environment_version=self.version, lease_seconds=600.0)
+                for member in range(request.first_member, request.first_member + (request.count or 1)):
+                    session = response.sessions.add(session_id=f"{self.address}/{self.opened}", epoch=1, member=member)
+                    self.opened += 1
+                    self.sessions.add(session.session_id)
+                return response
+            case "step":
+                return pb.StepResponse(transition=pb.Transition(), next_step_index=request.step_index + 1)
+            case "close":
+                self.sessions.difference_update(request.session_ids)
+                return pb.CloseResponse()
+            case "renew":
+                return pb.RenewResponse()
+        raise NotImplementedError(kind)
+
+    def kill(self) -> None:
+        """It is gone, and what it held."""
+        self.alive = False
+        self.sessions.clear()
+        for stream in list(self.streams):
+            stream.cut()
+
+
+class Stream:
+    """A call of Stream, as grpc.aio has them."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._replies: asyncio.Queue[Any] = asyncio.Queue()
+        server.streams.add(self)
+        if not server.alive:
+            self.cut()
+
+    async def read(self) -> Any:
+        reply = await self._replies.get()
+        if reply is None:
+            raise Unavailable
+        return reply
+
+    async def write(self, message: pb.StreamRequest) -> None:
+        response = pb.StreamResponse()
+        for call in message.calls:
+            kind = call.WhichOneof("request")
+            reply = response.replies.add(call_id=call.call_id)
+            getattr(reply, kind).CopyFrom(self._server.answer(kind, getattr(call, kind)))
+        self._replies.put_nowait(response)
+
+    def cut(self) -> None:
+        self._replies.put_nowait(None)
+
+    def cancel(self) -> None:
+        self._server.streams.discard(self)
+
+
+class Channel:
+    """A connection to a server, or to nobody."""
+
+    def __init__(self, server: Server | None) -> None:
+        self._server = server
+
+    def unary_unary(self, method: str, **_: Any) -> Callable[..., Any]:
+        kind = method.rpartition("/")[2].lower()
+
+        async def call(request: Any, **_: Any) -> Any:
+            await asyncio.sleep(0)
+            if self._server is None or not self._server.alive:
+                raise Unavailable
+            return self._server.describe(request) if kind == "describe" else self._server.answer(kind, request)
+
+        return call
+
+    def stream_stream(self, method: str, **_: Any) -> Callable[..., Stream]:
+        return lambda **_: Stream(self._server or Server(""))
+
+    async def close(self) -> None:
+        pass
+
+
+class Cluster:
+    """Servers behind one name: a transport for fleets, and what the name stands for.
+
+    Servers come and go by `start` and `Server.kill`.
+    """
+
+    max_message_bytes = 1 << 30
+
+    def __init__(self, count: int = 0) -> None:
+        self.servers: dict[str, Server] = {}
+        self.start(count)
+
+    def start(self, count: int, version: str = VERSION) -> list[Server]:
+        """So many more."""
+        first = len(self.servers)
+        fresh = [
+            Server(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:{PORT}", version)
+            for number in range(first, first + count)
+        ]
+        self.servers.update({server.address: server for server in fresh})
+        return fresh
+
+    @property
+    def living(self) -> list[Server]:
+        return [server for server in self.servers.values() if server.alive]
+
+    def channel(self, address: str, server_name: str = "") -> Channel:
+        return Channel(self.servers.get(address))
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    async def resolve(self, host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        """Instead of the loop's getaddrinfo."""
+        if host != NAME or not self.living:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        hosts = (server.address.rpartition(":")[0] for server in self.living)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in hosts]
+
+
+def balance(servers: Iterable[Server]) -> float:
+    """Sessions of the fullest server over the mean."""
+    counts = [len(server.sessions) for server in servers]
+    return max(counts) * len(counts) / sum(counts)

@@ -1,0 +1,155 @@
+"""Servers that come and go behind a name, and where sessions are placed; a small run of benchmarks/placement.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from benchmarks.placement import Result, measure, open_groups
+from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
+from starpod.client import Fleet, Unreachable, roster
+from tests.client.fake_server import FakeServer
+from tests.client.test_fleet import eventually
+
+
+@asynccontextmanager
+async def fleet_of(cluster: Cluster, **arguments: float) -> AsyncIterator[Fleet]:
+    asyncio.get_running_loop().getaddrinfo = cluster.resolve  # type: ignore[method-assign, assignment]
+    fleet = Fleet(f"dns:///{NAME}:{PORT}", health_seconds=0.02, grace=0.01, **arguments)
+    fleet._roster._transport = cluster  # type: ignore[assignment]
+    async with fleet:
+        yield fleet
+
+
+def addresses(fleet: Fleet) -> set[str]:
+    return {replica.address for replica in fleet.replicas}
+
+
+async def test_servers_come_and_go_behind_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "RESOLVE_SECONDS", 0.05)
+    cluster = Cluster(3)
+    async with fleet_of(cluster) as fleet:
+        first = list(cluster.living)
+        sessions = await open_groups(fleet, 30, 1)
+        assert addresses(fleet) == {server.address for server in first}
+        fresh = cluster.start(2)
+        await eventually(lambda: addresses(fleet) == {server.address for server in first + fresh})
+        first[0].kill()
+        # It is not only out of use: nobody knocks at its door for ever.
+        await eventually(lambda: addresses(fleet) == {server.address for server in cluster.living})
+        await fleet.step_many(sessions, ["left"] * len(sessions))
+        assert {session.address for session in sessions} <= {server.address for server in cluster.living}
+        assert {replica.instance_id for replica in fleet._roster._by_instance.values()} == addresses(fleet)
+        # The same pods under other addresses, all at once, as after a rolling update.
+        for server in cluster.living:
+            server.kill()
+        cluster.start(4)
+        await fleet.step_many(sessions, ["left"] * len(sessions))
+        await eventually(lambda: addresses(fleet) == {server.address for server in cluster.living})
+
+
+async def test_a_name_without_addresses_for_a_while_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "RESOLVE_SECONDS", 0.05)
+    cluster = Cluster(2)
+    async with fleet_of(cluster) as fleet:
+        (session,) = await fleet.open(ENVIRONMENT, seed=1)
+        for server in cluster.living:
+            server.kill()
+        step = asyncio.create_task(session.step("left"))
+        await eventually(lambda: all(replica.lost for replica in fleet.replicas))
+        with pytest.raises(OSError, match="no such name"):
+            await cluster.resolve(NAME, PORT)
+        cluster.start(1)
+        await step
+        assert session.recoveries == 1
+
+
+async def test_a_name_that_never_was_is_refused_at_the_start() -> None:
+    with pytest.raises(Unreachable, match="cannot be resolved"):
+        async with fleet_of(Cluster(0)):
+            pass
+
+
+async def test_a_server_that_has_begun_to_drain_is_asked_once() -> None:
+    async with (
+        FakeServer() as one,
+        FakeServer() as two,
+        Fleet([one.address, two.address], health_seconds=600) as fleet,
+    ):
+        one.draining = True  # which nobody has been told
+        sessions = [session for seed in range(12) for session in await fleet.open("walk-v1", seed=seed)]
+        assert {session.address for session in sessions} == {two.address}
+        assert one.calls["open"] == 1
+
+
+async def test_small_fleets_are_filled_evenly() -> None:
+    cluster = Cluster(4)
+    async with fleet_of(cluster) as fleet:
+        await open_groups(fleet, 4 * 20, 1)
+        assert {len(server.sessions) for server in cluster.living} == {20}
+
+
+async def test_the_newest_version_that_fits_takes_the_sessions_also_when_it_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roster, "RESOLVE_SECONDS", 0.05)
+    cluster = Cluster(2)
+    async with fleet_of(cluster) as fleet:
+        await open_groups(fleet, 4, 1)
+        pinned = await fleet.open(ENVIRONMENT, seed=1, version=">=1,<1.1", count=2)
+        (newer,) = cluster.start(1, version="1.1.0")
+        await eventually(lambda: len([replica for replica in fleet.replicas if replica.ready]) == 3)
+        assert {session.address for session in await open_groups(fleet, 4, 1)} == {newer.address}
+        again = await fleet.open(ENVIRONMENT, seed=1, version=">=1,<1.1")
+        assert {session.version for session in pinned + again} == {"1.0.0"}
+
+
+async def test_a_placement_looks_at_few_servers_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(300)
+    async with fleet_of(cluster) as fleet:
+        await fleet.open(ENVIRONMENT, seed=1)
+        looks: Counter[str] = Counter()
+        kind = type(fleet.replicas[0])
+        load = kind.load.fget
+        monkeypatch.setattr(kind, "load", property(lambda replica: looks.update(["load"]) or load(replica)))
+        monkeypatch.setattr(kind, "specs", property(lambda replica: looks.update(["specs"]) or []))
+        for _ in range(100):
+            await fleet._roster.choose(ENVIRONMENT, "", 0.0)
+        assert looks["load"] <= 1_000 and looks["specs"] == 0
+
+
+async def test_news_of_a_server_takes_no_look_at_all_the_others() -> None:
+    cluster = Cluster(200)
+    async with fleet_of(cluster) as fleet:
+        looks = 0
+
+        class Watched(list):  # type: ignore[type-arg]
+            def __iter__(self):  # type: ignore[no-untyped-def]
+                nonlocal looks
+                looks += 1
+                return super().__iter__()
+
+        fleet._roster.replicas = Watched(fleet.replicas)
+        for server in cluster.living:
+            fleet._roster._changed(server.address)
+        assert looks == 0
+
+
+async def test_many_servers_are_filled_evenly() -> None:
+    result = await measure(Result(60, 3_000, 4, 3, health_seconds=0.2, upkeep_seconds=0.1))
+    assert all(part.balance is None or part.balance < 2.5 for part in result.parts)
+    filled = next(part for part in result.parts if part.name.startswith("open groups"))
+    assert filled.balance is not None and filled.balance < 1.35
+    assert {sum(values) for name, values in result.counts.items() if "new" not in name} == {3_000}
+
+
+def test_balance_is_the_fullest_over_the_mean() -> None:
+    cluster = Cluster(2)
+    one, two = cluster.living
+    one.sessions.update("abc")
+    two.sessions.update("a")
+    assert balance(cluster.living) == 1.5
