@@ -22,11 +22,15 @@ PROTO_VENV := .venv-proto
 GPU_VENV := .venv-gpu
 GPU_READY := $(GPU_VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
+AUDIT_VENV := .venv-audit
+AUDIT_READY := $(AUDIT_VENV)/.ready
+# Every extra but vllm, which pins a torch of its own.
+LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scripts\]/s/^\([a-z]*\) = \[.*/\1/p' pyproject.toml | grep -v vllm)
 # First and by itself: where a CPU build of exactly this version is at hand, pip takes it.
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train test test-adapters bench gpu-check lint format proto proto-check clean
+.PHONY: help train test test-adapters bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +77,14 @@ proto-check: $(PROTO_READY) ## Fail if the checked-in stubs are stale
 	done; \
 	test -z "$${stale:-}"
 
+lock: $(AUDIT_READY) ## Make requirements.lock: the pins of constraints.txt with the hashes of all platforms
+	@$(AUDIT_VENV)/bin/uv pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file requirements.lock
+
+audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vulnerable
+	@$(BIN)/python -m pytest -q tests/hostile/test_lock.py
+	@$(BIN)/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit
+
 clean: ## Remove virtual environments, caches and build products
 	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(PROTO_VENV) $(GPU_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -116,4 +128,10 @@ $(PROTO_READY): proto/requirements.txt
 	@echo "Making $(PROTO_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(PROTO_VENV)
 	@$(PROTO_VENV)/$(PIP_INSTALL) -r proto/requirements.txt
+	@touch $@
+
+$(AUDIT_READY): .ci/requirements.txt
+	@echo "Making $(AUDIT_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(AUDIT_VENV)
+	@$(AUDIT_VENV)/$(PIP_INSTALL) -r .ci/requirements.txt
 	@touch $@
