@@ -50,7 +50,7 @@ def little_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # a failed run may hold a file open
 
 
 @pytest.mark.minutes
