@@ -120,8 +120,8 @@ def line_chart(
     """Lines over steps as an <svg> element.
 
     zero: the axis begins at 0 where no value is below. kind "share": it goes up to 1, unless all values are far below.
-    logarithmic: values grow by factors; what is not above 0 is left out. x_ticks: where the axis is labelled, and how,
-    instead of with its numbers.
+    logarithmic: values grow by factors; what is not above 0 is left out. x_ticks: how places of the axis are labelled,
+    instead of with its numbers; those are left out that have no room.
     """
     series = [replace(s, points=finite(s.points), faint=[finite(line) for line in s.faint]) for s in series]
     if logarithmic:
@@ -332,8 +332,11 @@ def _axes(
     low, high = frame.x
     room = edge - frame.left
     numbered = [(tick, f"{tick:,g}") for tick in axis([low, high], zero=False, count=max(room // 90, 2))]
+    free = -math.inf
     for tick, name in x_ticks or numbered:
-        if low <= tick <= high:
+        half = 3.2 * len(name)
+        if low <= tick <= high and frame.px(tick) - half >= free:
+            free = frame.px(tick) + half + 6
             drawing.add(
                 f'<text x="{frame.px(tick)}" y="{frame.height - frame.bottom + 15}" text-anchor="middle">'
                 f"{escape(name)}</text>"

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from starpod.client.catalog import access_options, parse_options
 from starpod.client.console import safe_console
+from starpod.client.figures import show
 from starpod.client.load.comparison import compare
 from starpod.client.load.conductor import Broken, Conductor
 from starpod.client.load.html import write_page
@@ -380,7 +381,14 @@ def _make_stages(given: Mapping[str, Any]) -> list[Stage]:
     if given["ramp"]:
         loads = [(sessions, value) if rate else (max(int(value), 1), None) for value in given["ramp"]]
     return [
-        Stage(f"{count:,} sessions" if due is None else f"{due:,.4g} steps/s", count, seconds, warmup, due, arrivals)
+        Stage(
+            f"{count:,} sessions" if due is None else f"{show(due, 'rate')} steps/s",
+            count,
+            seconds,
+            warmup,
+            due,
+            arrivals,
+        )
         for count, due in loads
     ]
 

@@ -156,5 +156,6 @@ class Conductor:
                         result.ended = result.ended or ("" if result.interrupted else answer[1])
                     case _ if answer[0] == kind:
                         answers[number] = answer
-            self._watch(result)
+            if kind != "closed":
+                self._watch(result)
         return [answers.get(number) for number in range(len(self._pipes))]

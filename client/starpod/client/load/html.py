@@ -13,11 +13,8 @@ from starpod.client.figures import show
 from starpod.client.load.histogram import Histogram
 from starpod.client.page import page
 
-LEVELS = (0, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999)
+LEVELS = (50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999)
 """Percentiles that the curve goes through, as far as there are latencies for them."""
-NAMED = (50, 90, 99, 99.9, 99.99, 99.999)
-MOST_OPEN = 3
-"""Stages that are shown unfolded; of more, the last."""
 
 STYLE = """
 .split { display: flex; height: 30px; border-radius: 6px; overflow: hidden; margin: 10px 0 6px; }
@@ -26,7 +23,7 @@ STYLE = """
 .key i { width: 10px; margin: 0 6px 0 0; } .key span { margin-right: 18px; white-space: nowrap; }
 td i.bar { background: var(--c0); margin-right: 8px; vertical-align: baseline; }
 .verdicts { list-style: none; padding: 0; margin: 14px 0; } .verdicts li { margin: 4px 0; }
-.verdicts b { display: inline-block; min-width: 66px; } .met b { color: var(--c2); } .unmet b { color: var(--c4); }
+.verdicts b { display: inline-block; min-width: 74px; } .met b { color: var(--c2); } .unmet b { color: var(--c4); }
 details.stage > summary { cursor: pointer; font-size: 18px; font-weight: 650; margin: 44px 0 4px; }
 h3 { font-size: 15px; margin: 30px 0 2px; } .scroll { overflow-x: auto; }
 table { min-width: 520px; } td, th { overflow-wrap: normal; }
@@ -48,8 +45,7 @@ def render_page(report: Mapping[str, Any]) -> str:
     if len(stages) > 1:
         sections.append(_overview(stages))
     for number, stage in enumerate(stages):
-        unfolded = len(stages) <= MOST_OPEN or number == len(stages) - 1
-        sections.append(_stage(stage, unfolded=unfolded, alone=len(stages) == 1))
+        sections.append(_stage(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
     sections.append(_how(report))
     return page(f"{_title(report)} · Starpod", "\n".join(filter(None, sections)), style=STYLE)
 
@@ -78,7 +74,7 @@ def _head(report: Mapping[str, Any]) -> str:
     search = report.get("search")
     tiles = []
     if search:
-        tiles.append(_tile("none" if search["rate"] is None else f"{search['rate']:,.4g}", "highest rate, steps/s"))
+        tiles.append(_tile("none" if search["rate"] is None else show(search["rate"], "rate"), "highest rate, steps/s"))
     tiles += [
         _tile(show(stage["steps_per_second"], "rate"), "steps/s", _interval(stage, "steps_per_second", "rate")),
         _tile(_ms(step.get("p50_ms")), "p50 of a step", _interval(stage, "step.p50_ms")),
@@ -126,12 +122,15 @@ def _search(report: Mapping[str, Any]) -> str:
     if not search:
         return ""
     rows = "".join(
-        f'<tr><td class="n">{probe["rate"]:,.4g}</td><td>{"confirmation" if probe["confirming"] else "probe"}</td>'
+        f'<tr><td class="n">{show(probe["rate"], "rate")}</td>'
+        f"<td>{'confirmation' if probe['confirming'] else 'probe'}</td>"
         f"<td>{'held' if probe['held'] else escape('no: ' + probe['why'])}</td>"
         f"<td>{escape(', '.join(f'{name} {value}' for name, value in probe['measured'].items()))}</td></tr>"
         for probe in search["probes"]
     )
-    found = "No rate held it." if search["rate"] is None else f"{search['rate']:,.4g} steps/s held it, confirmed."
+    found = (
+        "No rate held it." if search["rate"] is None else f"{show(search['rate'], 'rate')} steps/s held it, confirmed."
+    )
     return (
         f"<h2>The highest rate that keeps {escape(' and '.join(search['targets']))}</h2><p>{found}</p>"
         f'<div class="scroll"><table><tr><th class="n">Steps/s due</th><th></th><th>Outcome</th><th>Measured</th></tr>'
@@ -140,25 +139,28 @@ def _search(report: Mapping[str, Any]) -> str:
 
 
 def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
-    """Latency over throughput, stage by stage."""
-    ordered = sorted(stages, key=lambda stage: stage["steps_per_second"])
-    series = []
-    for colour, name in enumerate(("p50", "p99")):
-        points = [
-            (stage["steps_per_second"], stage["calls"]["step"][f"{name}_ms"] / 1e3)
-            for stage in ordered
-            if stage["calls"].get("step", {}).get(f"{name}_ms")
-        ]
-        series.append(Series(name, points, colour, dots=True))
-    chart = line_chart(
-        "Latency of a step by steps/s",
-        series,
-        kind="seconds",
-        x_label="steps/s",
-        logarithmic=True,
-        width=720,
-        height=260,
-    )
+    """What more load did, stage by stage."""
+    load = "steps/s due" if all(stage["rate"] for stage in stages[1:]) else "sessions"
+    ordered = sorted(stages, key=lambda stage: _load(stage, load))
+    latencies = [
+        Series(
+            name,
+            [
+                (_load(stage, load), stage["calls"]["step"][f"{name}_ms"] / 1e3)
+                for stage in ordered
+                if stage["calls"].get("step", {}).get(f"{name}_ms")
+            ],
+            colour,
+            dots=True,
+        )
+        for colour, name in enumerate(("p50", "p99"))
+    ]
+    throughput = [
+        Series("steps/s", [(_load(stage, load), stage["steps_per_second"]) for stage in ordered], 2, dots=True)
+    ]
+    size: Any = {"x_label": load, "width": 420, "height": 240}
+    charts = line_chart("Latency of a step", latencies, kind="seconds", logarithmic=True, **size)
+    charts += line_chart("Steps/s", throughput, kind="rate", **size)
     rows = "".join(
         f'<tr><td>{escape(stage["name"])}</td><td class="n">{stage["sessions"]:,}</td>'
         f'<td class="n">{stage["steps_per_second"]:,.1f}</td>'
@@ -170,10 +172,15 @@ def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
         for stage in stages
     )
     return (
-        f'<h2>Stages</h2><div class="wide">{chart}</div><div class="scroll"><table><tr><th>Stage</th>'
+        f'<h2>Stages</h2><div class="charts large">{charts}</div><div class="scroll"><table><tr><th>Stage</th>'
         '<th class="n">Sessions</th><th class="n">Steps/s</th><th class="n">p50</th><th class="n">p99</th>'
         f'<th class="n">p99.9</th><th class="n">Errors</th></tr>{rows}</table></div>'
     )
+
+
+def _load(stage: Mapping[str, Any], kind: str) -> float:
+    """What a stage asked for; a closed loop among open ones stands where its throughput is."""
+    return float(stage["sessions"] if kind == "sessions" else stage["rate"] or stage["steps_per_second"])
 
 
 # --- one stage -----------------------------------------------------------------------------------------------------
@@ -185,8 +192,8 @@ def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
         load += "; closed loop: each session steps again when its reply is there"
     else:
         load += (
-            f"; open loop: {stage['rate']:,.4g} steps due per second ({stage['arrivals']}). Latencies count from when a"
-            " step was due, so that a server that stalls cannot hide it"
+            f"; open loop: {show(stage['rate'], 'rate')} steps due per second ({stage['arrivals']}). Latencies count"
+            " from when a step was due, so that a server that stalls cannot hide it"
         )
     body = (
         f'<p class="muted">{escape(load)}.</p>'
@@ -214,7 +221,7 @@ def _percentiles(stage: Mapping[str, Any]) -> str:
         series,
         kind="seconds",
         x_label="percentile",
-        x_ticks=[(_place(level), _level(level)) for level in LEVELS if level in NAMED or level == 0],
+        x_ticks=[(_place(level), f"{level:g} %") for level in LEVELS],
         logarithmic=True,
         width=420,
         height=240,
@@ -230,10 +237,6 @@ def _curve(text: str) -> list[Point]:
 
 def _place(level: float) -> float:
     return -math.log10(1 - level / 100)
-
-
-def _level(level: float) -> str:
-    return f"{level:g} %" if level else "min"
 
 
 def _over_time(stage: Mapping[str, Any]) -> str:

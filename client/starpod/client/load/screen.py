@@ -93,13 +93,15 @@ class Screen:
         for probe in found.probes:
             measured = ", ".join(f"{name} {value}" for name, value in probe.measured.items())
             table.add_row(
-                f"{probe.rate:,.4g}",
+                show(probe.rate, "rate"),
                 "confirmation" if probe.confirming else "probe",
                 "yes" if probe.held else f"no: {probe.why}",
                 measured,
             )
         self.console.print(table)
-        rate = "No rate held the target." if found.rate is None else f"Highest rate: {found.rate:,.4g} steps/s."
+        rate = (
+            "No rate held the target." if found.rate is None else f"Highest rate: {show(found.rate, 'rate')} steps/s."
+        )
         self.console.print(rate, style="bold", highlight=False)
 
     def comparison(self, comparison: Comparison) -> None:
@@ -168,7 +170,7 @@ def _of(interval: Interval, call: str) -> Histogram:
 
 def _stage_table(stage: Mapping[str, Any]) -> Group:
     load = f"{stage['sessions']:,} sessions, {stage['seconds']:.1f} s"
-    load += f", {stage['rate']:,.4g} steps/s due ({stage['arrivals']})" if stage["rate"] else ", closed loop"
+    load += f", {show(stage['rate'], 'rate')} steps/s due ({stage['arrivals']})" if stage["rate"] else ", closed loop"
     table = Table(title=f"{stage['name']} ({load})", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("Call", "Count", "Mean", "p50", "p90", "p99", "p99.9", "Max"):
         table.add_column(name, justify="left" if name == "Call" else "right", no_wrap=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starpod.client.figures import show
 from starpod.client.load.plan import Stage
 from starpod.client.load.thresholds import Requirement
 
@@ -63,7 +64,7 @@ def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Found
     def try_rate(rate: float, confirming: bool) -> bool | None:
         seconds = 2 * stage.seconds if confirming else stage.seconds
         kind = "confirmation" if confirming else "probe"
-        name = f"{kind} {len(found.probes) + 1}: {rate:,.4g} steps/s"
+        name = f"{kind} {len(found.probes) + 1}: {show(rate, 'rate')} steps/s"
         report = play(replace(stage, name=name, rate=rate, seconds=seconds))
         if report is None:
             return None
@@ -119,7 +120,7 @@ def _why_not(report: Mapping[str, Any], rate: float, targets: Sequence[Requireme
     due = rate * report["seconds"]
     # Poisson arrivals come in varying numbers: three deviations are no shortfall.
     if report["steps"] < min((1 - SHORTFALL) * due, due - 3 * due**0.5):
-        return f"only {report['steps_per_second']:,.4g} steps/s were answered"
+        return f"only {show(report['steps_per_second'], 'rate')} steps/s were answered"
     if report["ended"]:
         return str(report["ended"])
     return ""
