@@ -1,4 +1,4 @@
-"""What a stretch of a benchmark took: CPU time of this process and of its descendants, bytes over the loopback. Linux."""
+"""What a stretch of a benchmark took: CPU time of this process and its descendants, bytes on the loopback. Linux."""
 
 from __future__ import annotations
 

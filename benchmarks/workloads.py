@@ -2,8 +2,8 @@
 
     python -m benchmarks.workloads [--sessions 16,64,256] [--seconds 3] [--rounds 1]
 
-A step of 5 ms stands for a tool or a page; the heavy tail (Pareto, clipped at 500 ms) for the web. In process steps come
-one after the other. AsyncVectorEnv and Ray actors are stepped together, so each step is as slow as the slowest.
+A step of 5 ms stands for a tool or a page; the heavy tail (Pareto, clipped at 500 ms) for the web. In process steps
+come one after the other. AsyncVectorEnv and Ray actors are stepped together, so each step is as slow as the slowest.
 """
 
 from __future__ import annotations

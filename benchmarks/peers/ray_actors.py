@@ -12,7 +12,7 @@ import sys
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing outside this machine reaches it
 
-import ray  # noqa: E402
+import ray
 
 from benchmarks.lake import new_episode
 from benchmarks.peers.driver import Pipes, serve_runs
