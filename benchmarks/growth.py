@@ -81,7 +81,9 @@ async def measure(seconds: float, rounds: int) -> tuple[list[Point], list[Point]
     console = Console(stderr=True)
     with ExitStack() as stack:
         payload = stack.enter_context(
-            start_server("--environment-module", "benchmarks/payload.py", "payload-v1", "--max-message-bytes", str(MESSAGE_BYTES))
+            start_server(
+                "--environment-module", "benchmarks/payload.py", "payload-v1", "--max-message-bytes", str(MESSAGE_BYTES)
+            )
         )
         peer = ServerProcess([sys.executable, "-m", "benchmarks.peers.openenv_payload"])
         stack.callback(peer.close)

@@ -67,20 +67,16 @@ class Transitions:
     environment_seconds: how long environments worked for it.
     """
 
-    __slots__ = ("columns", "environment_seconds", "replies")
+    __slots__ = ("environment_seconds", "message")
 
     def __init__(self) -> None:
-        self.replies: list[pb.Reply] = []
-        self.columns: pb.TransitionColumns | None = None
+        # Filled in place: a message that is put into another one is copied.
+        self.message = pb.StreamResponse()
         self.environment_seconds = 0.0
 
     def __len__(self) -> int:
         """How many calls it answers."""
-        return len(self.replies) + (len(self.columns.call_ids) if self.columns else 0)
-
-    def message(self) -> pb.StreamResponse:
-        """Everything that was collected."""
-        return pb.StreamResponse(replies=self.replies, transitions=self.columns)
+        return len(self.message.replies) + len(self.message.transitions.call_ids)
 
     def take(self, call_ids: list[int], indices: list[int], transitions: list[Transition]) -> None:
         """Adds the transitions of a batch, one per call. indices: the steps' own."""
@@ -91,14 +87,15 @@ class Transitions:
         count = len(texts)
         if not (extras.count(None) == details.count(None) == count and set(map(type, texts)) == {str}):
             fit = [type(each[0]) is str and each[2] is None and each[7] is None for each in transitions]
-            self.replies += [
-                step_reply(call_id, transition, index + 1)
-                for call_id, transition, index, fits in zip(call_ids, transitions, indices, fit, strict=True)
-                if not fits
-            ]
+            for call_id, transition, index, fits in zip(call_ids, transitions, indices, fit, strict=True):
+                if not fits:
+                    fill_step_reply(self.message.replies.add(), call_id, transition, index + 1)
             self.take(list(compress(call_ids, fit)), list(compress(indices, fit)), list(compress(transitions, fit)))
             return
-        columns = self.columns = pb.TransitionColumns(call_ids=call_ids, texts=texts, rewards=rewards)
+        columns = self.message.transitions
+        columns.call_ids.extend(call_ids)
+        columns.texts.extend(texts)
+        columns.rewards.extend(rewards)
         if any(keys):
             columns.state_keys.extend(keys)
         if set(map(len, outcomes)) == {1}:
@@ -198,15 +195,14 @@ def step_rows(
     return others
 
 
-def step_reply(call_id: int, transition: Transition | pb.Transition, next_index: int) -> pb.Reply:
-    """The reply to a turn as a message of its own."""
-    reply = pb.Reply(call_id=call_id)
+def fill_step_reply(reply: pb.Reply, call_id: int, transition: Transition | pb.Transition, next_index: int) -> None:
+    """Writes the reply to a turn, as a message of its own, into an empty one."""
+    reply.call_id = call_id
     if isinstance(transition, Transition):
         fill_transition(reply.step.transition, transition)
     else:
         reply.step.transition.CopyFrom(transition)
     reply.step.next_step_index = next_index
-    return reply
 
 
 def _scaled(sample: list[float], count: int) -> float:

@@ -13,7 +13,7 @@ from google.rpc import status_pb2
 
 from starpod.env_server.auth import Grant
 from starpod.env_server.calls import Calls
-from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_reply, step_rows
+from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, fill_step_reply, step_rows
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.parcels import parcels
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 VERBS = ("open", "reset", "step", "render", "fork", "snapshot", "restore", "renew", "close")
 CALLS_AT_ONCE = 65_536
 """Calls and rows in one message: six bytes can be a row, and each is answered."""
+_MESSAGE_BYTES = 512 * 1024
+"""What a message of many rows may have, about. Buffers of many megabytes cost more than they save."""
 _UNSENT_BYTES = 8 * 2**20
 """Replies that wait for a caller who does not read; while there are more, nothing further of his is read."""
 _BULKY = ("render", "snapshot")
@@ -42,6 +44,7 @@ class StreamServer:
         self._table = table
         self._context = context
         self._grant = grant
+        self._rows_at_once = ROWS_AT_ONCE
         self._unsent = 0
         self._bulky = 0
         self._room = asyncio.Event()
@@ -89,7 +92,7 @@ class StreamServer:
             bulky = call.WhichOneof("request") in _BULKY
             await self._keep_up(bulky)
             self._start(call.call_id, call.timeout_ms, self._serve(call), arrived, transitions, bulky)
-            if place % ROWS_AT_ONCE == 0 or (bulky and transitions.replies):
+            if place % ROWS_AT_ONCE == 0 or (bulky and transitions.message.replies):
                 await self._write(transitions, arrived)
                 transitions = Transitions()
                 await asyncio.sleep(0)  # a long batch must not keep the event loop from everybody else
@@ -104,8 +107,9 @@ class StreamServer:
             return
         if not len(rows):
             await self._write(transitions, arrived)  # the calls beside empty columns
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            stop = min(start + ROWS_AT_ONCE, len(rows))
+        stop = 0
+        while (start := stop) < len(rows):
+            stop = min(start + self._rows_at_once, len(rows))
             limit = self._calls.limits.max_step_actions
             others = step_rows(rows, start, stop, self._table, limit, self._calls.metrics, transitions)
             for row in others:
@@ -127,7 +131,7 @@ class StreamServer:
         self._calls.metrics.error("Stream", error.reason)
         status, transitions = error.status(), Transitions()
         for call_id in (*(call.call_id for call in message.calls), *message.steps.call_ids):
-            transitions.replies.append(pb.Reply(call_id=call_id, error=status))
+            transitions.message.replies.append(pb.Reply(call_id=call_id, error=status))
         await self._write(transitions, arrived)
 
     def _start(
@@ -145,13 +149,13 @@ class StreamServer:
             work.close()
             error = overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
             metrics.error("Stream", error.reason)
-            transitions.replies.append(pb.Reply(call_id=call_id, error=error.status()))
+            transitions.message.replies.append(pb.Reply(call_id=call_id, error=error.status()))
             return
         timing = begin(arrived)
         reply, task = run_eagerly(work)
         if task is None:
             assert reply is not None
-            transitions.replies.append(reply)
+            transitions.message.replies.append(reply)
             transitions.environment_seconds += timing.environment
             return
         metrics.calls_in_flight += 1
@@ -190,7 +194,9 @@ class StreamServer:
             session = self._table.find(rows.session_ids[row])
             self._calls.check_actions(len(actions))
             transition = await self._calls.turn(session, rows.epochs[row], index, list(actions), None)
-            return step_reply(call_id, transition, index + 1)
+            reply = pb.Reply()
+            fill_step_reply(reply, call_id, transition, index + 1)
+            return reply
         except Exception as error:
             return pb.Reply(call_id=call_id, error=self._status("Step", error))
 
@@ -221,17 +227,23 @@ class StreamServer:
                 self._room.set()
 
     async def _write(self, transitions: Transitions, arrived: float) -> None:
-        response = transitions.message()
-        count = len(transitions)
+        response, count = transitions.message, len(transitions)
         if count:
             response.timing.environment_ms = 1e3 * transitions.environment_seconds
             response.timing.total_ms = 1e3 * (clock() - arrived) * count
             async with self._writing:
-                await self._send(response)
+                size = await self._send(response)
+            self._rows_at_once = max(1, min(ROWS_AT_ONCE, count * _MESSAGE_BYTES // size))
 
-    async def _send(self, response: pb.StreamResponse) -> None:
-        for parcel in parcels(response, self._calls.limits.max_message_bytes):
-            await self._context.write(parcel)
+    async def _send(self, response: pb.StreamResponse) -> int:
+        """Sends the message, in several where it is too large for one. Returns its size."""
+        size, limit = response.ByteSize(), self._calls.limits.max_message_bytes
+        if not limit or size <= limit:
+            await self._context.write(response)
+        else:
+            for parcel in parcels(response, limit):
+                await self._context.write(parcel)
+        return size
 
 
 async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -> pb.Reply:
