@@ -417,6 +417,26 @@ async def test_an_action_that_always_kills_its_session_is_not_tried_for_ever(ser
     assert server.calls["step"] <= 5
 
 
+async def test_nor_is_one_that_takes_its_server_down_each_time(server: FakeServer) -> None:
+    deaths: list[asyncio.Task[None]] = []
+
+    def before(kind: str, request: Any) -> None:
+        if kind == "step":
+            deaths.append(asyncio.get_running_loop().create_task(server.restart()))
+
+    async with Fleet(server.address, grace=0.05) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        server.before, server.lose = before, lambda kind: kind == "step"
+        with pytest.raises(SessionLost, match="takes? its server") as lost:
+            await session.step("left")
+        assert lost.value.advice == "give_up"
+        await asyncio.gather(*deaths)
+        # Others find it alive.
+        server.before, server.lose = lambda *_: None, lambda _: False
+        (other,) = await fleet.open("walk-v1", seed=3)
+        assert seen(await other.step("left")) == (await undisturbed(3, ["left"]))[0]
+
+
 async def test_a_draining_server_gets_no_new_sessions() -> None:
     async with FakeServer() as one, FakeServer() as two, Fleet([one.address, two.address]) as fleet:
         one.draining = True

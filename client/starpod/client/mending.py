@@ -21,8 +21,10 @@ from starpod.v1 import environment_pb2 as pb
 if TYPE_CHECKING:
     from starpod.client.restart import Restart
 
-# A session that is lost this often over one and the same call was probably killed by that call.
+# A session that is lost this often over one and the same call was probably killed by that call: alone, or with all that
+# its server held. Servers go for other reasons too, hence the patience with those.
 MAX_LOSSES = 3
+MAX_CRASHES = 10
 
 logger = logging.getLogger("starpod.client")
 
@@ -124,10 +126,15 @@ class Mender:
                 f"The session was lost and cannot be brought back ({self._why_not(session)}): {error}",
                 metadata=error.metadata,
             ) from error
-        if isinstance(error, SessionLost):
-            trouble.losses += 1
-            if trouble.losses >= MAX_LOSSES:
-                raise error
+        trouble.losses += 1
+        if isinstance(error, SessionLost) and trouble.losses >= MAX_LOSSES:
+            raise error
+        if trouble.losses >= MAX_CRASHES:
+            raise SessionLost(
+                f"The session was lost {trouble.losses} times over one and the same call, which seems to take its server"
+                f" down each time: {error}",
+                metadata={"advice": "give_up"},
+            ) from error
         environment_id, version = history.environment
         while True:
             if _now() > trouble.until:
