@@ -216,8 +216,8 @@ def load(context: click.Context, /, **given: Any) -> None:
     if given["compared"]:
         _compare(console, *given["compared"], json_file=given["json_file"])
         return
-    plan, server = _make_plan(given)
     stages = _make_stages(given)
+    plan, server = _make_plan(given)
     started = time.time()
     with Screen(console) as screen, _Run(plan, screen) as run:
         found = _search(stages[0], given["targets"], run) if given["targets"] else None
@@ -380,6 +380,8 @@ def _make_stages(given: Mapping[str, Any]) -> list[Stage]:
     loads = [(sessions, rate)]
     if given["ramp"]:
         loads = [(sessions, value) if rate else (max(int(value), 1), None) for value in given["ramp"]]
+    if min(count for count, _ in loads) < given["processes"]:
+        raise click.UsageError("each of --processes needs a session of its own: use fewer, or more --sessions")
     return [
         Stage(
             f"{count:,} sessions" if due is None else f"{show(due, 'rate')} steps/s",

@@ -58,6 +58,7 @@ class Generator:
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(f"{plan.seed}/{process}/think")
         self._stage = Stage("", 0, 0.0, 0.0)
+        self._round = 0  # tells timers of an earlier stage from those of this one
         self._active: list[Player] = []
         self._idle: deque[Player] = deque()
         self._waiting: deque[float] = deque()
@@ -94,6 +95,7 @@ class Generator:
         log.both = stage.rate is not None
         self._idle.clear()
         self._waiting.clear()
+        self._round += 1
         crew.running = True
         self._loop.call_at(start, self._begin, start)
         helpers = [self._loop.create_task(self._beat(stop)), self._loop.create_task(crew.renew_leases())]
@@ -148,7 +150,7 @@ class Generator:
             for place, player in enumerate(ready):
                 # Not all at once: agents have no common beat.
                 wait = self._plan.think.draw(self._rng) if self._plan.think else place * spread
-                self._loop.call_later(wait, self._act, player)
+                self._loop.call_later(wait, self._act, player, self._round)
             return
         self._idle.extend(ready)
         self._arrivals = arrivals(
@@ -179,7 +181,7 @@ class Generator:
             else:
                 self._idle.append(player)
         elif self._plan.think:
-            self._loop.call_later(self._plan.think.draw(self._rng), self._act, player)
+            self._loop.call_later(self._plan.think.draw(self._rng), self._act, player, self._round)
         else:
             self.crew.step(player, None)
 
@@ -188,8 +190,8 @@ class Generator:
         if player.link is None or not self.crew.step(player, due):
             self._waiting.appendleft(due)
 
-    def _act(self, player: Player) -> None:
-        if self.crew.running and player.link is not None and not player.call:
+    def _act(self, player: Player, round_: int) -> None:
+        if round_ == self._round and self.crew.running and player.link is not None and not player.call:
             self.crew.step(player, None)
 
     async def _drain(self, seconds: float) -> int:
