@@ -1,0 +1,95 @@
+"""docs/operations.md: the commands that it gives exist, and what they name is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+import yaml
+
+from tests.deploy.manifest_checks import call
+from tests.deploy.manifests import KUBERNETES, RENDERED, of_kind, parse, read
+from tests.deploy.test_files import exported
+from tests.support import ROOT
+
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+CLUSTER = PAGE[PAGE.index("## In a cluster") : PAGE.index("## Training")]
+CODE = [
+    re.sub(r"\s*\\\n\s*", " ", block).strip()
+    for fenced, inline in re.findall(r"^```\n(.*?)^```|`([^`]+)`", CLUSTER, re.MULTILINE | re.DOTALL)
+    for block in (fenced.replace("\\\n", " ").splitlines() if fenced else [inline.replace("\n", " ")])
+]
+SUBCOMMANDS = {
+    "helm": {"upgrade", "uninstall", "rollback"},
+    "kubectl": {"rollout", "logs", "scale", "drain", "get", "exec", "describe"},
+    "docker": {"build", "push"},
+}
+
+
+def commands(program: str) -> list[list[str]]:
+    return [shlex.split(line) for line in CODE if re.match(rf"{program} \S", line)]
+
+
+def test_the_page_has_commands() -> None:
+    assert {
+        program: len(commands(program)) > 1 for program in ("helm", "kubectl", "docker", "starpod")
+    } == dict.fromkeys(("helm", "kubectl", "docker", "starpod"), True)
+
+
+@pytest.mark.parametrize("program", SUBCOMMANDS)
+def test_programs_have_these_commands(program: str) -> None:
+    for words in commands(program):
+        options = ("--namespace",)
+        rest = words[3:] if words[1] in options else words[1:]
+        assert rest[0] in SUBCOMMANDS[program], words
+
+
+def test_starpod_has_these_commands_and_options() -> None:
+    inside = [words[words.index("--") + 2 :] for words in commands("kubectl") if "--" in words]
+    assert inside
+    for words in [*(words[1:] for words in commands("starpod")), *inside]:
+        try:
+            call(*words)
+        except click.ClickException as error:
+            pytest.fail(f"{words}: {error.format_message()}")
+
+
+def test_files_and_values_are_there() -> None:
+    for words in commands("helm") + commands("docker"):
+        for word in words:
+            if word.startswith("deploy/"):
+                assert (ROOT / word).exists(), word
+    known = yaml.safe_load((KUBERNETES / "chart" / "values.yaml").read_text())
+    for words in commands("helm"):
+        for assignment in (words[place + 1] for place, word in enumerate(words) if word == "--set"):
+            section, key = assignment.partition("=")[0].split(".")[:2]
+            assert section == "fleets" or key in known[section], assignment
+
+
+def test_deployments_and_jobs_are_those_of_the_examples() -> None:
+    names = {
+        f"{manifest['kind'].lower()}/{manifest['metadata']['name']}"
+        for name in RENDERED
+        for manifest in of_kind(read(name), "Deployment", "Job")
+    }
+    named = {word for words in commands("kubectl") for word in words if re.match("(deployment|job)/", word)}
+    assert named and named <= names
+    services = {manifest["metadata"]["name"] for name in RENDERED for manifest in of_kind(read(name), "Service")}
+    assert set(re.findall(r"dns:///([a-z-]+):50051", CLUSTER)) <= services
+
+
+def test_metrics_are_exported_and_labelled() -> None:
+    asked = set(re.findall(r"\bstarpod_\w+", CLUSTER))
+    assert asked and asked <= set(exported())
+    monitor = (KUBERNETES / "rendered" / "versions.yaml").read_text()
+    (fleet,) = set(re.findall(r'fleet="([\w-]+)"', CLUSTER))
+    assert any(m["metadata"].get("labels", {}).get("starpod/fleet") == fleet for m in parse(monitor))
+
+
+def test_every_alert_is_explained() -> None:
+    alerts = {
+        rule["alert"] for rule in of_kind(read("environments"), "PrometheusRule")[0]["spec"]["groups"][0]["rules"]
+    }
+    assert set(re.findall(r"^\| `(\w+)` \|", CLUSTER[CLUSTER.index("### What to alarm on") :], re.MULTILINE)) == alerts
