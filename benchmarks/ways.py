@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from tests.support import ROOT
 Run = Callable[[float], Awaitable[Measurement]]
 """Steps all sessions for that many seconds."""
 
+MOST_IN_A_GROUP = 1024
 UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
 
 
@@ -167,12 +169,13 @@ async def open_stream_calls(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
-    """Fleet.step_many, in columns over one Stream. Two groups march by themselves, as the groups of a trainer do: the
-    server works on the one while the replies to the other are read."""
+    """Fleet.step_many, in columns over one Stream. Two groups per server march by themselves, as the groups of a
+    trainer do: the server works on the one while the replies to the other are read."""
     async with Fleet(address) as fleet:
-        opened = await _open_fleet(fleet, sessions)
-        middle = (sessions + 1) // 2
-        groups = [group for group in (opened[:middle], opened[middle:]) if group]
+        there: defaultdict[str, list[Session]] = defaultdict(list)
+        for session in await _open_fleet(fleet, sessions):
+            there[session.address].append(session)
+        groups = [group for each in there.values() for group in (each[::2], each[1::2]) if group]
 
         async def march(group: list[Session], seconds: float) -> Measurement:
             async def reset() -> None:
@@ -229,13 +232,17 @@ async def _open(stub: EnvironmentServiceStub, sessions: int) -> Sequence[pb.Sess
 
 
 async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
-    return await fleet.open(
-        ENVIRONMENT,
-        count=sessions,
-        seed=0,
-        options=OPTIONS,
-        limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
-    )
+    """In at least two groups, so that two servers have half of them each."""
+    opened: list[Session] = []
+    while (missing := sessions - len(opened)) > 0:
+        opened += await fleet.open(
+            ENVIRONMENT,
+            count=min(missing, (sessions + 1) // 2, MOST_IN_A_GROUP),
+            seed=0,
+            options=OPTIONS,
+            limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
+        )
+    return opened
 
 
 @contextlib.asynccontextmanager

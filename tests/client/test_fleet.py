@@ -242,6 +242,11 @@ async def test_mistyped_names_get_the_nearest_ones(server: FakeServer) -> None:
             await fleet.open("walk-v1", options={"length": object()})
 
 
+def test_an_error_that_is_not_about_options_lists_none() -> None:
+    error = BadArgument("count: is too many", violations=[("count", "is too many")])
+    assert explain_options(error, pb.EnvironmentSpec(id="walk-v1"), {"length": 3}) is error
+
+
 async def test_an_action_that_is_none_is_refused_at_once(server: FakeServer) -> None:
     async with Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)

@@ -33,7 +33,10 @@ def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> 
 
 
 def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mapping[str, Any] | None) -> BadArgument:
-    """The same error, with the names that were probably meant and the options that there are."""
+    """The same error, with the names that were probably meant and the options that there are; as it is where it is not
+    about options."""
+    if error.violations and not any(path.startswith("options") for path, _ in error.violations):
+        return error
     schema: dict[str, Any] = json.loads(spec.options_schema_json) if spec.options_schema_json else {}
     known: dict[str, Any] = schema.get("properties", {})
     lines = [error.message]
