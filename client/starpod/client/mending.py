@@ -131,8 +131,8 @@ class Mender:
             raise error
         if trouble.losses >= MAX_CRASHES:
             raise SessionLost(
-                f"The session was lost {trouble.losses} times over one and the same call, which seems to take its server"
-                f" down each time: {error}",
+                f"The session was lost {trouble.losses} times over one and the same call, which seems to take its"
+                f" server down each time: {error}",
                 metadata={"advice": "give_up"},
             ) from error
         environment_id, version = history.environment
