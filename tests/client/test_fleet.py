@@ -32,6 +32,8 @@ from starpod.client import (
     Unreachable,
     Want,
 )
+from starpod.client.nearest import explain_options
+from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded, session_lost
 
 TURNS: list[Any] = ["left", ["right", "left"], "bad", ["left"], [], "right"]
