@@ -22,7 +22,8 @@ from starpod.client.load.search import Found
 from starpod.client.load.thresholds import CALLS
 
 LINE_SECONDS = 5.0
-"""Between plain lines."""
+"""Between plain lines; the first comes sooner, as a sign of life."""
+FIRST_LINE_SECONDS = 1.0
 
 
 class Screen:
@@ -49,7 +50,7 @@ class Screen:
         """Called several times a second."""
         now = time.monotonic()
         if result.stage is not self._stage:
-            self._stage, self._last = result.stage, now
+            self._stage, self._last = result.stage, now - LINE_SECONDS + FIRST_LINE_SECONDS
         elapsed = time.time() - result.started
         if self._live is not None:
             self._live.update(_live(result, elapsed))
