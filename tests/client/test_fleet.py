@@ -274,7 +274,7 @@ async def test_an_overloaded_server_is_asked_again_later(server: FakeServer) -> 
 
 
 async def test_patience_ends(server: FakeServer) -> None:
-    async with Fleet(server.address, patience=0.2) as fleet:
+    async with Fleet(server.address, patience=1.0) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
 
         def before(kind: str, _: Any) -> None:

@@ -273,7 +273,7 @@ class Replica:
 
     def _unanswered(self, kind: str) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"{self.address} is there, and has not answered a {kind} call in all the time that it may take.",
+            f"{self.address} has not answered a {kind} call in all the time that it may take.",
             metadata={"advice": "give_up"},
         )
 
