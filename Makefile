@@ -48,6 +48,9 @@ bench: $(BENCH_READY) ## Measure steps per second, latency and memory against ot
 	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
 	@$(BENCH_VENV)/bin/python -m benchmarks.stages
 	@$(BENCH_VENV)/bin/python -m benchmarks.polling
+	@$(BENCH_VENV)/bin/python -m benchmarks.workloads
+	@$(BENCH_VENV)/bin/python -m benchmarks.growth
+	@$(BENCH_VENV)/bin/python -m benchmarks.tail
 	@$(BENCH_VENV)/bin/python -m benchmarks.sessions
 	@$(BENCH_VENV)/bin/python -m benchmarks.collection
 
