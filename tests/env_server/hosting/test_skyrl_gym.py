@@ -113,6 +113,17 @@ def test_processes_keep_the_contract(server: ServerProcess) -> None:
     check_all(server.address, ["apart-v1"])
 
 
+def test_arguments_are_its_configuration(tmp_path: Path) -> None:
+    """With the defaults of the class that the constructor names."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(ROWS[1], ensure_ascii=False).replace("End", "\u2028End"))
+    game = host(f"search?topk=7#rows={rows}").maker.begin(0)  # type: ignore[attr-defined]
+    tools = game.environment.tool_group
+    assert (tools.topk, tools.search_url) == (7, "http://127.0.0.1:8000/retrieve")
+    with pytest.raises(HostingError, match="Key 'top' not in 'SearchEnvConfig'"):
+        host(f"search?top=7#rows={rows}")
+
+
 def test_every_environment_of_the_package_is_found() -> None:
     for name in skyrl_gym.envs.registration.registry:
         with pytest.raises(HostingError, match="it needs prompts: #rows=FILE"):

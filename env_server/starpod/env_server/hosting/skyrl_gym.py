@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import skyrl_gym
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from skyrl_gym.envs.registration import load_env_creator, registry
 
 from starpod.env_server.environment import (
@@ -41,7 +43,7 @@ def host(text: str, facts: str = "") -> type[Hosted]:
     creator = load_env_creator(point) if isinstance(point, str) else point
     taken = constructor(creator).parameters
     rows = _rows(wanted, name)
-    maker = Maker(wanted, name, rows, frozenset(taken))
+    maker = Maker(wanted, name, rows, frozenset(taken), _configuration(wanted, taken))
     if not facts:
         maker.begin(0).close()
     module = str(getattr(creator, "__module__", "skyrl_gym"))
@@ -60,12 +62,13 @@ def host(text: str, facts: str = "") -> type[Hosted]:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes games from the operator's rows. taken: what the constructor takes."""
+    """Makes games from the operator's rows. taken: what the constructor takes. configuration: its env_config."""
 
     wanted: Wanted
     name: str
     rows: Sequence[Mapping[str, Any]]
     taken: frozenset[str]
+    configuration: Any
 
     def begin(self, seed: int) -> SkyRLGame:
         """The game of the row that the seed picks. Raises HostingError if it cannot be made."""
@@ -75,12 +78,13 @@ class Maker:
         turns = self.wanted.number("max_turns")
         if turns is not None:
             extras["max_turns"] = int(turns)
-        given = {"env_config": OmegaConf.create(dict(self.wanted.arguments)), "extras": extras}
+        given = {"env_config": self.configuration, "extras": extras}
         try:
             environment = skyrl_gym.make(self.name, **{k: v for k, v in given.items() if k in self.taken})
             return SkyRLGame(environment, _messages(row["prompt"]), self.wanted.number("success_at"))
         except Exception as error:
-            raise self.wanted.fail(f"row {place + 1}: {type(error).__name__}: {error}") from error
+            problem = str(error).partition("\n")[0]
+            raise self.wanted.fail(f"row {place + 1}: {type(error).__name__}: {problem}") from error
 
 
 class SkyRLEnvironment(Hosted):
@@ -149,13 +153,26 @@ def _find(wanted: Wanted) -> str:
     return name
 
 
+def _configuration(wanted: Wanted, taken: Mapping[str, inspect.Parameter]) -> Any:
+    """The arguments as an env_config, with the defaults of its class where the constructor names one."""
+    parameter = taken.get("env_config")
+    if parameter is None and wanted.arguments:
+        raise wanted.fail("it has no configuration, and so takes no arguments")
+    kinds = [parameter.annotation, *get_args(parameter.annotation)] if parameter is not None else []
+    known = next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+    try:
+        return OmegaConf.merge(OmegaConf.structured(known) if known else {}, dict(wanted.arguments))
+    except OmegaConfBaseException as error:
+        raise wanted.fail(str(error).splitlines()[0]) from error
+
+
 def _rows(wanted: Wanted, name: str) -> list[dict[str, Any]]:
     """The rows of the operator's file: JSON objects with a prompt, and with what the environment calls extras."""
     if "rows" not in wanted.settings:
         raise wanted.fail("it needs prompts: #rows=FILE.jsonl, one object with a prompt and its extras per line")
     path = Path(wanted.settings["rows"])
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # other line ends may stand in strings
     except (OSError, UnicodeDecodeError) as error:
         raise wanted.fail(f"cannot read its rows: {error}") from error
     rows = []

@@ -1,0 +1,81 @@
+"""docs/hosting.md: every server that it starts can be hosted, and it names every setting and example id."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from starpod.client.main import starpod
+from starpod.env_server.hosting.wanted import SHARED_SETTINGS
+from starpod.env_server.registry import Registry
+from tests.support import ROOT
+
+PAGE = (ROOT / "docs" / "hosting.md").read_text()
+INSTALLED = {"openenv": "openenv", "skyrl-gym": "skyrl_gym", "gymnasium": "gymnasium"}
+
+
+def commands() -> Iterator[list[str]]:
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield shlex.split(line)
+
+
+SERVED = [
+    (words[place].removeprefix("--"), words[place + 1])
+    for words in commands()
+    for place in range(len(words))
+    if words[place] in ("--gymnasium", "--openenv", "--skyrl-gym")
+]
+
+
+@pytest.mark.parametrize(("family", "wanted"), SERVED)
+def test_what_it_serves_can_be_hosted(
+    family: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec(INSTALLED[family]) is None:
+        pytest.skip(f"{family} is not installed: make test-adapters")
+    (row,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert json.loads(row)["prompt"]
+    for file in ("questions.jsonl", "facts.jsonl"):
+        (tmp_path / file).write_text(row)
+    monkeypatch.chdir(tmp_path)
+    if "echo_env" in wanted:  # not on PyPI: the same names on the class of the tests
+        (tmp_path / "echo_env.py").write_text(
+            "from tests.env_server.hosting.openenv_environments import ToolEnvironment\n"
+            "class EchoEnvironment(ToolEnvironment): pass\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+    id = Registry().add_hosted(family.replace("-", "_"), wanted)
+    if "#" not in wanted and "?" not in wanted:
+        assert f"`{id}`" in PAGE or id == "gymnasium-cart-pole-v1"
+
+
+def test_its_other_commands_exist() -> None:
+    others = [words[1:] for words in commands() if words[0] == "starpod" and words[1] != "serve"]
+    assert {words[0] for words in others} == {"describe", "play", "check", "train"}
+    for command, *words in others:
+        told = CliRunner().invoke(starpod, [command, "--help"]).output
+        assert all(word in told for word in words if word.startswith("--"))
+    (train,) = (words for words in others if words[0] == "train")
+    pytest.importorskip("torch", reason="the trainer is not installed")
+    dry = CliRunner().invoke(starpod, [*train, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+
+
+def test_it_names_every_setting() -> None:
+    told = re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Where sessions run")[0], re.MULTILINE)
+    families = ("gymnasium", "openenv", "skyrl_gym")
+    sources = [(ROOT / "env_server/starpod/env_server/hosting" / f"{name}.py").read_text() for name in families]
+    own = [
+        setting
+        for source in sources
+        for setting in re.findall(r'"(\w+)"', source.split("Wanted.parse(", 1)[1].split("))", 1)[0])
+    ]
+    assert sorted(told) == sorted([*SHARED_SETTINGS, *own])
