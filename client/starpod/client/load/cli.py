@@ -7,100 +7,29 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from starpod.client.catalog import access_options, parse_options
+from starpod.client.catalog import access_options
 from starpod.client.console import safe_console
-from starpod.client.figures import show
 from starpod.client.load.comparison import compare
 from starpod.client.load.conductor import Broken, Conductor
 from starpod.client.load.html import write_page
-from starpod.client.load.plan import EXTRAS, Place, Plan, Stage, Turns
-from starpod.client.load.policies import read_recording, write_recording
-from starpod.client.load.report import FORMAT, document, judge, stage_report
-from starpod.client.load.schedule import Arrivals, Think, parse_duration
+from starpod.client.load.making import make_plan, make_stages
+from starpod.client.load.parameters import DURATION, MIX, POLICY, RAMP, REPORT, REQUIREMENT, THINK
+from starpod.client.load.plan import Plan, Stage
+from starpod.client.load.policies import write_recording
+from starpod.client.load.report import document, judge, stage_report
 from starpod.client.load.screen import Screen
 from starpod.client.load.search import Found, find_rate
-from starpod.client.load.servers import check_plan, choose_wire, find_openenv, find_servers, openenv_actions
-from starpod.client.load.thresholds import Requirement, parse_requirement
-from starpod.client.spelling import nearest
+from starpod.client.load.thresholds import Requirement
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
-WARMUP_SHARE = 0.2
-LONGEST_WARMUP = 5.0
 INTERRUPTED = 130
-
-
-class _Parsed(click.ParamType[Any]):
-    """A parameter that a function reads; its ValueError becomes the message."""
-
-    def __init__(self, name: str, parse: Any) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _parse_mix(text: str) -> dict[str, float]:
-    mix = {}
-    for part in text.split(","):
-        call, equals, share = part.strip().partition("=")
-        if call not in EXTRAS:
-            raise ValueError(f"{call!r} cannot be mixed in{nearest(call, EXTRAS)}")
-        try:
-            mix[call] = float(share) if equals else -1.0
-        except ValueError:
-            mix[call] = -1.0
-        if not 0 <= mix[call] <= 1:
-            raise ValueError(f"{part!r} is not CALL=SHARE with a share from 0 to 1, as in render=0.1")
-    if sum(mix.values()) > 1:
-        raise ValueError(f"the shares of {text!r} add up to more than 1")
-    return mix
-
-
-def _parse_ramp(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or min(values) <= 0:
-        raise ValueError(f"{text!r} is not a list of numbers above 0, as in 16,64,256")
-    return values
-
-
-def _parse_report(text: str) -> dict[str, Any]:
-    try:
-        report = json.loads(Path(text).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{text} cannot be read: {error}") from None
-    if not isinstance(report, dict) or report.get("format") != FORMAT:
-        raise ValueError(f"{text} is not a report of starpod load; --json writes one")
-    return report
-
-
-def _parse_policy(text: str) -> tuple[str, Path | None]:
-    kind, _, file = text.partition(":")
-    if kind in ("random", "expert") and not file:
-        return kind, None
-    if kind == "recorded" and file:
-        return kind, Path(file)
-    raise ValueError(f"{text!r} is not random, expert or recorded:FILE")
-
-
-DURATION = _Parsed("duration", parse_duration)
-REQUIREMENT = _Parsed("requirement", parse_requirement)
 
 
 @click.command()
@@ -116,7 +45,7 @@ REQUIREMENT = _Parsed("requirement", parse_requirement)
 @click.option("--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True)
 @click.option(
     "--think",
-    type=_Parsed("think", Think),
+    type=THINK,
     default="0",
     metavar="DISTRIBUTION",
     show_default=True,
@@ -124,7 +53,7 @@ REQUIREMENT = _Parsed("requirement", parse_requirement)
 )
 @click.option(
     "--ramp",
-    type=_Parsed("ramp", _parse_ramp),
+    type=RAMP,
     metavar="N,N,...",
     help="One stage for each: numbers of sessions, or rates where --rate is given too.",
 )
@@ -138,7 +67,7 @@ REQUIREMENT = _Parsed("requirement", parse_requirement)
 )
 @click.option(
     "--policy",
-    type=_Parsed("policy", _parse_policy),
+    type=POLICY,
     default="random",
     show_default=True,
     metavar="random|expert|recorded:FILE",
@@ -153,7 +82,7 @@ REQUIREMENT = _Parsed("requirement", parse_requirement)
 )
 @click.option(
     "--mix",
-    type=_Parsed("mix", _parse_mix),
+    type=MIX,
     metavar="CALL=SHARE,...",
     help="Further calls per step: render, fork, snapshot, renew.",
 )
@@ -194,7 +123,7 @@ REQUIREMENT = _Parsed("requirement", parse_requirement)
 @click.option(
     "--compare",
     "compared",
-    type=_Parsed("report", _parse_report),
+    type=REPORT,
     nargs=2,
     metavar="A.json B.json",
     help="Say what changed from one report to another; nothing is run.",
@@ -216,8 +145,8 @@ def load(context: click.Context, /, **given: Any) -> None:
     if given["compared"]:
         _compare(console, *given["compared"], json_file=given["json_file"])
         return
-    stages = _make_stages(given)
-    plan, server = _make_plan(given)
+    stages = make_stages(given)
+    plan, server = make_plan(given)
     started = time.time()
     with Screen(console) as screen, _Run(plan, screen) as run:
         found = _search(stages[0], given["targets"], run) if given["targets"] else None
@@ -302,97 +231,6 @@ def _search(stage: Stage, targets: Sequence[Requirement], run: _Run) -> Found:
 
 def _is_final(stage: Mapping[str, Any], found: Found) -> bool:
     return bool(found.stages) and stage["name"] == found.stages[-1]["name"] and found.rate is not None
-
-
-def _make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
-    """The plan and what the servers say of themselves. Raises ClickException for whatever does not fit together."""
-    address, access = given["address"], given["access"]
-    if not address:
-        raise click.UsageError("give the ADDRESS of a server, as in 127.0.0.1:50051")
-    if given["think"] and (given["rate"] or given["targets"]):
-        raise click.UsageError("--think is for closed loops, --rate and --find-rate make an open one: leave one out")
-    if given["ramp"] and given["targets"]:
-        raise click.UsageError("--ramp and --find-rate both say which rates to try: leave one out")
-    kind, recording = given["policy"]
-    if given["actions"] and kind == "recorded":
-        raise click.UsageError("a recording has its own actions: leave --action out")
-    plan = Plan(
-        places=(),
-        transport=access,
-        wire="unary",
-        mix=given["mix"] or {},
-        think=given["think"],
-        episodes_per_session=given["episodes_per_session"],
-        seed=given["seed"],
-        timeout=given["timeout"],
-        retry_overload=given["on_overload"] == "retry",
-        processes=given["processes"],
-        record=given["record"] is not None,
-    )
-    if given["against"] == "openenv":
-        return _openenv_plan(plan, given, address, kind, recording)
-    if not given["environment"]:
-        raise click.UsageError("give the --environment to play; starpod list ADDRESS tells which there are")
-    servers = find_servers(address, access, given["environment"], given["version"])
-    spec = servers.spec
-    plan = replace(
-        plan,
-        places=servers.places,
-        wire=choose_wire(given["transport"], servers.description),
-        environment_id=spec.id,
-        version=spec.version,
-        options=parse_options(spec, given["assignments"]),
-        turns=_turns(kind, recording, given["actions"] or tuple(spec.action_space.names), spec.id),
-    )
-    plan = replace(plan, columns=plan.wire == "stream" and servers.description.capabilities.step_columns)
-    check_plan(plan, spec)
-    return plan, servers.as_json()
-
-
-def _openenv_plan(
-    plan: Plan, given: Mapping[str, Any], url: str, kind: str, recording: Path | None
-) -> tuple[Plan, dict[str, Any]]:
-    for name, what in (("environment", "one environment"), ("mix", "no such calls"), ("assignments", "no options")):
-        if given[name]:
-            option = "option" if name == "assignments" else name
-            raise click.UsageError(f"an OpenEnv server has {what}: leave --{option} out")
-    if kind == "expert":
-        raise click.UsageError("an OpenEnv server has no expert: use --action or a recording")
-    server = find_openenv(url)
-    schema = server.pop("action_schema")
-    actions = () if kind == "recorded" else openenv_actions(given["actions"], schema)
-    return replace(plan, places=(Place(url),), wire="openenv", turns=_turns(kind, recording, actions, "")), server
-
-
-def _turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> Turns:
-    if recording is None:
-        return Turns("expert" if kind == "expert" else "random", tuple(actions))
-    try:
-        return Turns("recorded", (), read_recording(recording, environment))
-    except (OSError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--policy") from None
-
-
-def _make_stages(given: Mapping[str, Any]) -> list[Stage]:
-    seconds, rate, sessions = given["seconds"], given["rate"], given["sessions"]
-    warmup = min(WARMUP_SHARE * seconds, LONGEST_WARMUP) if given["warmup"] is None else given["warmup"]
-    arrivals: Arrivals = given["arrivals"]
-    loads = [(sessions, rate)]
-    if given["ramp"]:
-        loads = [(sessions, value) if rate else (max(int(value), 1), None) for value in given["ramp"]]
-    if min(count for count, _ in loads) < given["processes"]:
-        raise click.UsageError("each of --processes needs a session of its own: use fewer, or more --sessions")
-    return [
-        Stage(
-            f"{count:,} sessions" if due is None else f"{show(due, 'rate')} steps/s",
-            count,
-            seconds,
-            warmup,
-            due,
-            arrivals,
-        )
-        for count, due in loads
-    ]
 
 
 def _finish(given: Mapping[str, Any], report: dict[str, Any], screen: Screen, found: Found | None) -> None:

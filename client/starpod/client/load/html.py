@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from starpod.client.charts import COLOURS, Mark, Point, Rule, Series, line_chart
+from starpod.client.charts import Series, line_chart
 from starpod.client.figures import show
-from starpod.client.load.histogram import Histogram
+from starpod.client.load.html_stage import milliseconds, stage_section
 from starpod.client.page import page
-
-LEVELS = (50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999)
-"""Percentiles that the curve goes through, as far as there are latencies for them."""
 
 STYLE = """
 .split { display: flex; height: 30px; border-radius: 6px; overflow: hidden; margin: 10px 0 6px; }
@@ -45,7 +41,7 @@ def render_page(report: Mapping[str, Any]) -> str:
     if len(stages) > 1:
         sections.append(_overview(stages))
     for number, stage in enumerate(stages):
-        sections.append(_stage(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
+        sections.append(stage_section(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
     sections.append(_how(report))
     return page(f"{_title(report)} · Starpod", "\n".join(filter(None, sections)), style=STYLE)
 
@@ -77,8 +73,8 @@ def _head(report: Mapping[str, Any]) -> str:
         tiles.append(_tile("none" if search["rate"] is None else show(search["rate"], "rate"), "highest rate, steps/s"))
     tiles += [
         _tile(show(stage["steps_per_second"], "rate"), "steps/s", _interval(stage, "steps_per_second", "rate")),
-        _tile(_ms(step.get("p50_ms")), "p50 of a step", _interval(stage, "step.p50_ms")),
-        _tile(_ms(step.get("p99_ms")), "p99 of a step", _interval(stage, "step.p99_ms")),
+        _tile(milliseconds(step.get("p50_ms")), "p50 of a step", _interval(stage, "step.p50_ms")),
+        _tile(milliseconds(step.get("p99_ms")), "p99 of a step", _interval(stage, "step.p99_ms")),
         _tile(f"{sum(each['errors']['total'] for each in report['stages']):,}", "errors"),
     ]
     of = "" if len(report["stages"]) == 1 else f'<p class="muted">The figures below are of: {escape(stage["name"])}</p>'
@@ -97,7 +93,7 @@ def _interval(stage: Mapping[str, Any], name: str, kind: str = "seconds") -> str
     known = stage["uncertainty"].get(name)
     if not known:
         return ""
-    low, high = (show(edge, "rate") if kind == "rate" else _ms(edge) for edge in known)
+    low, high = (show(edge, "rate") if kind == "rate" else milliseconds(edge) for edge in known)
     return f"{low} to {high}"
 
 
@@ -165,7 +161,7 @@ def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
         f'<tr><td>{escape(stage["name"])}</td><td class="n">{stage["sessions"]:,}</td>'
         f'<td class="n">{stage["steps_per_second"]:,.1f}</td>'
         + "".join(
-            f'<td class="n">{_ms(stage["calls"].get("step", {}).get(f"{name}_ms"))}</td>'
+            f'<td class="n">{milliseconds(stage["calls"].get("step", {}).get(f"{name}_ms"))}</td>'
             for name in ("p50", "p99", "p99.9")
         )
         + f'<td class="n">{stage["errors"]["total"]:,}</td></tr>'
@@ -183,184 +179,6 @@ def _load(stage: Mapping[str, Any], kind: str) -> float:
     return float(stage["sessions"] if kind == "sessions" else stage["rate"] or stage["steps_per_second"])
 
 
-# --- one stage -----------------------------------------------------------------------------------------------------
-
-
-def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
-    load = f"{stage['sessions']:,} sessions for {stage['seconds']:.1f} s after {stage['warmup_seconds']:g} s of warm-up"
-    if stage["loop"] == "closed":
-        load += "; closed loop: each session steps again when its reply is there"
-    else:
-        load += (
-            f"; open loop: {show(stage['rate'], 'rate')} steps due per second ({stage['arrivals']}). Latencies count"
-            " from when a step was due, so that a server that stalls cannot hide it"
-        )
-    body = (
-        f'<p class="muted">{escape(load)}.</p>'
-        f'<div class="charts large">{_percentiles(stage)}{_over_time(stage)}{_rate(stage)}</div>'
-        f"{_calls(stage)}{_server_time(stage)}{_replicas(stage)}{_errors(stage)}{_generators(stage)}"
-    )
-    if alone:
-        return body
-    state = " open" if unfolded else ""
-    return f'<details class="stage"{state}><summary>{escape(stage["name"])}</summary>{body}</details>'
-
-
-def _percentiles(stage: Mapping[str, Any]) -> str:
-    """Latency by percentile; each nine has the same room."""
-    series = []
-    step = stage["calls"].get("step", {})
-    if "service" in step:
-        series.append(Series("step", _curve(step["hdr"]), 0))
-        series.append(Series("from sent", _curve(step["service"]["hdr"]), 5))
-    for call, figures in stage["calls"].items():
-        if call not in ("open", "close", "renew") and not (call == "step" and series) and len(series) < COLOURS:
-            series.append(Series(call, _curve(figures["hdr"]), len(series)))
-    return line_chart(
-        "Latency by percentile",
-        series,
-        kind="seconds",
-        x_label="percentile",
-        x_ticks=[(_place(level), f"{level:g} %") for level in LEVELS],
-        logarithmic=True,
-        width=420,
-        height=240,
-    )
-
-
-def _curve(text: str) -> list[Point]:
-    histogram = Histogram.decode(text)
-    reached = 100 * (1 - 1 / max(len(histogram), 2))
-    levels = [level for level in LEVELS if level <= reached]
-    return [(_place(level), histogram.percentile(level)) for level in levels]
-
-
-def _place(level: float) -> float:
-    return -math.log10(1 - level / 100)
-
-
-def _over_time(stage: Mapping[str, Any]) -> str:
-    series = []
-    for colour, name in enumerate(("p50", "p95", "p99")):
-        points = [
-            (interval["at_seconds"], interval["calls"]["step"][f"{name}_ms"] / 1e3)
-            for interval in stage["intervals"]
-            if interval["calls"].get("step")
-        ]
-        series.append(Series(name, points, colour))
-    return line_chart(
-        "Latency of a step over time",
-        series,
-        kind="seconds",
-        x_label="seconds",
-        logarithmic=True,
-        width=420,
-        height=240,
-    )
-
-
-def _rate(stage: Mapping[str, Any]) -> str:
-    length = stage["interval_seconds"]
-    steps = [(interval["at_seconds"], interval["steps"] / length) for interval in stage["intervals"]]
-    rules = [] if stage["rate"] is None else [Rule(stage["rate"], "due")]
-    failed = [interval for interval in stage["intervals"] if interval["errors"]]
-    marks = [Mark(interval["at_seconds"], f"{interval['errors']:,} errors") for interval in failed[:20]]
-    whole = stage["seconds"] / length
-    if len(steps) > 1 and whole % 1 > 0.02:
-        steps = steps[:-1]  # cut short
-    return line_chart(
-        "Steps/s over time",
-        [Series("steps/s", steps, 2)],
-        rules=rules,
-        marks=marks,
-        kind="rate",
-        x_label="seconds",
-        width=420,
-        height=240,
-    )
-
-
-def _calls(stage: Mapping[str, Any]) -> str:
-    names = ("mean", "p50", "p90", "p99", "p99.9", "max")
-    rows = ""
-    for call, figures in stage["calls"].items():
-        lines = [(call, figures)]
-        if call == "step" and "service" in figures:
-            lines = [("step, from due", figures), ("step, from sent", figures["service"])]
-        for label, line in lines:
-            cells = "".join(f'<td class="n">{_ms(line[f"{name}_ms"])}</td>' for name in names)
-            rows += f'<tr><td>{label}</td><td class="n">{line["count"]:,}</td>{cells}</tr>'
-    head = "".join(f'<th class="n">{name}</th>' for name in names)
-    head = f'<tr><th>Call</th><th class="n">Count</th>{head}</tr>'
-    return f'<h3>Calls</h3><div class="scroll"><table>{head}{rows}</table></div>'
-
-
-def _server_time(stage: Mapping[str, Any]) -> str:
-    told = stage["server_time"]
-    if not told or not told["latency_ms"]:
-        return '<h3>Where the time goes</h3><p class="muted">The server does not tell its own time.</p>'
-    parts = [
-        ("in the environment", told["environment_ms"], 2),
-        ("elsewhere in the server", max(told["total_ms"] - told["environment_ms"], 0.0), 0),
-        ("on the way, and in this generator", max(told["latency_ms"] - told["total_ms"], 0.0), 5),
-    ]
-    whole = sum(value for _, value, _ in parts) or 1.0
-    bar = "".join(
-        f'<i style="width:{100 * value / whole:.2f}%;background:var(--c{colour})"></i>' for _, value, colour in parts
-    )
-    key = "".join(
-        f'<span><i style="background:var(--c{colour})"></i>{name} {_ms(value)}</span>' for name, value, colour in parts
-    )
-    return (
-        f'<h3>Where the time goes</h3><p class="muted">Means of {told["calls"]:,} calls of all kinds, as the server'
-        f" tells them: {_ms(told['latency_ms'])} a call, {_ms(told['overhead_ms'])} of it around the environment.</p>"
-        f'<div class="split">{bar}</div><p class="key">{key}</p>'
-    )
-
-
-def _replicas(stage: Mapping[str, Any]) -> str:
-    replicas = stage["replicas"]
-    if len(replicas) < 2:
-        return ""
-    most = max(replica["steps_per_second"] for replica in replicas) or 1.0
-    rows = "".join(
-        f"<tr><td>{escape(replica['address'])}</td>"
-        f'<td><i class="bar" style="width:{120 * replica["steps_per_second"] / most:.0f}px"></i>'
-        f"{replica['steps_per_second']:,.1f}</td>"
-        f'<td class="n">{_ms(replica["p50_ms"])}</td><td class="n">{_ms(replica["p99_ms"])}</td>'
-        f'<td class="n">{replica["errors"]:,}</td></tr>'
-        for replica in replicas
-    )
-    return (
-        '<h3>Replicas</h3><div class="scroll"><table><tr><th>Address</th><th>Steps/s</th><th class="n">p50</th>'
-        f'<th class="n">p99</th><th class="n">Errors</th></tr>{rows}</table></div>'
-    )
-
-
-def _errors(stage: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f'<tr><td>{kind.replace("_", " ")}</td><td class="n">{entry["count"]:,}</td>'
-        f"<td>{escape(', '.join(f'{count:,} {call}' for call, count in entry['calls'].items()))}</td>"
-        f"<td>{escape(entry['example'])}</td></tr>"
-        for kind, entry in stage["errors"]["classes"].items()
-    )
-    if not rows:
-        return ""
-    return (
-        '<h3>Errors</h3><p class="muted">They are in no latency.</p><div class="scroll"><table><tr><th>Class</th>'
-        f'<th class="n">Count</th><th>Calls</th><th>For example</th></tr>{rows}</table></div>'
-    )
-
-
-def _generators(stage: Mapping[str, Any]) -> str:
-    shares = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
-    late = _ms(stage["late_p99_ms"])
-    return (
-        f'<h3>The generator itself</h3><p class="muted">Its event loops were {shares} busy; timers fired at most {late}'
-        " late in 99 of 100 cases. Close to 100 %, it measures itself.</p>"
-    )
-
-
 def _how(report: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><td class="key">{escape(key.replace("_", " "))}</td><td>{escape(str(value))}</td></tr>'
@@ -373,7 +191,3 @@ def _how(report: Mapping[str, Any]) -> str:
         '<p class="muted">Intervals are those of 99 % by drawing the intervals of the stage anew. '
         f"Replicas: {escape(', '.join(report['server']['replicas']))}</p>"
     )
-
-
-def _ms(value: float | None) -> str:
-    return show(None if value is None else value / 1e3, "seconds")
