@@ -38,6 +38,7 @@ def complaint(err: str) -> str:
         pytest.param(("-e", "waits", "--policy", "expert"), "waits-v1 has no expert", marks=minutes),
         pytest.param(("-e", "frozen_lake", "--policy", "recorded:README.md"), "not a recording", marks=minutes),
         pytest.param((), "give the --environment to play", marks=minutes),
+        pytest.param(("-e", "frozen_lake", "--html", "no/such/x.html"), "no folder no/such", marks=minutes),
         pytest.param(
             ("-e", "frozen_lake", "--sessions", "2", "--processes", "3"), "a session of its own", marks=minutes
         ),

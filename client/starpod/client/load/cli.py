@@ -16,7 +16,7 @@ from rich.console import Console
 from starpod.client.catalog import access_options
 from starpod.client.console import safe_console
 from starpod.client.load.comparison import compare
-from starpod.client.load.conductor import Broken, Conductor
+from starpod.client.load.conductor import Broken, Conductor, StageResult
 from starpod.client.load.html import write_page
 from starpod.client.load.making import make_plan, make_stages
 from starpod.client.load.parameters import DURATION, MIX, POLICY, RAMP, REPORT, REQUIREMENT, THINK
@@ -25,9 +25,7 @@ from starpod.client.load.policies import write_recording
 from starpod.client.load.report import document, judge, stage_report
 from starpod.client.load.screen import Screen
 from starpod.client.load.search import Found, find_rate
-from starpod.client.load.thresholds import Requirement
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130
 
@@ -149,7 +147,7 @@ def load(context: click.Context, /, **given: Any) -> None:
     plan, server = make_plan(given)
     started = time.time()
     with Screen(console) as screen, _Run(plan, screen) as run:
-        found = _search(stages[0], given["targets"], run) if given["targets"] else None
+        found = find_rate(stages[0], given["targets"], run.play) if given["targets"] else None
         for stage in () if found else stages:
             if run.play(stage) is None:
                 break
@@ -183,10 +181,10 @@ class _Run:
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self.reports: list[dict[str, Any]] = []
+        self._last: StageResult | None = None
         self._plan = plan
         self._screen = screen
         self._conductor = Conductor(plan, screen.watch)
-        self._last: Any = None
 
     def __enter__(self) -> _Run:
         self._conductor.__enter__()
@@ -208,25 +206,20 @@ class _Run:
         try:
             self._last = self._conductor.run(stage)
         except Broken as error:
-            if self.reports:
-                self.reports[-1]["warnings"].append(f"the next stage could not begin: {error}")
-                self.reports[-1]["ended"] = self.reports[-1]["ended"] or str(error)
-                return None
-            raise click.ClickException(str(error)) from None
+            if self._last is None:
+                raise click.ClickException(str(error)) from None
+            self._last.ended = f"the next stage could not begin: {error}"
+            return None
         report = stage_report(self._last, self._plan)
         self.reports.append(report)
         self._screen.stage(report)
         return None if self._last.ended or self._last.interrupted else report
 
     def close(self) -> None:
-        """Ends the sessions and writes what that took into the last stage's report."""
+        """Ends the sessions and reports the last stage anew, with what that took."""
         if self._last is not None:
             self._conductor.close(self._last)
-            self.reports[-1] = {**self.reports[-1], **stage_report(self._last, self._plan)}
-
-
-def _search(stage: Stage, targets: Sequence[Requirement], run: _Run) -> Found:
-    return find_rate(stage, targets, run.play)
+            self.reports[-1] = stage_report(self._last, self._plan)
 
 
 def _is_final(stage: Mapping[str, Any], found: Found) -> bool:

@@ -29,6 +29,9 @@ def make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
         raise click.UsageError("--think is for closed loops, --rate and --find-rate make an open one: leave one out")
     if given["ramp"] and given["targets"]:
         raise click.UsageError("--ramp and --find-rate both say which rates to try: leave one out")
+    for name in ("json_file", "html_file", "record"):
+        if given[name] and not Path(given[name]).parent.is_dir():
+            raise click.UsageError(f"{given[name]} cannot be written: there is no folder {Path(given[name]).parent}")
     kind, recording = given["policy"]
     if given["actions"] and kind == "recorded":
         raise click.UsageError("a recording has its own actions: leave --action out")
