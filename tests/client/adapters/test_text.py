@@ -73,6 +73,8 @@ def test_converse() -> None:
     user = {"role": "user", "content": "Play."}
     assert converse([user], "Now.") == [{"role": "user", "content": "Play.\n\nNow."}]
     assert converse([{**user, "content": ""}], "Now.") == [{"role": "user", "content": "Now."}]
+    blocks = [{"type": "text", "text": "Play."}]
+    assert converse([{**user, "content": blocks}], "Now.")[0]["content"] == [*blocks, {"type": "text", "text": "Now."}]
     system = {"role": "system", "content": "Be brief."}
     assert converse([system], "Now.") == [system, {"role": "user", "content": "Now."}]
     assert user["content"] == "Play.", "the data set's own message is left as it is"

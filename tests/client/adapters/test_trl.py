@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import pickle
@@ -112,6 +113,17 @@ def test_an_environment_is_used_again(walk: Setting) -> None:
     assert fleet.run(environment.act("Left || stop")).endswith("The episode is over.")
     assert fleet.run(environment.act("Left")) == "The episode is over."
     assert environment.get_reward() == 1.0
+
+
+async def test_what_a_model_may_call_is_no_failure(walk: Setting) -> None:
+    environment = EnvironmentFactory(walk)()
+    environment.reset(seed=1)
+    odd: list[Any] = [5, None, ["report"], {"a": 1}, "\ud800", "||", ""]
+    for action in odd:
+        assert (await environment.act(action)).startswith("Your reply held no valid action.")
+    ends = await asyncio.gather(*(environment.act(action) for action in ("stop", "Left", "stop")))
+    assert [text == "The episode is over." for text in ends] == [False, True, True]
+    assert environment.failure is None and environment.get_reward() == 1.0
 
 
 def test_the_factory_travels_to_other_processes(walk: Setting) -> None:

@@ -180,7 +180,10 @@ def converse(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str,
     copies = [dict(message) for message in messages]
     if copies and copies[-1]["role"] == "user":
         content = copies[-1]["content"]
-        copies[-1]["content"] = f"{content}\n\n{text}" if content else text
+        if isinstance(content, str):
+            copies[-1]["content"] = f"{content}\n\n{text}" if content else text
+        else:  # content blocks
+            copies[-1]["content"] = [*content, {"type": "text", "text": text}]
         return copies
     return [*copies, {"role": "user", "content": text}]
 

@@ -40,6 +40,8 @@ class StarpodEnvironment:
         self._setting = setting
         self.episode: Episode | None = None
         self.failure: Exception | None = None
+        # TRL runs the calls of one message side by side, and the first may end the episode.
+        self._turn = asyncio.Lock()
 
     def reset(self, **row: Any) -> str:
         """Opens the episode of a row of the data set: instructions and first observation, for the end of its prompt."""
@@ -61,17 +63,19 @@ class StarpodEnvironment:
             What you see after it.
         """
         assert self.episode is not None, "TRL resets an environment before it calls a tool"
-        if self.failure is not None:
-            raise self.failure
-        if self.episode.done:
-            return "The episode is over."
-        try:
-            shown = await self._setting.play(self.episode, action)
-        except Exception as error:
-            # TRL shows it to the model as the tool's result and goes on: get_reward remembers it.
-            self.failure = error
-            raise
-        return f"{shown}\nThe episode is over." if self.episode.done else shown
+        async with self._turn:
+            if self.failure is not None:
+                raise self.failure
+            if self.episode.done:
+                return "The episode is over."
+            try:
+                # What a model writes as an argument need not be of the type that was asked for.
+                shown = await self._setting.play(self.episode, action if isinstance(action, str) else str(action))
+            except Exception as error:
+                # TRL shows it to the model as the tool's result and goes on: get_reward remembers it.
+                self.failure = error
+                raise
+            return f"{shown}\nThe episode is over." if self.episode.done else shown
 
     def get_reward(self) -> float | None:
         """The rewards of all turns together; None if the episode failed."""
