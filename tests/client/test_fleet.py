@@ -152,6 +152,51 @@ async def test_calls_on_one_session_run_in_the_order_in_which_they_were_made(ser
         assert [copy.observation.text for copy in copies] == [frame, frame]
 
 
+async def test_step_many_waits_for_a_session_in_use_and_sends_all_the_others(server: FakeServer) -> None:
+    server.delay = lambda kind: 0.05
+    async with Fleet(server.address) as fleet:
+        sessions = [session for _ in range(5) for session in await fleet.open("walk-v1", seed=3)]
+        turn = asyncio.ensure_future(sessions[2].step("left"))
+        await asyncio.sleep(0.01)
+        transitions = await fleet.step_many(sessions, ["right"] * 5)
+        await turn
+        alone, after = await undisturbed(3, ["right"]), await undisturbed(3, ["left", "right"])
+        assert [seen(each) for each in transitions] == [*alone * 2, after[1], *alone * 2]
+
+
+async def test_reset_many(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3, count=4)
+        await fleet.step_many(sessions[:3], ["left"] * 3)
+        turn = asyncio.ensure_future(sessions[3].step("left"))
+        await asyncio.sleep(0)
+        observations = await fleet.reset_many(sessions, [5, 6, 7, 8])
+        assert (await turn).observation.text != observations[3].text
+        assert [observation.text for observation in observations] == ["at 5", "at 6", "at 7", "at 8"]
+        assert [session.seed for session in sessions] == [5, 6, 7, 8]
+        assert len(await fleet.reset_many(sessions)) == 4
+        with pytest.raises(BadArgument, match="did you mean length"):
+            await fleet.reset_many(sessions, options={"lenght": 3})
+        await fleet.step_many(sessions, ["left"] * 4)  # the refused reset left the episodes as they were
+        with pytest.raises(ValueError, match="4 sessions and 1 seeds"):
+            await fleet.reset_many(sessions, [5])
+
+
+async def test_resets_of_a_lost_server_are_made_on_another() -> None:
+    one, two = FakeServer(), FakeServer()
+    async with two:
+        await one.start()
+        async with Fleet([one.address, two.address], grace=0.05) as fleet:
+            sessions = [session for seed in range(8) for session in await fleet.open("walk-v1", seed=seed)]
+            await fleet.step_many(sessions, ["left"] * 8)
+            await one.stop()
+            observations = await fleet.reset_many(sessions, list(range(10, 18)))
+            assert [observation.text for observation in observations] == [f"at {seed}" for seed in range(10, 18)]
+            assert {session.address for session in sessions} == {two.address}
+            played = await asyncio.gather(*(play(session, TURNS) for session in sessions))
+            assert played == [await undisturbed(seed) for seed in range(10, 18)]
+
+
 async def test_state_keys_are_shown_to_those_who_want_them(server: FakeServer) -> None:
     async with Fleet(server.address) as fleet:
         (without,) = await fleet.open("walk-v1", seed=3)
