@@ -17,8 +17,8 @@ from tests.hostile.messages import Fields, messages
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods}
 UNARY = sorted(set(METHODS) - {"Stream"})
 ENVIRONMENTS = ("walk-v1", "anything-v1", "searched-v1", "frozen_lake-v1", "countdown-v1", "sudoku-v1", "bandit-v1")
-few = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-many = settings(few, max_examples=500)
+few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(few, max_examples=400)
 
 
 @pytest.fixture(scope="module")

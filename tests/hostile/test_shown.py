@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.client.console import safe_console
+from starpod.client.main import main
 from starpod.client.terminal import visible
 from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.episode_files import write_episodes
@@ -24,7 +25,6 @@ from starpod.trainer.monitor.report import write_report
 from tests.env_server.webshop.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures
 from tests.hostile.conftest import VILLAIN, Target
 from tests.hostile.villain import HARM
-from tests.support import ROOT
 from tests.trainer.monitor.synthetic import write_run
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -32,13 +32,18 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def starpod(*arguments: str, typed: str = "", status: int = 0) -> str:
-    command = [sys.executable, "-m", "starpod.client.main", *arguments]
-    result = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True, timeout=60)
-    assert result.returncode == status, result.stderr
-    for stream in (result.stdout, result.stderr):
+    """What the command writes on both its streams, neither of them a terminal: any escape is somebody else's."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "stdin", io.StringIO(typed))
+        patch.setattr(sys, "argv", list(sys.argv))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    assert ended.value.code == status, err.getvalue()
+    for stream in (out.getvalue(), err.getvalue()):
         assert not OBEYED.search(stream), repr(OBEYED.search(stream))
         assert "Traceback" not in stream
-    return result.stdout + result.stderr
+    return out.getvalue() + err.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +143,7 @@ ACTIVE = ("script", "iframe", "base", "object", "embed", "form", "style", "link"
 """Tags of which a page has its own number and no more."""
 
 
+@pytest.mark.minutes
 def test_what_a_report_shows_of_a_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path, steps=3)
     file = folder.episode_files()[-1]

@@ -315,6 +315,7 @@ def secure_channel(server: EnvironmentServer, authority: trustme.CA) -> grpc.aio
     return grpc.aio.secure_channel(server.address, grpc.ssl_channel_credentials(authority.cert_pem.bytes()))
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2])
 async def test_old_versions_of_tls(tls_server: tuple[EnvironmentServer, trustme.CA], version: ssl.TLSVersion) -> None:
     server, authority = tls_server

@@ -143,7 +143,7 @@ class Villain(Environment):
         return "gone"
 
     def memory_bomb(self) -> str:
-        hoard = [bytearray(256 * 2**20) for _ in range(1000)]
+        hoard = [bytearray(2**30) for _ in range(100)]
         return f"{len(hoard)} pieces"
 
     def thread_bomb(self) -> str:
