@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from starpod.v1 import environment_pb2 as pb
 Turn = Sequence[str] | Sequence[pb.Action]
 
 FORMAT = "starpod-load-recording"
-_AHEAD = 4096
+_AHEAD = 1 << 16
 
 
 class Policy(Protocol):
@@ -29,12 +30,20 @@ class Policy(Protocol):
     def next(self, observation: pb.Observation | None) -> Turn | None: ...
 
 
-class Listed:
-    """Any of the given actions. Drawn ahead: a draw per step would cost as much as the rest of the generator."""
+@functools.lru_cache(1)
+def _drawn(actions: tuple[str, ...], seed: int) -> list[tuple[str]]:
+    """Turns of one random action each, drawn ahead and shared: a draw per step would cost as much as all the rest."""
+    return [(action,) for action in random.Random(seed).choices(actions, k=_AHEAD)]
 
-    def __init__(self, actions: Sequence[str], rng: random.Random) -> None:
-        self._turns = [(action,) for action in rng.choices(actions, k=_AHEAD)]
-        self._place = 0
+
+class Listed:
+    """Any of the given actions; each agent reads the same long list from a place of its own."""
+
+    __slots__ = ("_place", "_turns")
+
+    def __init__(self, turns: Sequence[tuple[str]], rng: random.Random) -> None:
+        self._turns = turns
+        self._place = rng.randrange(_AHEAD)
 
     def begin(self) -> tuple[None, None]:
         return None, None
@@ -100,7 +109,7 @@ def make_policy(turns: Turns, place: int, seed: int) -> Policy:
     rng = random.Random(f"{seed}/{place}")
     if turns.kind == "recorded":
         return Recorded(turns.episodes, place % len(turns.episodes))
-    policy = Listed(turns.actions, rng) if turns.actions else Valid(rng)
+    policy = Listed(_drawn(turns.actions, seed), rng) if turns.actions else Valid(rng)
     return Expert(policy) if turns.kind == "expert" else policy
 
 
