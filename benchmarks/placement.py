@@ -1,6 +1,6 @@
 """What a fleet of many servers costs its client, and how evenly it is filled. No network: see simulated.py.
 
-    python -m benchmarks.placement [--servers 1000] [--sessions 100000] [--group 16] [--clients 8]
+    python -m benchmarks.placement [--servers 10 100 1000] [--sessions 100000] [--group 16] [--clients 8] [--candidates 4]
 
 A headless service stands for all servers. One client finds them, opens the sessions in groups, loses a tenth of the
 servers, brings back what they held, and finds as many new ones. Then several clients fill the servers at once, each
@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.report import machine
 from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, Server, balance
-from starpod.client import Fleet, Session
+from starpod.client import Fleet, Session, placement
 from tests.support import ROOT
 
 AT_ONCE = 64
@@ -193,7 +193,8 @@ async def measure(result: Result) -> Result:
     return result
 
 
-def run(servers: int, sessions: int, group: int, clients: int) -> Result:
+def run(servers: int, sessions: int, group: int, clients: int, candidates: int) -> Result:
+    placement.CANDIDATES = candidates
     return asyncio.run(measure(Result(servers, sessions, group, clients)))
 
 
@@ -238,16 +239,21 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument(
+        "--candidates",
+        type=int,
+        default=placement.CANDIDATES,
+        help="servers that a placement looks at; a large number: all",
+    )
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks" / "placement.json")
     parser.add_argument("--plot", type=Path, default=PLOT)
     arguments = parser.parse_args()
     results = []
     for servers in arguments.servers:
+        task = (servers, arguments.sessions, arguments.group, arguments.clients, arguments.candidates)
         # A process each: memory that another run has left free would not be counted.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            results.append(
-                process.submit(run, servers, arguments.sessions, arguments.group, arguments.clients).result()
-            )
+            results.append(process.submit(run, *task).result())
     show(results)
     document = {
         "command": " ".join(["python -m benchmarks.placement", *sys.argv[1:]]),
