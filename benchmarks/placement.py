@@ -1,6 +1,6 @@
 """What a fleet of many servers costs its client, and how evenly it is filled. No network: see simulated.py.
 
-    python -m benchmarks.placement [--servers 10 100 1000] [--sessions 100000] [--group 16] [--clients 8] [--candidates 4]
+    python -m benchmarks.placement [--servers 10 100 1000] [--sessions 100000] [--clients 8] [--candidates 4]
 
 A headless service stands for all servers. One client finds them, opens the sessions in groups, loses a tenth of the
 servers, brings back what they held, and finds as many new ones. Then several clients fill the servers at once, each
