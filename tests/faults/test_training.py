@@ -18,9 +18,9 @@ from tests.faults.training import ITERATIONS, SMALL, learnt, lines, train
 from tests.support import ServerProcess, start_server
 
 SEED = int(os.environ.get("STARPOD_FAULT_SEED", "1"))
-EVERY = 0.3
+EVERY = 0.25
 """Seconds between faults, and about as long as most of them last."""
-DISTANCE = 0.08
+DISTANCE = 0.1
 """Seconds that bytes take in each direction all the time: turns that are done at once leave nothing to disturb."""
 
 
@@ -126,8 +126,12 @@ def test_training_through_a_storm_learns_the_same(undisturbed_run: Path, tmp_pat
     print(f"{sum(storm.fired.values())} faults: {storm.fired}")
     metrics = lines(tmp_path / "disturbed" / "metrics.jsonl")
     count = TALLY.setdefault("training through all of it", Count())
-    count.episodes += int(sum(record["metrics"]["collect/episodes"] for record in metrics))
+    for values in (record["metrics"] for record in metrics):
+        count.episodes += int(values["collect/episodes"])
+        count.turns += round(values["collect/episodes"] * values["collect/turns_mean"])
     count.recoveries += int(metrics[-1]["metrics"]["collect/recoveries"])
     assert learnt(tmp_path / "disturbed") == learnt(undisturbed_run)
     assert all(record["metrics"]["collect/failed"] == 0 for record in metrics)
-    assert metrics[-1]["metrics"]["collect/recoveries"] > 0
+    # It was a storm: every kind of fault came, and connections had to be made again and again.
+    assert len(storm.fired) == 8
+    assert sum(proxy.counts["accepted"] for proxy in proxies) >= len(proxies) + 8
