@@ -274,6 +274,7 @@ def test_sessions_in_processes_of_their_own_are_the_same_episodes(fleet: SyncFle
         fleet.open("alone-v1", options={"highest": 0})
 
 
+@pytest.mark.minutes
 def test_every_worker_hosts_what_was_asked_for() -> None:
     """And mixed with environments by name. A snapshot of one worker goes on in the other."""
     words = ("--gymnasium", "CliffWalking-v1", "--gymnasium", "Blackjack-v1?sab=false", "bandit", "--workers", "2")

@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any, Literal
 
 import pytest
 
 from starpod.env_server.hosting.wanted import HostingError, Wanted, check_arguments, options_model
+from starpod.env_server.registry import Registry, RegistryError
+
+
+@pytest.mark.parametrize(
+    ("family", "package", "hint"),
+    [
+        ("gymnasium", "gymnasium", "--gymnasium needs the package gymnasium: pip install 'starpod[gymnasium]'"),
+        ("openenv", "openenv", "--openenv needs the package openenv: pip install openenv-core"),
+        ("skyrl_gym", "skyrl_gym", "--skyrl-gym needs the package skyrl_gym: pip install skyrl-gym"),
+    ],
+)
+def test_a_missing_package_is_one_line(family: str, package: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("starpod.env_server.hosting.", f"{package}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RegistryError) as caught:
+        Registry().add_hosted(family, "X-v0")
+    assert str(caught.value) == hint
+
+
+def test_an_id_is_hosted_once() -> None:
+    registry = Registry()
+    assert registry.add_hosted("gymnasium", "CliffWalking-v1") == "gymnasium-cliff-walking-v1"
+    assert registry.add_hosted("gymnasium", "CliffWalking-v1#id=other-v1") == "other-v1"
+    with pytest.raises(RegistryError, match="is hosted already; give this one another id: #id=name-vN"):
+        registry.add_hosted("gymnasium", "CliffWalking-v1")
+    with pytest.raises(RegistryError, match="not of the form name-vN"):
+        registry.add_hosted("gymnasium", "CliffWalking-v1#id=Other")
 
 
 def test_arguments_are_json_or_text_and_settings_are_text() -> None:
