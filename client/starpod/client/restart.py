@@ -13,9 +13,9 @@ from starpod.client.recovery import overrides
 from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:
-    from starpod.client.mending import Mender, Trouble
+    from starpod.client.mending import Mender
     from starpod.client.observation import Want
-    from starpod.client.session import Session
+    from starpod.client.session import Session, Trouble
 
 
 class Restart:

@@ -110,7 +110,7 @@ class Transitions:
         if any(ends):
             over = [row for row, end in enumerate(ends) if end]
             columns.ended_rows.extend(over)
-            columns.end_reasons.extend([ends[row].value for row in over])  # type: ignore[misc]
+            columns.end_reasons.extend([ends[row].value for row in over])
             columns.end_successes.extend([_SUCCESSES[successes[row]] for row in over])
 
 
