@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf import struct_pb2
-
 from starpod.client.errors import StarpodError, Unreachable
 from starpod.client.load.failures import error_class
 from starpod.client.load.link import Link, Player, clock
 from starpod.client.load.log import Log
 from starpod.client.load.plan import Plan
 from starpod.client.load.policies import make_policy, write_turn
+from starpod.client.load.requests import Requests
 from starpod.v1 import environment_pb2 as pb
 
 GIVE_UP_SECONDS = 3.0
@@ -55,12 +54,7 @@ class Crew:
         self._free = free
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(f"{plan.seed}/{process}/mix")
-        shown = plan.wire != "openenv" and plan.turns.kind != "recorded"
-        self._want = pb.Want(
-            valid_actions=shown and not plan.turns.actions, expert_action=shown and plan.turns.kind == "expert"
-        )
-        self._sees = bool(self._want.ListFields())
-        self._options = _struct(plan)
+        self._requests = Requests(plan)
         self._episodes = 0
         self._lease = 0.0
         self._missing: set[Player] = set()
@@ -74,7 +68,7 @@ class Crew:
         """Starts the connections; they come back by themselves."""
         for number, place in enumerate(self._plan.places):
             kind = _link_type(self._plan)
-            self.links.append(kind(number, place, self._plan, self, sees=self._sees))
+            self.links.append(kind(number, place, self._plan, self, sees=self._requests.sees))
             self.links[-1].start()
 
     def connected(self, link: Link) -> None:
@@ -128,21 +122,10 @@ class Crew:
         player.link = link
         player.episodes = 0
         seed, dynamics_seed = self._seeds(player)
-        request: Any = {"seed": seed}
-        if self._plan.wire != "openenv":
-            request = pb.OpenRequest(
-                environment_id=self._plan.environment_id,
-                version=self._plan.version,
-                options=self._options,
-                seed=seed,
-                dynamics_seed=dynamics_seed,
-                want=self._want if self._sees else None,
-            )
-        self.issue(player, "open", request)
+        self.issue(player, "open", self._requests.open(seed, dynamics_seed))
 
     def close(self, player: Player) -> None:
-        request = None if self._plan.wire == "openenv" else pb.CloseRequest(session_ids=[player.session_id])
-        self.issue(player, "close", request)
+        self.issue(player, "close", self._requests.close(player.session_id))
 
     async def renew_leases(self) -> None:
         """Sessions that rest for long must not be reaped. Goes on without end."""
@@ -243,7 +226,7 @@ class Crew:
                 self._begin_episode(player, response.session if response else None)
             case "fork":
                 copies = [session.session_id for session in response.sessions]
-                self.issue(player, "close", pb.CloseRequest(session_ids=copies))
+                self.issue(player, "close", self._requests.close(*copies))
                 return
             case "close" if player.request is None or player.session_id in player.request.session_ids:
                 self._leave(player)
@@ -274,7 +257,7 @@ class Crew:
         if call == "step" and player.played:
             player.played.pop()
         if player.session_id and kind not in ("lost_session", "transport"):
-            self._call_aside(link, "close", pb.CloseRequest(session_ids=[player.session_id]))
+            self._call_aside(link, "close", self._requests.close(player.session_id))
         self._leave(player)
         wait = player.backoff.wait(error.retry_after)
         if player in self._missing:
@@ -310,20 +293,9 @@ class Crew:
         draw = self._rng.random()
         for call, share in self._plan.mix.items():
             draw -= share
-            if draw >= 0:
-                continue
-            request: Any
-            match call:
-                case "render":
-                    request = pb.RenderRequest(session_id=player.session_id)
-                case "fork":
-                    request = pb.ForkRequest(session_id=player.session_id, epoch=player.epoch, step_index=player.index)
-                case "snapshot":
-                    request = pb.SnapshotRequest(session_id=player.session_id)
-                case _:
-                    request = pb.RenewRequest(session_ids=[player.session_id])
-            self.issue(player, call, request)
-            return True
+            if draw < 0:
+                self.issue(player, call, self._requests.extra(call, player))
+                return True
         return False
 
     # --- episodes --------------------------------------------------------------------------------------------------
@@ -335,12 +307,7 @@ class Crew:
             self.close(player)
             return
         seed, dynamics_seed = self._seeds(player)
-        request: Any = {"seed": seed}
-        if self._plan.wire != "openenv":
-            request = pb.ResetRequest(
-                session_id=player.session_id, epoch=player.epoch, seed=seed, dynamics_seed=dynamics_seed
-            )
-        self.issue(player, "reset", request)
+        self.issue(player, "reset", self._requests.reset(player, seed, dynamics_seed))
 
     def _seeds(self, player: Player) -> tuple[int, int | None]:
         seed, dynamics_seed = player.policy.begin()
@@ -354,7 +321,7 @@ class Crew:
         seeds: dict[str, Any] = {}
         if session is not None:
             player.session_id, player.epoch, player.index = session.session_id, session.epoch, session.step_index
-            player.observation = session.observation if self._sees else None
+            player.observation = session.observation if self._requests.sees else None
             seeds = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
         if self._plan.record and len(self.recorded) < MAX_RECORDED:
             player.played = []
@@ -369,11 +336,3 @@ def _link_type(plan: Plan) -> type[Link]:
     from starpod.client.load.grpc_link import StreamLink, UnaryLink
 
     return StreamLink if plan.wire == "stream" else UnaryLink
-
-
-def _struct(plan: Plan) -> struct_pb2.Struct | None:
-    if not plan.options:
-        return None
-    struct = struct_pb2.Struct()
-    struct.update(dict(plan.options))
-    return struct
