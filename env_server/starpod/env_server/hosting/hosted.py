@@ -248,7 +248,8 @@ def publish(
         snapshot=facts.deterministic,
     )
     if alone:
-        process_host.preloaded += [base.__module__, module]
+        needed = (base.__module__, module)
+        process_host.preloaded += [name for name in needed if name not in process_host.preloaded]
     reference = (base.__module__, "host", wanted.text, json.dumps(asdict(facts)))
     members |= {"spec": spec, "reference": reference, "copies": facts.copies, "__module__": base.__module__}
     return type(base.__name__, (base,), members)
