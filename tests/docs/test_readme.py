@@ -1,0 +1,180 @@
+"""A new user follows README.md from top to bottom: every block runs as it is written there.
+
+Python blocks are run, or saved where the line above them says so. `starpod serve` starts a server; what comes after it
+with the usual address is meant for it. What takes minutes or needs what a test has not is checked in its place below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from starpod.client.main import main
+from starpod.trainer.config import load_config
+from tests.docs.pages import ADDRESS, blocks, inline, words
+from tests.e2e.test_train import SMALL
+from tests.support import ROOT, ServerProcess, start_server
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = blocks(README)
+SHELL = [command for block in BLOCKS if block.is_shell for command in block.commands]
+SERVE = [command for command in SHELL if command.startswith("starpod serve")]
+TRAIN = [*(command for command in SHELL if command.startswith("starpod train"))]
+NEEDS = {"docker compose": "needs Docker"}
+"""Commands that no ordinary machine runs, and what the block says about them to the reader."""
+
+
+@dataclass
+class Reader:
+    """Someone who follows the page: a folder with what was saved, and the server that was started last."""
+
+    folder: Path
+    shared: ServerProcess
+    servers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    address: str = ""
+
+    def serve(self, command: str) -> None:
+        arguments = [str(self.folder / word) if word.endswith(".py") else word for word in words(command)[2:]]
+        self.servers.close()
+        server = self.servers.enter_context(start_server(*arguments)) if arguments else self.shared
+        self.address = server.address
+
+    def starpod(self, command: str, *more: str) -> str:
+        """Runs a command in this process, in the reader's folder. Returns what it wrote."""
+        assert ADDRESS not in command or self.address, f"no server has been started for {command!r}"
+        arguments = words(command.replace(ADDRESS, self.address))[1:]
+        written, typed, called = io.StringIO(), sys.stdin, list(sys.argv)
+        sys.stdin = io.StringIO("hint\nquit\n")
+        try:
+            with (
+                contextlib.redirect_stdout(written),
+                contextlib.redirect_stderr(written),
+                contextlib.chdir(self.folder),
+                pytest.raises(SystemExit) as exit_,
+            ):
+                main([*arguments, *more])
+        finally:
+            sys.stdin, sys.argv[:] = typed, called
+        assert not exit_.value.code, f"{command}\n{written.getvalue()}"
+        return written.getvalue()
+
+    def python(self, text: str, before: str) -> None:
+        if saved := re.search(r"[Ss]ave this as `([\w.]+)`", before):
+            (self.folder / saved[1]).write_text(text)
+            return
+        program = text.replace(ADDRESS, self.address)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout, "an example that shows nothing"
+
+
+@pytest.fixture
+def reader(server: ServerProcess, tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path, server)
+    with reader.servers:
+        yield reader
+
+
+def makes(command: str) -> None:
+    subprocess.run([*words(command), "--dry-run"], cwd=ROOT, capture_output=True, check=True)
+
+
+def installs(command: str) -> None:
+    (wanted,) = [word for word in words(command) if word.startswith(".[")]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(wanted[2:-1].split(",")) <= set(extras)
+
+
+def composes(command: str) -> None:
+    """`docker compose up [--scale SERVICE=N]`, over files that have these services."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert re.fullmatch(r"docker compose up( --scale \w+=\d+)*", command), "teach this test what else compose is told"
+    for service in re.findall(r"--scale (\w+)=", command):
+        assert "profiles" not in services[service]
+    assert "trainer" in services
+
+
+def trains(command: str) -> None:
+    """The configuration and what is changed in it are sound."""
+    bare = re.sub(r" --run-dir \S+| --list", "", command)
+    name, *changes = [*words(bare)[2:], "frozen_lake"][: max(1, len(words(bare)) - 2)]
+    load_config(name, changes)
+
+
+LATER = re.compile(r"starpod (eval|watch|export) ")
+"""Needs a trained policy: test_a_policy_is_trained_played_watched_and_exported."""
+
+ELSEWHERE: dict[str, Callable[[str], None]] = {
+    "make ": makes,
+    "pip install ": installs,
+    "docker compose ": composes,
+    "starpod train ": trains,
+}
+
+
+def test_the_page_from_top_to_bottom(reader: Reader) -> None:
+    assert len(BLOCKS) > 5
+    for block in BLOCKS:
+        if block.language == "python":
+            reader.python(block.text, block.before)
+            continue
+        assert block.is_shell, f"no test runs a block of {block.language}: {block.text}"
+        for command in block.commands:
+            if check := next((check for start, check in ELSEWHERE.items() if command.startswith(start)), None):
+                check(command)
+            elif command.startswith("starpod serve"):
+                reader.serve(command)
+            elif not LATER.match(command):
+                assert command.startswith("starpod "), f"no test runs {command!r}"
+                reader.starpod(command)
+
+
+@pytest.mark.parametrize("command", sorted(NEEDS))
+def test_what_cannot_be_run_everywhere_says_so(command: str) -> None:
+    (text,) = [block.text for block in BLOCKS if command in block.text]
+    first = next(line for line in text.splitlines() if line.startswith(command))
+    assert NEEDS[command] in first
+
+
+def test_commands_in_the_prose() -> None:
+    """What is between backticks in a sentence: jobs are known, servers take these arguments."""
+    commands = [code for code in inline(README) if code.startswith(("starpod train ", "make "))]
+    assert len(commands) > 2
+    for command in commands:
+        (trains if command.startswith("starpod") else makes)(command)
+    for changes in (code for code in inline(README) if re.match(r"algorithm=\w", code)):
+        load_config("echo_trap", changes.split())
+
+
+def test_python_blocks_have_types(tmp_path: Path) -> None:
+    files = []
+    for number, block in enumerate(block for block in BLOCKS if block.language == "python"):
+        files.append(tmp_path / f"readme_{number}.py")
+        files[-1].write_text(block.text)
+    done = subprocess.run([sys.executable, "-m", "mypy", *map(str, files)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.minutes
+def test_a_policy_is_trained_played_watched_and_exported(reader: Reader) -> None:
+    """The block under "Train", with a run of an iteration."""
+    (block,) = [block for block in BLOCKS if "starpod export" in block.text]
+    reader.address = reader.shared.address
+    small = (*SMALL[1:], "stop.iterations=1")
+    for command in block.commands:
+        if command.startswith("starpod train ") and "--list" not in command:
+            changes = [word for word in small if word.partition("=")[0] not in command]
+            reader.starpod(command, *changes)
+        else:
+            reader.starpod(command, *(["--episodes", "8"] if " eval " in command else []))
+    assert list(reader.folder.glob("*-model/*.safetensors"))
