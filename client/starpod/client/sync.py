@@ -126,7 +126,7 @@ class SyncFleet:
 
     def _stop(self) -> None:
         async def settle() -> None:
-            # gRPC has tasks of its own that end just after their call: asyncio complains of those that it finds at work.
+            # gRPC has tasks of its own that end just after their call: asyncio complains of those that it finds.
             left = asyncio.all_tasks() - {asyncio.current_task()}
             for task in left:
                 task.cancel()

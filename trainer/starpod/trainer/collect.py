@@ -46,7 +46,7 @@ class EnvironmentConfig(Section):
     timeout: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds after which a call without a reply is asked again, and a server that says nothing given up.",
+        description="Seconds after which a call without a reply is asked again, and a silent server is given up.",
     )
     patience: float = Field(
         default=300.0, gt=0, description="Seconds that one call may take with all that befalls its servers."
