@@ -272,11 +272,10 @@ class Fleet:
             session._sink = gather
             session._slot = slot
             ready.append(session)
+        if not return_exceptions:
+            return await gather.all()
         await gather.future
-        results = gather.results
-        if gather.failed and not return_exceptions:
-            raise next(result for result in results if isinstance(result, BaseException))
-        return results
+        return gather.results
 
     async def reset(
         self,
@@ -288,7 +287,6 @@ class Fleet:
         limits: Limits | None,
     ) -> Observation:
         """See Session.reset."""
-
         if session._busy:
             await session._free()
         future: asyncio.Future[Observation] = self.loop.create_future()
@@ -319,10 +317,7 @@ class Fleet:
             if session._busy:
                 await session._free()
             self._restart(session, seed, None, options, None, None, gather, slot)
-        await gather.future
-        if gather.failed:
-            raise next(result for result in gather.results if isinstance(result, BaseException))
-        return gather.results
+        return await gather.all()
 
     def _restart(
         self,

@@ -44,7 +44,7 @@ SPLIT_ROWS = 128
 HOLD_SECONDS = 0.01
 DESCRIBE_SECONDS = 5.0
 
-_METHODS = {
+METHODS = {
     "open": "Open",
     "reset": "Reset",
     "step": "Step",
@@ -435,7 +435,7 @@ class Replica:
         call_id, self._next_id = self._next_id, self._next_id + 1
         self._pending[call_id] = entry
         kind, message = entry._encode()
-        method = getattr(self._stub, _METHODS[kind])
+        method = getattr(self._stub, METHODS[kind])
         try:
             response = await method(message, timeout=self._timeout, metadata=self._transport.metadata())
         except grpc.aio.AioRpcError as rpc_error:

@@ -10,12 +10,12 @@ from starpod.client.log import History, Opened, Restarted, digest_observation
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Limits
 from starpod.client.recovery import overrides
+from starpod.client.session import Session, Trouble, hand_error, hand_over
 from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:
     from starpod.client.mending import Mender
     from starpod.client.observation import Want
-    from starpod.client.session import Session, Trouble
 
 
 class Restart:
@@ -77,11 +77,7 @@ class Restart:
     def finish(self) -> None:
         """The episode has begun: hands its first observation to whoever waits."""
         session = self._session
-        if self._slot < 0:
-            if not self._sink.done():
-                self._sink.set_result(session._last)
-        else:
-            self._sink.put(self._slot, session._last)
+        hand_over(self._sink, self._slot, session._last)
         session._release()
 
     def _refuse(self, error: StarpodError) -> None:
@@ -92,12 +88,7 @@ class Restart:
         session = self._session
         if isinstance(error, BadArgument):
             error = explain_options(error, _spec_of(session), self._options)
-        if self._slot < 0:
-            if not self._sink.done():
-                self._sink.set_exception(error)
-        else:
-            self._sink.failed = True
-            self._sink.put(self._slot, error)
+        hand_error(self._sink, self._slot, error)
         session._release()
 
 

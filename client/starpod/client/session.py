@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Gather:
-    """Collects the transitions of one `step_many` call: one future for all of them."""
+    """Collects the results of one `step_many` or `reset_many`: one future for all of them."""
 
     __slots__ = ("failed", "future", "missing", "results")
 
@@ -41,6 +41,13 @@ class Gather:
         self.missing = count
         self.failed = False
         self.future = future
+
+    async def all(self) -> list[Any]:
+        """Every result. Raises the first error, once all are in."""
+        await self.future
+        if self.failed:
+            raise next(result for result in self.results if isinstance(result, BaseException))
+        return self.results
 
     def put(self, slot: int, result: Any) -> None:
         self.results[slot] = result
@@ -51,6 +58,23 @@ class Gather:
         self.missing -= done
         if not self.missing and not self.future.done():
             self.future.set_result(None)
+
+
+def hand_over(sink: Any, slot: int, result: Any) -> None:
+    """Gives a result to whoever waits for it: a future (slot -1) or a Gather."""
+    if slot >= 0:
+        sink.put(slot, result)
+    elif not sink.done():
+        sink.set_result(result)
+
+
+def hand_error(sink: Any, slot: int, error: BaseException) -> None:
+    """The same for an error."""
+    if slot >= 0:
+        sink.failed = True
+        sink.put(slot, error)
+    elif not sink.done():
+        sink.set_exception(error)
 
 
 class Trouble:
@@ -264,12 +288,7 @@ class Session:
             history.turns.append(self._turn)
             history.keys.append(key)
             history.digests.append(digest)
-        slot = self._slot
-        if slot < 0:
-            if not self._sink.done():
-                self._sink.set_result(transition)
-        else:
-            self._sink.put(slot, transition)
+        hand_over(self._sink, self._slot, transition)
         if self._waiting is None:
             self._busy = False
         else:
@@ -303,12 +322,7 @@ class Session:
 
     def _fail(self, error: BaseException) -> None:
         """The turn in flight failed for good: its place in the episode stays free."""
-        if self._slot < 0:
-            if not self._sink.done():
-                self._sink.set_exception(error)
-        else:
-            self._sink.failed = True
-            self._sink.put(self._slot, error)
+        hand_error(self._sink, self._slot, error)
         self._release()
 
     # --- one call at a time ----------------------------------------------------------------------------------------

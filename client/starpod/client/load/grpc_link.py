@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 
 from starpod.client.errors import DeadlineExceeded, StarpodError, Unreachable, from_rpc, from_status
 from starpod.client.load.link import Link, Player, clock
+from starpod.client.replica import METHODS
 from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
@@ -59,17 +60,6 @@ class GrpcLink(Link):
 class UnaryLink(GrpcLink):
     """A call of its own for each."""
 
-    _METHODS: ClassVar = {
-        "open": "Open",
-        "reset": "Reset",
-        "step": "Step",
-        "render": "Render",
-        "fork": "Fork",
-        "snapshot": "Snapshot",
-        "renew": "Renew",
-        "close": "Close",
-    }
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._stub: Any = None
@@ -100,9 +90,7 @@ class UnaryLink(GrpcLink):
         try:
             if self._stub is None:
                 raise self.error or Unreachable("not connected")
-            call = getattr(self._stub, self._METHODS[kind])(
-                message, timeout=self._plan.timeout, metadata=self._metadata
-            )
+            call = getattr(self._stub, METHODS[kind])(message, timeout=self._plan.timeout, metadata=self._metadata)
             response = await call
             now = clock()
             trailer = await call.trailing_metadata()
