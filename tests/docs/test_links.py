@@ -35,3 +35,14 @@ def test_every_page_is_linked() -> None:
     }
     readme = ROOT / "README.md"
     assert [name_of(page) for page in pages() if page not in linked and page != readme] == []
+
+
+def test_every_picture_is_shown() -> None:
+    shown = {
+        (page.parent / link).resolve()
+        for page in pages()
+        for link in links(page.read_text(encoding="utf-8"))
+        if link.endswith((".png", ".svg"))
+    }
+    kept = [*ROOT.glob("docs/images/*"), *ROOT.glob("docs/benchmarks/*.svg")]
+    assert [name_of(picture) for picture in kept if picture not in shown] == []

@@ -17,7 +17,9 @@ from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIGURES = table(README.split("<!-- figures -->")[1].split("<!-- end of figures -->")[0], "What")
-ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["starpod.environments"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ENTRY_POINTS = PROJECT["entry-points"]["starpod.environments"]
+EXTRAS = PROJECT["optional-dependencies"]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
@@ -62,6 +64,12 @@ def test_the_counts_in_the_prose_are_right() -> None:
     others = estimators - {AlgorithmConfig(preset=name).advantage for name in PRESETS}
     assert f"{number[len(others)]} more estimators" in README
     assert f"{number[len(ENTRY_POINTS)].capitalize()} environments of its own" in README
+
+
+def test_every_extra_is_named() -> None:
+    (listed,) = re.findall(r"^Further extras: (.+?)\.", README, re.MULTILINE)
+    for_developers = {"bench", "dev"}
+    assert set(listed.replace("`", "").split(", ")) == set(EXTRAS) - {"server", "trainer"} - for_developers
 
 
 @pytest.mark.parametrize("row", FIGURES, ids=lambda row: row[0])
