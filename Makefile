@@ -4,6 +4,8 @@
 
 PYTHON ?= python3.11
 ARGS ?=
+# Processes that run the tests.
+JOBS ?= 2
 CONFIG ?= frozen_lake
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,7 +41,7 @@ train: $(READY) ## Train a tiny policy on FrozenLake: local services, CPU, no do
 	@$(BIN)/starpod train $(CONFIG) $(ARGS)
 
 test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minutes) for those that need one
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-adapters: $(ADAPTERS_READY) ## Test what works with other projects against the real ones: TRL, verl, SkyRL-gym, verifiers, OpenEnv
 	@$(ADAPTERS_VENV)/bin/python -m pytest $(wildcard tests/client/adapters tests/env_server/hosting) $(ARGS)

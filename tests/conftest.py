@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support import ServerProcess, start_server
+
+# How long an example takes is the machine's business: servers and other tests run beside it.
+settings.register_profile("starpod", deadline=None)
+settings.load_profile("starpod")
 
 
 @pytest.fixture(scope="session")

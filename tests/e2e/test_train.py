@@ -15,9 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from starpod.client.main import main
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ServerProcess, start_server
 
 SMALL = (
@@ -142,6 +145,11 @@ def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: sig
     assert learnt(folder) == learnt(undisturbed)
 
 
+def live_sessions(server: ServerProcess) -> int:
+    with grpc.insecure_channel(server.address) as channel:
+        return EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), wait_for_ready=True).live_sessions
+
+
 def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     """Two replicas, each killed and started again while episodes are played: the same metrics."""
     with start_server("frozen_lake-v1") as first, start_server("frozen_lake-v1") as second:
@@ -150,9 +158,11 @@ def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
 
         def torment(servers: Sequence[ServerProcess]) -> None:
             nonlocal kills
-            while not stop.wait(0.7):
-                servers[kills % 2].restart()
-                kills += 1
+            while not stop.wait(0.02):
+                if live_sessions(victim := servers[kills % 2]):
+                    victim.restart()
+                    kills += 1
+                    stop.wait(0.5)
 
         thread = threading.Thread(target=torment, args=((first, second),))
         thread.start()

@@ -84,9 +84,12 @@ async def play_all(
         for group in range(groups)
     ]
     sessions = [session for group in opened for session in group]
-    return await asyncio.gather(
+    played = await asyncio.gather(
         *(play(session, random.Random(number), counts[number], pause, until) for number, session in enumerate(sessions))
     )
+    # Left to their leases they would weigh where the next test's sessions go.
+    await fleet.close_sessions(sessions)
+    return played
 
 
 async def disturbed(
