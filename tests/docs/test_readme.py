@@ -27,9 +27,6 @@ from tests.support import ROOT, ServerProcess, start_server
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks(README)
-SHELL = [command for block in BLOCKS if block.is_shell for command in block.commands]
-SERVE = [command for command in SHELL if command.startswith("starpod serve")]
-TRAIN = [*(command for command in SHELL if command.startswith("starpod train"))]
 NEEDS = {"docker compose": "needs Docker"}
 """Commands that no ordinary machine runs, and what the block says about them to the reader."""
 
@@ -90,7 +87,7 @@ def makes(command: str) -> None:
 
 
 def installs(command: str) -> None:
-    (wanted,) = [word for word in words(command) if word.startswith(".[")]
+    (wanted,) = (word for word in words(command) if word.startswith(".["))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(wanted[2:-1].split(",")) <= set(extras)
 
@@ -106,8 +103,7 @@ def composes(command: str) -> None:
 
 def trains(command: str) -> None:
     """The configuration and what is changed in it are sound."""
-    bare = re.sub(r" --run-dir \S+| --list", "", command)
-    name, *changes = [*words(bare)[2:], "frozen_lake"][: max(1, len(words(bare)) - 2)]
+    name, *changes = words(re.sub(r" --run-dir \S+| --list", "", command))[2:] or ["frozen_lake"]
     load_config(name, changes)
 
 
@@ -147,11 +143,14 @@ def test_what_cannot_be_run_everywhere_says_so(command: str) -> None:
 
 
 def test_commands_in_the_prose() -> None:
-    """What is between backticks in a sentence: jobs are known, servers take these arguments."""
+    """What is between backticks in a sentence: jobs are known, targets are there, servers start."""
     commands = [code for code in inline(README) if code.startswith(("starpod train ", "make "))]
     assert len(commands) > 2
     for command in commands:
         (trains if command.startswith("starpod") else makes)(command)
+    for command in (code for code in inline(README) if code.startswith("starpod serve ")):
+        with start_server(*words(command)[2:]) as server:
+            assert server.port
     for changes in (code for code in inline(README) if re.match(r"algorithm=\w", code)):
         load_config("echo_trap", changes.split())
 
