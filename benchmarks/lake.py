@@ -5,6 +5,7 @@ next one starts with a reset. Resets take their time in every way; only steps ar
 
 The environment variable STARPOD_BENCHMARK_TASK chooses, for all processes of a run, how long a step takes: "lake" is
 the lake itself, microseconds; "wait" waits 5 ms; "tail" waits 5 ms, and now and then up to 100 times as long.
+"webshop" is another environment: the small made-up shop, where agents search and go back, 50 turns an episode.
 """
 
 from __future__ import annotations
@@ -19,18 +20,23 @@ from starpod.env_server.environments.frozen_lake import FrozenLake
 from starpod.env_server.episode import Episode
 
 LAKE: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}
-WALK = ("Right", "Left") * 22 + ("Down", "Down", "Right", "Right", "Down", "Right")
+LAKE_WALK = ("Right", "Left") * 22 + ("Down", "Down", "Right", "Right", "Down", "Right")
 NO_LIMITS = Limits()
 SLOW_SERVER = ("--environment-module", "benchmarks/slow_lake.py", "--threads", "512", "slow_lake-v1")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """environment, options: what is played. serve: the arguments of `starpod serve` that host it."""
+    """environment, options: what is played. serve: the arguments of `starpod serve` that host it.
+
+    walk: the actions of an episode. ends: whether the last one ends it, with reward 1.
+    """
 
     environment: type[Environment]
     options: dict[str, Any]
     serve: tuple[str, ...]
+    walk: tuple[str, ...] = LAKE_WALK
+    ends: bool = True
 
 
 TASKS = {
@@ -39,8 +45,14 @@ TASKS = {
     "tail": Task(SlowLake, {**LAKE, "shortest": 0.005, "longest": 0.5}, SLOW_SERVER),
 }
 VARIABLE = "STARPOD_BENCHMARK_TASK"
-TASK = TASKS[os.environ.get(VARIABLE, "lake")]
-ENVIRONMENT, OPTIONS = TASK.environment.spec.id, TASK.options
+CHOSEN = os.environ.get(VARIABLE, "lake")
+if CHOSEN == "webshop":
+    from starpod.env_server.webshop.environment import WebShop  # its packages are large
+
+    WebShop.prepare()
+    TASKS[CHOSEN] = Task(WebShop, {}, ("webshop",), ("search[red shoes]", "click[back to search]") * 25, ends=False)
+TASK = TASKS[CHOSEN]
+ENVIRONMENT, OPTIONS, WALK = TASK.environment.spec.id, TASK.options, TASK.walk
 WAITS = TASK.environment is SlowLake
 """Whether steps wait: then servers must not run them in their event loop."""
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.lake import WALK
+from benchmarks.lake import TASK, WALK
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,6 @@ async def drive(players: Sequence[Player], seconds: float) -> Measurement:
 
 def check(place: int, reward: float, over: bool) -> None:
     """Raises RuntimeError if the walk did not go as it must: a fast wrong answer is worth nothing."""
-    last = place == len(WALK)
+    last = TASK.ends and place == len(WALK)
     if over != last or reward != float(last):
         raise RuntimeError(f"step {place} of {len(WALK)} gave reward {reward}, over {over}")

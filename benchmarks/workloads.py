@@ -1,4 +1,4 @@
-"""Steps that wait, 5 ms each or with a heavy tail: what `benchmarks.throughput` measures, on slower tasks.
+"""Steps that wait, 5 ms each or with a heavy tail, and a shop: what `benchmarks.throughput` measures, on other tasks.
 
     python -m benchmarks.workloads [--sessions 16,64,256] [--seconds 3] [--rounds 1]
 
@@ -16,8 +16,16 @@ import sys
 from benchmarks.lake import VARIABLE
 from tests.support import ROOT
 
-TASKS = {"wait": "steps of 5 ms", "tail": "steps with a heavy tail"}
-WAYS = ("in process", "starpod, coroutines", "openenv-core", "dm-env-rpc", "Ray actors", "AsyncVectorEnv")
+WAITING = ("in process", "starpod, coroutines", "openenv-core", "dm-env-rpc", "Ray actors", "AsyncVectorEnv")
+COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "openenv-core")
+TASKS = {
+    "wait": ("steps of 5 ms", WAITING),
+    "tail": ("steps with a heavy tail", WAITING),
+    "webshop": (
+        "webshop-v1, 1,000 products",
+        ("in process", "starpod, step_many", "starpod, coroutines", "openenv-core"),
+    ),
+}
 
 
 def main() -> None:
@@ -27,11 +35,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--no-report", action="store_true", help="print the tables only, write nothing")
     arguments = parser.parse_args()
-    for task, title in TASKS.items():
+    for task, (title, ways) in TASKS.items():
         print(title, flush=True)
         command = [sys.executable, "-m", "benchmarks.throughput", "--sessions", arguments.sessions]
         command += ["--seconds", str(arguments.seconds), "--rounds", str(arguments.rounds)]
-        command += [word for way in WAYS for word in ("--way", way)]
+        command += [word for way in ways for word in ("--way", way)]
         command += ["--json", str(ROOT / f"docs/benchmarks/throughput_{task}.json")]
         command += ["--no-report"] if arguments.no_report else []
         subprocess.run(command, check=True, env={**os.environ, VARIABLE: task})
