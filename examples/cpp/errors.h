@@ -1,19 +1,17 @@
 // Errors are thrown as the status that a unary call ends with. Its details are what a Reply on a Stream carries.
 #pragma once
-
 #include <google/rpc/error_details.pb.h>
+#include <google/rpc/status.pb.h>
 #include <grpcpp/grpcpp.h>
 
 #include <map>
 #include <string>
 
-#include "starpod/v1/environment.grpc.pb.h"
-
-namespace pb = starpod::v1;
 using google::protobuf::Message;
+using Metadata = std::map<std::string, std::string>;
 
 inline grpc::Status failure(grpc::StatusCode code, const std::string& reason, const std::string& message,
-                            std::map<std::string, std::string> metadata = {}, const Message* more = nullptr) {
+                            Metadata metadata = {}, const Message* more = nullptr) {
   google::rpc::ErrorInfo info;
   info.set_domain("starpod.v1");
   info.set_reason(reason);
@@ -26,27 +24,13 @@ inline grpc::Status failure(grpc::StatusCode code, const std::string& reason, co
   if (more) status.add_details()->PackFrom(*more);
   return {code, message, status.SerializeAsString()};
 }
-
 inline grpc::Status bad_argument(const std::string& field, const std::string& mend) {
   google::rpc::BadRequest request;
   auto* violation = request.add_field_violations();
-  violation->set_field(field);
+  violation->set_field(field.substr(0, 200));  // clients refuse long trailers
   violation->set_description(mend);
-  return failure(grpc::INVALID_ARGUMENT, "BAD_ARGUMENT", field + ": " + mend, {}, &request);
+  return failure(grpc::INVALID_ARGUMENT, "BAD_ARGUMENT", mend, {}, &request);
 }
-
 inline grpc::Status unsupported(const std::string& what) {
-  return failure(grpc::UNIMPLEMENTED, "UNSUPPORTED", "this environment has no " + what, {{"capability", what}});
-}
-
-template <class Work>
-grpc::Status attempt(Work work) {
-  try {
-    work();
-    return grpc::Status::OK;
-  } catch (const grpc::Status& status) {
-    return status;
-  } catch (const std::exception& error) {
-    return failure(grpc::INTERNAL, "SERVER_BUG", error.what());
-  }
+  return failure(grpc::UNIMPLEMENTED, "UNSUPPORTED", "there is no " + what + " here", {{"capability", what}});
 }

@@ -1,20 +1,16 @@
 // Serves key_door.h over proto/starpod/v1/environment.proto, as docs/protocol.md says.
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/grpcpp.h>
 
 #include <csignal>
 #include <iostream>
-#include <map>
 
 #include "service.h"
 
 int main(int argc, char** argv) {
   std::map<std::string, std::string> options{{"--host", "127.0.0.1"}, {"--port", "50051"}};
   for (int i = 1; i < argc; i += 2) {
-    if (!options.count(argv[i]) || i + 1 == argc) {
-      std::cerr << "usage: key_door_server [--host HOST] [--port PORT]\n";
-      return 2;
-    }
+    if (!options.count(argv[i]) || i + 1 == argc)
+      return std::cerr << "usage: key_door_server [--host HOST] [--port PORT]\n", 2;
     options[argv[i]] = argv[i + 1];
   }
   sigset_t stop;  // blocked before there are other threads, so that all signals are waited for here
@@ -30,20 +26,19 @@ int main(int argc, char** argv) {
   int port = 0;
   builder.AddListeningPort(options["--host"] + ":" + options["--port"], grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(service.about.limits().max_message_bytes()));
+  builder.SetMaxReceiveMessageSize(static_cast<int>(about.limits().max_message_bytes()));
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port that is taken is an error
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);  // callers probe connections
   const auto server = builder.BuildAndStart();
   if (!server || !port) return 1;
-  const auto& id = service.about.environments(0).id();
-  server->GetHealthCheckService()->SetServingStatus(id, true);
-  std::cout << "Serving " << id << " on " << options["--host"] << ":" << port << std::endl;
+  server->GetHealthCheckService()->SetServingStatus(spec.id(), true);
+  std::cout << "Serving " << spec.id() << " on " << options["--host"] << ":" << port << std::endl;
 
   const timespec tick{0, 100'000'000};
   while (sigtimedwait(&stop, nullptr, &tick) < 0) service.reap();
   server->GetHealthCheckService()->SetServingStatus(false);
   service.draining = true;
-  const auto end = from_now(10);
-  while (service.reap() && Clock::now() < end && sigtimedwait(&stop, nullptr, &tick) < 0) continue;
+  const double end = now() + 10;
+  while (service.reap() && now() < end && sigtimedwait(&stop, nullptr, &tick) < 0) continue;
   server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
 }

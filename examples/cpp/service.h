@@ -1,300 +1,240 @@
-// The calls of the contract.
-//
-// gRPC's synchronous service: each unary call and each Stream runs on a thread of gRPC's pool. A handler runs to its
-// end though the caller has given up, as the contract wants, and a session's mutex makes its calls run one at a time.
+// The calls of the contract. They run one at a time: each takes microseconds, and gRPC's own work goes on beside it. They
+// change sessions last, so that a call that fails has changed nothing.
 #pragma once
-
-#include <google/protobuf/text_format.h>
-
 #include <atomic>
+#include <chrono>
+#include <mutex>
+#include <random>
+#include <regex>
 #include <unordered_map>
 
-#include "columns.h"
 #include "session.h"
-#include "turn.h"
-#include "version.h"
-
-inline constexpr const char* kServer = R"(
-  protocol_version: "1.0" server_name: "key_door_server" server_version: "1.0.0"
-  capabilities { stream: true step_columns: true }
-  limits { max_message_bytes: 16777216 max_sessions: 100000 max_group: 1024 max_step_actions: 64
-           default_lease_seconds: 300 max_lease_seconds: 3600 }
-)";
 
 #define EACH_CALL(DO)                                                                                     \
   DO(Open, open) DO(Reset, reset) DO(Step, step) DO(Render, render) DO(Fork, fork) DO(Snapshot, snapshot) \
   DO(Restore, restore) DO(Renew, renew) DO(Close, close)
 
+inline double now() {  // seconds
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+inline std::uint64_t draw() {
+  std::random_device device;
+  return static_cast<std::uint64_t>(device()) << 32 | device();
+}
+
+// Whether the version fits all comparators of a pin, as in ">=1.2.0,<2". Parts that are left out are 0.
+inline bool fits(std::string pin) {
+  static const std::regex form(R"( *([=!<>]=|[<>]?) *(\d+)(\.\d+)?(\.\d+)? *(,|$))");
+  bool all = true;
+  for (std::smatch part; !pin.empty(); pin = std::string(part.suffix())) {
+    if (pin.size() > 256 || !std::regex_search(pin, part, form, std::regex_constants::match_continuous))
+      throw bad_argument("version", "write comparators, as in '>=1.2.0,<2.0.0'");
+    const auto wanted = part.str(2) + (part[3].matched ? part.str(3) : ".0") + (part[4].matched ? part.str(4) : ".0");
+    const int order = strverscmp(spec.version().c_str(), wanted.c_str());
+    const auto sign = part.str(1);
+    all &= order ? sign == "!=" || sign[0] == (order < 0 ? '<' : '>') : sign != "!=" && sign != "<" && sign != ">";
+  }
+  return all;
+}
+
 class Service final : public pb::EnvironmentService::Service {
  public:
-  pb::DescribeResponse about;  // does not change once the server runs
   std::atomic<bool> draining = false;
-
-  Service() {
-    google::protobuf::TextFormat::ParseFromString(kServer, &about);
-    google::protobuf::TextFormat::ParseFromString(World::kSpec, about.add_environments());
-    about.set_instance_id(std::to_string(draw()));
-  }
-
-  grpc::Status Describe(grpc::ServerContext*, const pb::DescribeRequest* request,
-                        pb::DescribeResponse* reply) override {
-    return attempt([&] {
-      if (!request->environment_id().empty()) check_environment(request->environment_id());
-      std::lock_guard lock(mutex_);
-      *reply = about;
-      reply->set_draining(draining);
-      reply->set_live_sessions(static_cast<unsigned>(sessions_.size()));
-    });
-  }
 
 #define UNARY(Rpc, rpc)                                                                                        \
   grpc::Status Rpc(grpc::ServerContext*, const pb::Rpc##Request* request, pb::Rpc##Response* reply) override { \
     return attempt([&] { rpc(*request, reply); });                                                             \
   }
+  UNARY(Describe, describe)
   EACH_CALL(UNARY)
 
-  // A step takes a microsecond, so a message is worked on where it was read, in its order, and answered in one message.
-  // Where steps take longer, spread a message's sessions over a pool of threads; Write then needs a mutex.
-  grpc::Status Stream(grpc::ServerContext*,
-                      grpc::ServerReaderWriter<pb::StreamResponse, pb::StreamRequest>* stream) override {
-    for (pb::StreamRequest request; stream->Read(&request);) {
-      const auto received = Clock::now();
+  using Link = grpc::ServerReaderWriter<pb::StreamResponse, pb::StreamRequest>;
+  grpc::Status Stream(grpc::ServerContext*, Link* link) override {
+    for (pb::StreamRequest request; link->Read(&request);) {
       pb::StreamResponse response;
-      std::size_t bytes = 0;
       for (const auto& call : request.calls()) {
         auto* reply = response.add_replies();
         reply->set_call_id(call.call_id());
-        auto status = attempt([&] { work(call, reply); });
-        if (call.timeout_ms() && Clock::now() - received > std::chrono::milliseconds(call.timeout_ms()))
-          status = failure(grpc::DEADLINE_EXCEEDED, "DEADLINE", "done, but late: ask again", {{"advice", "retry"}});
+        const auto status = attempt([&] { answer(call, reply); });
         if (!status.ok()) reply->mutable_error()->ParseFromString(status.error_details());
-        bytes += reply->ByteSizeLong();
-        if (bytes < 1 << 20) continue;  // else keep the message below max_message_bytes
-        stream->Write(response);
+        if (response.replies_size() < 256) continue;  // more might not fit into a message
+        link->Write(response);
         response.Clear();
-        bytes = 0;
       }
-      const auto status = attempt([&] {
-        step_rows(request.steps(), &response, [&](const auto& row, auto* reply) { step(row, reply); });
-      });
-      if (response.replies_size() || response.has_transitions()) stream->Write(response);
-      if (!status.ok()) return status;
+      if (response.replies_size()) link->Write(response);
     }
     return grpc::Status::OK;
   }
 
-  // Forgets what has run out. Returns whether any session is left.
+  // Forgets sessions whose lease has run out, and keys a lease after their sessions. Returns whether sessions are left.
   bool reap() {
     std::lock_guard lock(mutex_);
-    std::erase_if(sessions_, [](const auto& entry) {
-      if (entry.second.use_count() > 1) entry.second->expires = from_now(entry.second->state.lease);  // it is worked on
-      return entry.second->expires < Clock::now();
-    });
-    std::erase_if(keys_, [](const auto& entry) {
-      Key& key = *entry.second;
-      for (const auto& session : key.sessions)
-        if (const auto alive = session.lock()) key.expires = from_now(alive->state.lease);
-      return entry.second.use_count() == 1 && key.expires < Clock::now();
-    });
+    const auto expired = [](const auto& entry) { return entry.second.expires < now(); };
+    std::erase_if(sessions_, expired);
+    for (const auto& [id, session] : sessions_)
+      if (const auto key = keys_.find(session.key); key != keys_.end()) key->second.expires = now() + session.lease;
+    std::erase_if(keys_, expired);
     return !sessions_.empty();
   }
 
  private:
-  const pb::EnvironmentSpec& spec() const { return about.environments(0); }
-
-  void check_environment(const std::string& id) const {
-    if (id != spec().id())
-      throw failure(grpc::NOT_FOUND, "UNKNOWN_ENVIRONMENT", "there is only " + spec().id(), {{"nearest", spec().id()}});
-  }
-
-  template <class Request>
-  static void check_start(const Request& request) {
-    if (!request.options().fields().empty())
-      throw bad_argument(request.options().fields().begin()->first.substr(0, 100), "there are no options");
-    check_want(request.want());
-  }
-  static void check_want(const pb::Want& want) {
-    if (want.score() || want.image()) throw unsupported(want.score() ? "score" : "image");
-  }
-
-  std::shared_ptr<Session> find(const std::string& id) {
+  template <class Work>
+  grpc::Status attempt(Work work) try {
     std::lock_guard lock(mutex_);
-    const auto found = sessions_.find(id);
-    if (found == sessions_.end())
-      throw failure(grpc::NOT_FOUND, "UNKNOWN_SESSION", "closed, or its lease ran out", {{"advice", "reopen"}});
-    found->second->expires = from_now(found->second->state.lease);
-    return found->second;
+    work();
+    return grpc::Status::OK;
+  } catch (const grpc::Status& status) {
+    return status;
+  } catch (const std::exception& error) {
+    return failure(grpc::INTERNAL, "ENVIRONMENT_BUG", error.what(), {{"session", "intact"}, {"exception", "C++"}});
+  }
+  void answer(const pb::Call& call, pb::Reply* reply) {
+#define CASE(Rpc, rpc) if (call.has_##rpc()) return rpc(call.rpc(), reply->mutable_##rpc());
+    EACH_CALL(CASE)
+    throw bad_argument("request", "a call needs one");
   }
 
-  // Creates sessions, once per key. `make` returns the state of one, given its place among them and its member number.
+  void describe(const pb::DescribeRequest& request, pb::DescribeResponse* reply) {
+    if (!request.environment_id().empty()) check_environment(request.environment_id());
+    *reply = about;
+    reply->set_instance_id(instance_id_);
+    reply->set_draining(draining);
+    reply->set_live_sessions(static_cast<unsigned>(sessions_.size()));
+  }
+
+  void open(const pb::OpenRequest& request, pb::OpenResponse* reply) {
+    check_environment(request.environment_id());
+    if (!fits(request.version()))
+      throw failure(grpc::NOT_FOUND, "UNKNOWN_VERSION", "no version fits", {{"available", spec.version()}});
+    const double asked = request.lease_seconds(), most = about.limits().max_lease_seconds();  // NaN is not above 0
+    reply->set_lease_seconds(asked > 0 ? std::min(asked, most) : about.limits().default_lease_seconds());
+    reply->set_environment_version(spec.version());
+    reply->set_instructions(spec.instructions());
+    reply->set_instance_id(instance_id_);
+    const auto seed = request.has_seed() ? request.seed() : draw();
+    create(request, reply, [&](unsigned member, int) {
+      Session session;
+      session.lease = reply->lease_seconds();
+      session.place.set_member(member);
+      session.begin(request, seed);
+      *reply->mutable_limits() = session.limits;
+      return session;
+    });
+  }
+
+  void fork(const pb::ForkRequest& request, pb::ForkResponse* reply) {
+    const auto& seeds = request.dynamics_seeds();
+    const bool reseed = request.randomness() == pb::FORK_RANDOMNESS_RESEED;
+    if (!seeds.empty() && (!reseed || seeds.size() != static_cast<int>(std::max(request.count(), 1u))))
+      throw bad_argument("dynamics_seeds", "give one per copy with RESEED, or none");
+    create(request, reply, [&](unsigned member, int i) {
+      Session copy = find(request.session_id());
+      if (!copy.at(request)) throw copy.misplaced("OUT_OF_ORDER");
+      copy.last = {};
+      copy.place.set_member(member);
+      if (!reseed) return copy;
+      const auto derived = mix(mix(copy.place.dynamics_seed() + copy.place.step_index()) + member);
+      copy.place.set_dynamics_seed(seeds.empty() ? derived : seeds[i]);
+      copy.world.reseed(copy.place.dynamics_seed());
+      return copy;
+    });
+  }
+
+  // Creates sessions, once per key. `make` makes one, given its member number and its place among them.
   template <class Request, class Response, class Make>
   void create(const Request& request, Response* reply, Make make) {
-    if (request.key().size() > 128) throw bad_argument("key", "at most 128 bytes");
-    if (request.count() > about.limits().max_group()) throw bad_argument("count", "more than max_group");
-    auto key = std::make_shared<Key>();
-    if (!request.key().empty()) {
-      std::lock_guard lock(mutex_);
-      key = keys_.try_emplace(request.key(), key).first->second;
-    }
-    std::lock_guard one_at_a_time(key->mutex);
-    const auto* created = std::any_cast<Memo<Request, Response>>(&key->created);
-    if (created && created->holds(request)) return reply->CopyFrom(created->reply);
-    if (key->created.has_value())
-      throw failure(grpc::FAILED_PRECONDITION, "KEY_REUSED", "this key was used for another request: take a new one");
-    std::vector<std::shared_ptr<Session>> made;
-    for (unsigned i = 0; i < std::max(request.count(), 1u); ++i) {
-      made.push_back(std::make_shared<Session>(make(i, request.first_member() + i)));
-      made[i]->state.place.set_session_id(std::to_string(draw()) + "-" + std::to_string(draw()));
-      made[i]->state.place.set_epoch(1);
-      made[i]->expires = from_now(made[i]->state.lease);
-      show(made[i]->state, reply->add_sessions());
-    }
-    std::lock_guard lock(mutex_);
+    const unsigned count = std::max(request.count(), 1u), first = request.first_member();
+    if (request.key().size() > 128) throw bad_argument("key", "give at most 128 bytes");
+    if (count > about.limits().max_group()) throw bad_argument("count", "give at most max_group");
+    if (first + count - 1 < first) throw bad_argument("first_member", "members are numbered with 32 bits");
+    const auto reused = failure(grpc::FAILED_PRECONDITION, "KEY_REUSED", "take a new key for another request");
+    if (const auto known = keys_.find(request.key()); known != keys_.end())
+      return known->second.repeat(request, reply, reused);
     if (draining) throw failure(grpc::UNAVAILABLE, "DRAINING", "the server is going away", {{"advice", "reopen"}});
-    if (sessions_.size() + made.size() > about.limits().max_sessions()) {
+    if (sessions_.size() + count > about.limits().max_sessions()) {
       google::rpc::RetryInfo later;
       later.mutable_retry_delay()->set_seconds(1);
       throw failure(grpc::RESOURCE_EXHAUSTED, "OVERLOADED", "no room for more sessions",
                     {{"advice", "retry"}, {"limit", "max_sessions"}}, &later);
     }
-    for (const auto& session : made) sessions_[session->state.place.session_id()] = session;
-    key->sessions.assign(made.begin(), made.end());
-    key->created = Memo<Request, Response>{request, *reply};
-  }
-
-  void open(const pb::OpenRequest& request, pb::OpenResponse* reply) {
-    check_environment(request.environment_id());
-    if (!fits(spec().version(), request.version()))
-      throw failure(grpc::NOT_FOUND, "UNKNOWN_VERSION", "no version fits", {{"available", spec().version()}});
-    check_start(request);
-    const auto& bounds = about.limits();
-    const double asked = request.lease_seconds();  // NaN is not above 0
-    reply->set_lease_seconds(asked > 0 ? std::min(asked, bounds.max_lease_seconds()) : bounds.default_lease_seconds());
-    *reply->mutable_limits() = spec().limits();
-    override(reply->mutable_limits(), request.limits());
-    reply->set_environment_version(spec().version());
-    reply->set_instructions(spec().instructions());
-    reply->set_instance_id(about.instance_id());
-    const auto seed = request.has_seed() ? request.seed() : draw();
-    create(request, reply, [&](unsigned, unsigned member) {
-      State state;
-      state.place.set_member(member);
-      state.want = request.want();
-      state.limits = reply->limits();
-      state.lease = reply->lease_seconds();
-      state.begin(request, seed);
-      return state;
-    });
-  }
-
-  void fork(const pb::ForkRequest& request, pb::ForkResponse* reply) {
-    const bool reseed = request.randomness() == pb::FORK_RANDOMNESS_RESEED;
-    const auto& seeds = request.dynamics_seeds();
-    if (!pb::ForkRandomness_IsValid(request.randomness())) throw bad_argument("randomness", "KEEP or RESEED");
-    if (!seeds.empty() && (!reseed || seeds.size() != static_cast<int>(std::max(request.count(), 1u))))
-      throw bad_argument("dynamics_seeds", "give one per copy with RESEED, or none");
-    create(request, reply, [&](unsigned i, unsigned member) {
-      const auto original = find(request.session_id());
-      std::lock_guard lock(original->mutex);
-      if (!original->stands_at(request)) throw original->refuse("OUT_OF_ORDER", "the session is at another place");
-      State state = original->state;
-      auto& place = state.place;
-      place.set_member(member);
-      if (reseed) {
-        const auto derived = mix(mix(place.dynamics_seed() + state.episode.turns) + member);
-        place.set_dynamics_seed(seeds.empty() ? derived : seeds[static_cast<int>(i)]);
-        state.episode.world.reseed(place.dynamics_seed());
-      }
-      return state;
-    });
+    decltype(sessions_) made;
+    for (unsigned i = 0; i < count; ++i) {
+      Session session = make(first + i, static_cast<int>(i));
+      session.key = request.key();
+      session.expires = now() + session.lease;
+      session.place.set_epoch(1);
+      session.place.set_session_id(std::to_string(draw()) + "-" + std::to_string(draw()));
+      session.show(reply->add_sessions());
+      made.emplace(session.place.session_id(), session);
+    }
+    if (!request.key().empty())
+      keys_[request.key()] = {identity(request), reply->SerializeAsString(), made.begin()->second.expires};
+    sessions_.merge(made);
   }
 
   void reset(const pb::ResetRequest& request, pb::ResetResponse* reply) {
-    const auto session = find(request.session_id());
-    std::lock_guard lock(session->mutex);
-    State& state = session->state;
-    if (session->reset.holds(request)) return reply->CopyFrom(session->reset.reply);
-    if (request.epoch() != state.place.epoch()) throw session->refuse("OUT_OF_ORDER", "not the current epoch");
-    check_start(request);
-    state.begin(request, request.has_seed() ? request.seed() : draw());
-    state.place.set_epoch(request.epoch() + 1);
-    if (request.has_want()) state.want = request.want();
-    override(&state.limits, request.limits());
-    show(state, reply->mutable_session());
-    reply->set_instructions(spec().instructions());
-    *reply->mutable_limits() = state.limits;
-    session->stepped.request.reset();
-    session->reset = {request, *reply};
+    auto& session = find(request.session_id());
+    if (request.epoch() != session.place.epoch()) return session.last.repeat(request, reply, session.misplaced("OUT_OF_ORDER"));
+    Session next = session;
+    next.begin(request, request.has_seed() ? request.seed() : draw());
+    next.place.set_epoch(request.epoch() + 1);
+    next.show(reply->mutable_session());
+    reply->set_instructions(spec.instructions());
+    *reply->mutable_limits() = next.limits;
+    next.last = {identity(request), reply->SerializeAsString()};
+    session = next;
   }
 
   void step(const pb::StepRequest& request, pb::StepResponse* reply) {
-    const auto session = find(request.session_id());
-    std::lock_guard lock(session->mutex);
-    if (!session->stands_at(request)) {
-      pb::StepRequest again = request;
-      again.clear_want();  // whatever a repetition wants, its reply is the first one
-      if (session->stepped.holds(again)) return reply->CopyFrom(session->stepped.reply);
-      throw session->refuse("OUT_OF_ORDER", "the session is at another place");
-    }
-    if (session->state.episode.over) throw session->refuse("EPISODE_OVER", "the episode is over: Reset");
+    auto& session = find(request.session_id());
+    pb::StepRequest turn = request;
+    turn.clear_want();  // whatever a repetition wants, its reply is the first one
+    if (!session.at(request)) return session.last.repeat(turn, reply, session.misplaced("OUT_OF_ORDER"));
+    if (session.over) throw session.misplaced("EPISODE_OVER");
     if (request.actions_size() > static_cast<int>(about.limits().max_step_actions()))
-      throw bad_argument("actions", "more than max_step_actions");
+      throw bad_argument("actions", "give at most max_step_actions");
     for (const auto& action : request.actions())
-      if (!action.has_text()) throw bad_argument("actions", "this environment takes text alone");
-    check_want(request.want());
-    State& state = session->state;
-    Episode episode = state.episode;  // a copy: if anything is thrown, nothing has changed
-    play(spec(), request, state.limits, &episode, reply->mutable_transition());
-    const auto& want = request.has_want() ? request.want() : state.want;
-    observe(spec(), episode, want, reply->mutable_transition()->mutable_observation());
-    reply->set_next_step_index(episode.turns);
-    state.episode = episode;
-    session->reset.request.reset();
-    session->stepped.request = request;
-    session->stepped.request->clear_want();
-    session->stepped.reply = *reply;
+      if (!action.has_text()) throw bad_argument("actions", "give texts alone");
+    Session next = session;
+    auto* transition = reply->mutable_transition();
+    next.play(request, transition);
+    next.observe(request.has_want() ? request.want() : next.want, transition->mutable_observation());
+    reply->set_next_step_index(next.place.step_index());
+    next.last = {identity(turn), reply->SerializeAsString()};
+    session = next;
   }
 
   void render(const pb::RenderRequest& request, pb::RenderResponse* reply) {
-    const auto session = find(request.session_id());
-    if (!request.mode().empty() && request.mode() != "text") throw bad_argument("mode", "there is only text");
-    std::lock_guard lock(session->mutex);
+    reply->set_data(find(request.session_id()).world.observation());
     reply->set_mime("text/plain; charset=utf-8");
-    reply->set_data(session->state.episode.world.observation());
+    if (!request.mode().empty() && request.mode() != "text") throw bad_argument("mode", "there is only text");
   }
-
-  void restore(const pb::RestoreRequest&, pb::RestoreResponse*) { throw unsupported("snapshot"); }
   void snapshot(const pb::SnapshotRequest& request, pb::SnapshotResponse*) {
     find(request.session_id());
     throw unsupported("snapshot");
   }
-
+  void restore(const pb::RestoreRequest&, pb::RestoreResponse*) { throw unsupported("snapshot"); }
   void renew(const pb::RenewRequest& request, pb::RenewResponse* reply) {
-    for (const auto& id : request.session_ids())
-      if (!attempt([&] { find(id); }).ok()) reply->add_missing(id);
+    for (const auto& id : request.session_ids()) sessions_.count(id) ? void(find(id)) : reply->add_missing(id);
   }
-
   void close(const pb::CloseRequest& request, pb::CloseResponse*) {
-    std::lock_guard lock(mutex_);
     for (const auto& id : request.session_ids()) sessions_.erase(id);
   }
 
-  void work(const pb::Call& call, pb::Reply* reply) {
-    switch (call.request_case()) {
-#define CASE(Rpc, rpc) \
-  case pb::Call::k##Rpc: return rpc(call.rpc(), reply->mutable_##rpc());
-      EACH_CALL(CASE)
-      default: throw bad_argument("request", "a call needs one");
-    }
+  Session& find(const std::string& id) {  // renews its lease
+    const auto found = sessions_.find(id);
+    if (found == sessions_.end())
+      throw failure(grpc::NOT_FOUND, "UNKNOWN_SESSION", "closed, or its lease ran out", {{"advice", "reopen"}});
+    found->second.expires = now() + found->second.lease;
+    return found->second;
+  }
+  static void check_environment(const std::string& id) {
+    if (id == spec.id()) return;
+    throw failure(grpc::NOT_FOUND, "UNKNOWN_ENVIRONMENT", "there is only " + spec.id(), {{"nearest", spec.id()}});
   }
 
-  void show(const State& state, pb::Session* to) const {
-    *to = state.place;
-    to->set_step_index(state.episode.turns);
-    observe(spec(), state.episode, state.want, to->mutable_observation());
-  }
-
+  const std::string instance_id_ = std::to_string(draw());
   std::mutex mutex_;
-  std::unordered_map<std::string, std::shared_ptr<Session>> sessions_;
-  std::unordered_map<std::string, std::shared_ptr<Key>> keys_;
+  std::unordered_map<std::string, Session> sessions_;
+  std::unordered_map<std::string, Memo> keys_;
 };
