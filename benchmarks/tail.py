@@ -77,7 +77,7 @@ def load(address: str, sessions: int, seconds: float, share: float, peak: float)
     command += ["--sessions", str(sessions), "--seconds", str(seconds), "--json", "-"]
     if share < 1:
         command += ["--rate", f"{share * peak:.0f}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     stage: dict[str, Any] = json.loads(done.stdout)["stages"][0]
     step = stage["calls"]["step"]
     return Result(share, stage["steps_per_second"], *(step[name] for name in ("p50_ms", "p99_ms", "p99.9_ms")))

@@ -8,10 +8,9 @@
 #include <string>
 
 using google::protobuf::Message;
-using Metadata = std::map<std::string, std::string>;
 
 inline grpc::Status failure(grpc::StatusCode code, const std::string& reason, const std::string& message,
-                            Metadata metadata = {}, const Message* more = nullptr) {
+                            std::map<std::string, std::string> metadata = {}, const Message* more = nullptr) {
   google::rpc::ErrorInfo info;
   info.set_domain("starpod.v1");
   info.set_reason(reason);

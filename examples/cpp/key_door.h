@@ -1,5 +1,5 @@
-// The environment: fetch a key and take it to the door, on a grid. To host your own, replace this file and tell of it in
-// about.textproto. It knows nothing of gRPC, and its state is plain data, so that to fork is to copy.
+// The environment: fetch a key and take it to the door, on a grid. To host your own, replace this file and tell of it
+// in about.textproto. It knows nothing of gRPC, and its state is plain data, so that a turn can be tried on a copy.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -20,9 +20,8 @@ class KeyDoor {
     do
       for (auto* place : {&agent_, &key_, &door_}) *place = {draw(kSize), draw(kSize)};
     while (agent_ == key_ || key_ == door_ || door_ == agent_);
-    reseed(dynamics_seed);
+    luck_ = mix(dynamics_seed);
   }
-  void reseed(std::uint64_t dynamics_seed) { luck_ = mix(dynamics_seed); }
 
   struct Result { bool effective, solved; double reward; };
   Result step(int action) {

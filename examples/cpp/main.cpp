@@ -15,8 +15,7 @@ int main(int argc, char** argv) {
   }
   sigset_t stop;  // blocked before there are other threads, so that all signals are waited for here
   sigemptyset(&stop);
-  sigaddset(&stop, SIGTERM);
-  sigaddset(&stop, SIGINT);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&stop, signal);
   pthread_sigmask(SIG_BLOCK, &stop, nullptr);
 
   Service service;

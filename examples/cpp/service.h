@@ -1,5 +1,5 @@
-// The calls of the contract. They run one at a time: each takes microseconds, and gRPC's own work goes on beside it. They
-// change sessions last, so that a call that fails has changed nothing.
+// The calls of the contract. They run one at a time: each takes microseconds, and gRPC's own work goes on beside it.
+// They change sessions last, so that a call that fails has changed nothing.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -14,11 +14,9 @@
   DO(Open, open) DO(Reset, reset) DO(Step, step) DO(Render, render) DO(Fork, fork) DO(Snapshot, snapshot) \
   DO(Restore, restore) DO(Renew, renew) DO(Close, close)
 
-inline double now() {  // seconds
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+inline double now() { return 1e-9 * std::chrono::steady_clock::now().time_since_epoch().count(); }  // seconds
 inline std::uint64_t draw() {
-  std::random_device device;
+  static std::random_device device;
   return static_cast<std::uint64_t>(device()) << 32 | device();
 }
 
@@ -111,38 +109,6 @@ class Service final : public pb::EnvironmentService::Service {
     reply->set_environment_version(spec.version());
     reply->set_instructions(spec.instructions());
     reply->set_instance_id(instance_id_);
-    const auto seed = request.has_seed() ? request.seed() : draw();
-    create(request, reply, [&](unsigned member, int) {
-      Session session;
-      session.lease = reply->lease_seconds();
-      session.place.set_member(member);
-      session.begin(request, seed);
-      *reply->mutable_limits() = session.limits;
-      return session;
-    });
-  }
-
-  void fork(const pb::ForkRequest& request, pb::ForkResponse* reply) {
-    const auto& seeds = request.dynamics_seeds();
-    const bool reseed = request.randomness() == pb::FORK_RANDOMNESS_RESEED;
-    if (!seeds.empty() && (!reseed || seeds.size() != static_cast<int>(std::max(request.count(), 1u))))
-      throw bad_argument("dynamics_seeds", "give one per copy with RESEED, or none");
-    create(request, reply, [&](unsigned member, int i) {
-      Session copy = find(request.session_id());
-      if (!copy.at(request)) throw copy.misplaced("OUT_OF_ORDER");
-      copy.last = {};
-      copy.place.set_member(member);
-      if (!reseed) return copy;
-      const auto derived = mix(mix(copy.place.dynamics_seed() + copy.place.step_index()) + member);
-      copy.place.set_dynamics_seed(seeds.empty() ? derived : seeds[i]);
-      copy.world.reseed(copy.place.dynamics_seed());
-      return copy;
-    });
-  }
-
-  // Creates sessions, once per key. `make` makes one, given its member number and its place among them.
-  template <class Request, class Response, class Make>
-  void create(const Request& request, Response* reply, Make make) {
     const unsigned count = std::max(request.count(), 1u), first = request.first_member();
     if (request.key().size() > 128) throw bad_argument("key", "give at most 128 bytes");
     if (count > about.limits().max_group()) throw bad_argument("count", "give at most max_group");
@@ -151,20 +117,19 @@ class Service final : public pb::EnvironmentService::Service {
     if (const auto known = keys_.find(request.key()); known != keys_.end())
       return known->second.repeat(request, reply, reused);
     if (draining) throw failure(grpc::UNAVAILABLE, "DRAINING", "the server is going away", {{"advice", "reopen"}});
-    if (sessions_.size() + count > about.limits().max_sessions()) {
-      google::rpc::RetryInfo later;
-      later.mutable_retry_delay()->set_seconds(1);
-      throw failure(grpc::RESOURCE_EXHAUSTED, "OVERLOADED", "no room for more sessions",
-                    {{"advice", "retry"}, {"limit", "max_sessions"}}, &later);
-    }
+    const auto seed = request.has_seed() ? request.seed() : draw();
     decltype(sessions_) made;
     for (unsigned i = 0; i < count; ++i) {
-      Session session = make(first + i, static_cast<int>(i));
+      Session session;
       session.key = request.key();
+      session.lease = reply->lease_seconds();
       session.expires = now() + session.lease;
       session.place.set_epoch(1);
       session.place.set_session_id(std::to_string(draw()) + "-" + std::to_string(draw()));
+      session.place.set_member(first + i);
+      session.begin(request, seed);
       session.show(reply->add_sessions());
+      *reply->mutable_limits() = session.limits;
       made.emplace(session.place.session_id(), session);
     }
     if (!request.key().empty())
@@ -174,7 +139,8 @@ class Service final : public pb::EnvironmentService::Service {
 
   void reset(const pb::ResetRequest& request, pb::ResetResponse* reply) {
     auto& session = find(request.session_id());
-    if (request.epoch() != session.place.epoch()) return session.last.repeat(request, reply, session.misplaced("OUT_OF_ORDER"));
+    if (request.epoch() != session.place.epoch())
+      return session.last.repeat(request, reply, session.misplaced("OUT_OF_ORDER"));
     Session next = session;
     next.begin(request, request.has_seed() ? request.seed() : draw());
     next.place.set_epoch(request.epoch() + 1);
@@ -209,17 +175,14 @@ class Service final : public pb::EnvironmentService::Service {
     reply->set_mime("text/plain; charset=utf-8");
     if (!request.mode().empty() && request.mode() != "text") throw bad_argument("mode", "there is only text");
   }
-  void snapshot(const pb::SnapshotRequest& request, pb::SnapshotResponse*) {
-    find(request.session_id());
-    throw unsupported("snapshot");
-  }
+  grpc::Status lacks(const std::string& what, const std::string& id) { return find(id), unsupported(what); }
+  void fork(const pb::ForkRequest& call, pb::ForkResponse*) { throw lacks("fork", call.session_id()); }
+  void snapshot(const pb::SnapshotRequest& call, pb::SnapshotResponse*) { throw lacks("snapshot", call.session_id()); }
   void restore(const pb::RestoreRequest&, pb::RestoreResponse*) { throw unsupported("snapshot"); }
   void renew(const pb::RenewRequest& request, pb::RenewResponse* reply) {
     for (const auto& id : request.session_ids()) sessions_.count(id) ? void(find(id)) : reply->add_missing(id);
   }
-  void close(const pb::CloseRequest& request, pb::CloseResponse*) {
-    for (const auto& id : request.session_ids()) sessions_.erase(id);
-  }
+  void close(const pb::CloseRequest& r, pb::CloseResponse*) { for (auto& id : r.session_ids()) sessions_.erase(id); }
 
   Session& find(const std::string& id) {  // renews its lease
     const auto found = sessions_.find(id);

@@ -1,4 +1,4 @@
-// A session: its episode within its limits, and what the agent sees. Plain data, so that to fork is to copy.
+// A session: its episode within its limits, and what the agent sees. Plain data: calls work on a copy.
 #pragma once
 #include <google/protobuf/text_format.h>
 #include <strings.h>
@@ -94,8 +94,7 @@ struct Session {
   }
   void show(pb::Session* to) const { observe(want, (*to = place).mutable_observation()); }
 
-  template <class Request>
-  bool at(const Request& request) const {
+  bool at(const pb::StepRequest& request) const {
     return request.epoch() == place.epoch() && request.step_index() == place.step_index();
   }
   grpc::Status misplaced(const std::string& reason) const {
