@@ -40,9 +40,9 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.throughput", "--sessions", arguments.sessions]
         command += ["--seconds", str(arguments.seconds), "--rounds", str(arguments.rounds)]
         command += [word for way in ways for word in ("--way", way)]
-        command += ["--json", str(ROOT / f"docs/benchmarks/throughput_{task}.json")]
+        command += ["--json", f"docs/benchmarks/throughput_{task}.json"]
         command += ["--no-report"] if arguments.no_report else []
-        subprocess.run(command, check=True, env={**os.environ, VARIABLE: task})
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, VARIABLE: task})
 
 
 if __name__ == "__main__":
