@@ -134,6 +134,7 @@ def write_plot(path: Path, results: list[Result]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.set_prop_cycle(color=[*plt.get_cmap("tab10").colors, "black", "gold"])  # as many as there are ways
     for name in dict.fromkeys(result.way for result in results):
         points = sorted((result.sessions, result.steps_per_second) for result in results if result.way == name)
         style = "--" if name in BASELINES else "-"
