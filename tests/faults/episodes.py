@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from starpod.client import Fleet, Limits, Session, Want
 
@@ -120,6 +120,22 @@ async def disturbed(
         finally:
             episodes = await playing
         return Played(episodes, groups, servers.recoveries, options)
+
+
+class Reached(Protocol):
+    """What clients reach at an address: a server, or a proxy before one."""
+
+    address: str
+
+
+R = TypeVar("R", bound=Reached)
+
+
+def busiest(fleet: Fleet, reached: Sequence[R]) -> R:
+    """The one behind which most sessions of the fleet live: sessions that an earlier fault left to their leases weigh
+    where the next ones go."""
+    sessions = {replica.address: len(replica.sessions) for replica in fleet.replicas}
+    return max(reached, key=lambda each: sessions.get(each.address, 0))
 
 
 async def undisturbed(address: str, played: Played) -> list[list[Episode]]:

@@ -12,7 +12,7 @@ import pytest
 from starpod.client import DeadlineExceeded, Fleet, Unreachable
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.faults.episodes import compare, disturbed, eventually
+from tests.faults.episodes import busiest, compare, disturbed, eventually
 from tests.faults.proxy import Proxy
 from tests.support import ServerProcess, start_server
 
@@ -42,9 +42,10 @@ async def test_a_black_hole(
     left: list[int] = []
 
     async def swallow(fleet: Fleet) -> None:
-        proxies[1].black_hole(**swallowed)
+        proxy = busiest(fleet, proxies)
+        proxy.black_hole(**swallowed)
         await eventually(lambda: fleet.recoveries > 0)
-        proxies[1].heal()
+        proxy.heal()
         await eventually(lambda: all(replica.ready and not replica.orphans for replica in fleet.replicas))
         # All that the program holds, and nothing else, is alive.
         held = sum(len(replica.sessions) for replica in fleet.replicas)
@@ -174,7 +175,7 @@ async def test_keepalive_alone_finds_a_black_hole(pair: list[ServerProcess], pro
     """No health checks, no calls asked again: HTTP/2 pings that nobody answers."""
 
     async def swallow(fleet: Fleet) -> None:
-        proxies[1].black_hole()
+        busiest(fleet, proxies).black_hole()
         await eventually(lambda: fleet.recoveries > 0, 60)
 
     played = await disturbed(

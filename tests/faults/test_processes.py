@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from starpod.client import DeadlineExceeded, Fleet
-from tests.faults.episodes import ENVIRONMENTS, QUICK, compare, disturbed, eventually
+from tests.faults.episodes import ENVIRONMENTS, QUICK, busiest, compare, disturbed, eventually
 from tests.faults.program import client_program
 from tests.support import ServerProcess, start_server
 
@@ -22,11 +22,12 @@ async def test_a_stopped_server_is_given_up_and_used_again(pair: list[ServerProc
     """SIGSTOP: the kernel keeps its connections, and nobody answers."""
 
     async def stop(fleet: Fleet) -> None:
-        os.kill(pair[1].pid, signal.SIGSTOP)
+        victim = busiest(fleet, pair)
+        os.kill(victim.pid, signal.SIGSTOP)
         try:
             await eventually(lambda: fleet.recoveries > 0)
         finally:
-            os.kill(pair[1].pid, signal.SIGCONT)
+            os.kill(victim.pid, signal.SIGCONT)
         await eventually(lambda: all(replica.ready and not replica.orphans for replica in fleet.replicas))
 
     # Leases of their own, should the fleet end before it could close what the server held when it was stopped.
