@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
+from starpod.env_server.environment import UNKNOWN_NAME
 from starpod.env_server.environments.bandit import PAIRS, Bandit
 from starpod.env_server.episode import Episode, Limits, Want
 
@@ -90,6 +91,20 @@ def test_an_unknown_name_uses_up_the_one_turn() -> None:
     patient.limits = Limits()
     assert not patient.turn(["left"], Want()).outcomes[0].valid
     assert patient.turn([patient.environment.high], Want()).success
+
+
+def test_an_unknown_name_uses_up_no_action() -> None:
+    episode = start(5)
+    episode.limits = Limits(max_turns=3, max_actions_per_turn=1, max_actions=1)
+    for nonsense in (["left"], ["left", "right"], []):
+        unchanged = episode.fork(None).turn(nonsense, Want())
+        assert not unchanged.end_reason
+        assert all(outcome is UNKNOWN_NAME for outcome in unchanged.outcomes)
+        assert unchanged.details is None
+    late = episode.turn(["left", episode.environment.high, "right"], Want())
+    assert late.success
+    assert episode.actions == 1
+    assert [outcome is None for outcome in late.outcomes] == [False, False, True]
 
 
 def test_an_own_pair_is_low_then_high() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from starpod.env_server.environments.bandit import Bandit
 from starpod.env_server.episode import Episode, EpisodeOver, Limits, Want
+from tests.env_server.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Draws, Parity, golden
 
 CHOSEN = {
@@ -69,3 +70,17 @@ def test_golden_episodes(capsys: pytest.CaptureFixture[str]) -> None:
             parity.equal(what, outcome.effective, step["info"]["action_is_effective"])
             parity.equal(what, outcome.valid, step["info"]["action_is_valid"])
     parity.report("bandit-v1", capsys)
+
+
+def test_golden_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity({"short-first-observation": CHOSEN["short-first-observation"]})
+    for record in records_of("Bandit"):
+        layout = record["layout"]
+        environment = Bandit()
+        environment.options = Bandit.Options(pair=(layout["lo_arm"], layout["hi_arm"]))
+        episode = begin(environment, record)
+        environment.arms = tuple(layout["action_lookup"].values())
+        replay_turns(
+            record, episode, parity, lambda transition: "" if transition.terminated else "short-first-observation"
+        )
+    parity.report("bandit-v1 in turns", capsys)

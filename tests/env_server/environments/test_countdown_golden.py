@@ -8,6 +8,7 @@ import pytest
 
 from starpod.env_server.environments.countdown import Countdown, Malformed, parse, solvable_by_signs
 from starpod.env_server.episode import Episode, EpisodeOver, Limits, Want
+from tests.env_server.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Parity, golden
 
 CHOSEN = {
@@ -77,3 +78,13 @@ def test_golden_filter(capsys: pytest.CaptureFixture[str]) -> None:
         name = "all-numbers-count" if len(numbers) > 4 else ""
         parity.equal(record["id"], solvable_by_signs(numbers, target), record["kept"], name)
     parity.report("countdown-v1's filter (puzzles as steps)", capsys)
+
+
+def test_golden_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity({})
+    for record in records_of("Countdown"):
+        environment = Countdown()
+        layout = record["layout"]
+        environment.options = Countdown.Options(numbers=layout["nums"], target=layout["target"])
+        replay_turns(record, begin(environment, record), parity)
+    parity.report("countdown-v1 in turns", capsys)

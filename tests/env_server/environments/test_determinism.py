@@ -65,7 +65,7 @@ def test_caches_are_no_state(seed: int, dynamics_seed: int) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_options_come_back_from_their_own_dump(case: Case) -> None:
-    """As in a snapshot, which holds every option and not only the given ones."""
+    """As in a log, which holds every option and not only the given ones."""
     options = case[0].Options(**case[1])
     assert case[0].Options(**options.model_dump(mode="json")) == options
 

@@ -12,8 +12,16 @@ from starpod.env_server import Environment
 from starpod.env_server.environments.bandit import Bandit
 from starpod.env_server.environments.countdown import Countdown
 from starpod.env_server.environments.frozen_lake import FrozenLake
+from starpod.env_server.environments.sokoban import Sokoban
+from starpod.env_server.environments.sudoku import Sudoku
 from starpod.env_server.episode import Episode, Want
-from tests.env_server.environments import test_bandit_golden, test_countdown_golden, test_frozen_lake_golden
+from tests.env_server.environments import (
+    test_bandit_golden,
+    test_countdown_golden,
+    test_frozen_lake_golden,
+    test_sokoban_golden,
+    test_sudoku_golden,
+)
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "environments.md").read_text(encoding="utf-8")
 
@@ -21,6 +29,8 @@ DEVIATIONS = {
     Bandit: test_bandit_golden.CHOSEN,
     Countdown: test_countdown_golden.CHOSEN | test_countdown_golden.FILTER_CHOSEN,
     FrozenLake: test_frozen_lake_golden.CHOSEN,
+    Sokoban: test_sokoban_golden.CHOSEN,
+    Sudoku: test_sudoku_golden.CHOSEN,
 }
 
 
@@ -41,7 +51,7 @@ def test_every_option_and_deviation_is_listed(kind: type[Environment]) -> None:
 def test_the_overview_has_the_limits(kind: type[Environment]) -> None:
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| [{kind.spec.id}]"))
     limits = kind.spec.limits
-    assert f"| {limits.max_turns} / {limits.max_actions_per_turn} / {limits.max_actions} |" in row
+    assert f"| {limits.max_turns} / {limits.max_actions_per_turn} / {limits.max_actions or '-'} |" in row
     assert ", ".join(kind.spec.observation_modes or ("text",)) in row
     assert ", ".join(kind.spec.render_modes) in row
 

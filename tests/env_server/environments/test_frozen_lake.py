@@ -184,6 +184,30 @@ def test_the_expert_takes_the_first_of_equals() -> None:
     assert detour.expert_action() == "Down"  # both ways are as long, and Down comes before Up
 
 
+@pytest.mark.parametrize("success_rate", [1.0, 0.8])
+def test_the_expert_knows_the_way_from_afar(success_rate: float) -> None:
+    """Along one lane of 526 moves to and fro between holes, where values shrink to nothing."""
+    lanes = ["F" * 32, "H" * 31 + "F", "F" * 32, "F" + "H" * 31] * 7 + ["F" * 32, "H" * 31 + "F", "G" + "F" * 31]
+    lanes[0] = "S" + lanes[0][1:]
+    environment = start(map=lanes, success_rate=success_rate).environment
+    assert _fewest_moves(environment.map) == 526
+    for row, lane in enumerate(lanes):
+        for column, tile in enumerate(lane):
+            if tile in "SF":
+                turned = column == (0 if row % 4 in (2, 3) else 31)
+                along = "Down" if turned else "Left" if row % 4 == 2 else "Right"
+                environment.position = 32 * row + column
+                assert environment.expert_action() == along, (row, column)
+
+
+def test_the_goal_pays_as_asked() -> None:
+    episode = start(map=["SG"], success_rate=1, goal_reward=10)
+    assert "earns 10." in episode.environment.instructions()
+    transition = Episode.load(FrozenLake, episode.save()).turn(["Right"], Want())
+    assert (transition.reward, transition.success) == (10.0, True)
+    assert start(map=["SG"], success_rate=1).turn(["Right"], Want()).reward == 1.0
+
+
 def test_a_hole_ends_without_reward() -> None:
     episode = start(map=["SH", "FG"], success_rate=1)
     transition = episode.turn(["right", "Down"], Want())

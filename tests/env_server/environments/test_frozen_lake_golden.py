@@ -8,6 +8,7 @@ import pytest
 
 from starpod.env_server.environments.frozen_lake import FrozenLake
 from starpod.env_server.episode import Episode, EpisodeOver, Limits, Want
+from tests.env_server.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Draws, Parity, golden
 
 CHOSEN = {
@@ -70,3 +71,13 @@ def test_golden_episodes(capsys: pytest.CaptureFixture[str]) -> None:
             parity.equal(what, outcome.effective, step["info"]["action_is_effective"])
             parity.equal(what, outcome.valid, step["info"]["action_is_valid"])
     parity.report("frozen_lake-v1", capsys)
+
+
+def test_golden_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity({})
+    for record in records_of("FrozenLake"):
+        environment = FrozenLake()
+        shown = "grid_coord" if "Coord" in record["variant"] else "grid"
+        environment.options = FrozenLake.Options(map=record["layout"]["desc"], observation=shown)
+        replay_turns(record, begin(environment, record), parity)
+    parity.report("frozen_lake-v1 in turns", capsys)

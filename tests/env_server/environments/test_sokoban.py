@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from starpod.env_server.environment import Limits
+from starpod.env_server.environment import Limits, OptionsError
 from starpod.env_server.environments import sokoban as module
 from starpod.env_server.environments.sokoban import MOVES, Sokoban, generate, solve
 from starpod.env_server.episode import EndReason, Episode, Want
@@ -72,6 +72,16 @@ def test_an_impossible_length_says_what_to_change(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "MAX_ROOMS", 50)
     with pytest.raises(ValueError, match="none of 50 rooms had a solution of 60 to any number of moves: widen"):
         start(min_solution=60)
+
+
+def test_a_search_for_an_impossible_length_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On large boards a room costs a hundred times what it costs on small ones."""
+    large = {"rows": 12, "columns": 12, "boxes": 4}
+    room = start(3, **large).environment.render("text")
+    monkeypatch.setattr(module, "MAX_RESET_STATES", 150_000)
+    with pytest.raises(OptionsError, match=r"none of [1-9] rooms had a solution of 200 to any number of moves: widen"):
+        start(3, **large, min_solution=200)
+    assert start(3, **large).environment.render("text") == room
 
 
 @pytest.mark.parametrize(
@@ -284,6 +294,12 @@ def test_coordinates() -> None:
     assert start(layout=LAYOUT, observation="coord").environment.observe() == (
         "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1), (2, 1)\nBoxes: (1, 3)\n"
         "Boxes on target: (2, 1)\nPlayer on target: (1, 1)"
+    )
+
+
+def test_padded() -> None:
+    assert start(layout=LAYOUT[1:4], observation="padded").environment.observe() == (
+        " #  S  _  X  _  # \n #  √  _  _  _  # \n #  _  _  _  _  # "
     )
 
 

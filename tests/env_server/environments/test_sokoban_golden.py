@@ -11,7 +11,8 @@ from PIL import Image
 from starpod.env_server.environment import Limits
 from starpod.env_server.environments.sokoban import Sokoban
 from starpod.env_server.episode import Episode, Want
-from tests.golden import Parity, episodes_of, golden
+from tests.env_server.environments.recorded_turns import begin, records_of, replay_turns
+from tests.golden import Parity, episodes_of
 
 CHOSEN = {
     "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
@@ -127,9 +128,7 @@ def test_recorded_shortest_solutions() -> None:
 def test_recorded_turns(capsys: pytest.CaptureFixture[str]) -> None:
     """Turns of several actions under limits, as the original's manager played them."""
     parity = Parity({"own-sprites": CHOSEN["own-sprites"]})
-    for record in golden("manager_trajectories"):
-        if "Sokoban" not in record["variant"]:
-            continue
+    for record in records_of("Sokoban"):
         state, fixed = record["layout"]["room_state"], record["layout"]["room_fixed"]
         layout = [
             "".join("S" if (kind, under) == (5, 2) else "#_O√XP"[kind] for kind, under in zip(*rows, strict=True))
@@ -142,18 +141,6 @@ def test_recorded_turns(capsys: pytest.CaptureFixture[str]) -> None:
             symbols="letters" if letters else "default",
             observation="grid_coord" if "Coord" in record["variant"] else "grid",
         )
-        limits = Limits(max_actions=record["max_actions_per_traj"], max_actions_per_turn=record["max_actions_per_turn"])
-        episode = Episode(sokoban, limits)
-        episode.reset(0, 0)
-        parity.episodes += 1
-        for turn in record["turns"]:
-            where = f"{record['id']} turn {turn['turn']}"
-            transition = episode.turn(turn["parsed_actions"], Want())
-            parity.steps += 1
-            picture = "own-sprites" if "Visual" in record["variant"] else ""
-            parity.equal(f"{where} state", transition.observation.parts, turn["next_state"], picture)
-            parity.equal(f"{where} reward", transition.reward, turn["turn_reward"])
-            parity.equal(f"{where} active", not episode.end_reason, turn["still_active"])
-            parity.equal(f"{where} actions", episode.actions, turn["status"]["num_actions"])
-            parity.equal(f"{where} truncated", transition.truncated, turn["status"]["truncated"])
+        shown = "own-sprites" if "Visual" in record["variant"] else ""
+        replay_turns(record, begin(sokoban, record), parity, lambda transition, shown=shown: shown)
     parity.report("sokoban-v1 in turns", capsys)

@@ -214,6 +214,7 @@ def test_valid_actions_are_those_that_are_not_refused(seed: int, played: list[st
         "(1,2,4)",
         "1,2,4",
         " I would say: 1, 2, 4. ",
+        "place 0000000000004 at row 1 col 2",
     ],
 )
 def test_every_form_of_a_placement(text: str) -> None:
@@ -236,6 +237,12 @@ def test_odd_actions_are_invalid(action: Any) -> None:
     environment = start(puzzle=PUZZLE).environment
     outcome = environment.step(action)
     assert not outcome.valid and not outcome.effective and outcome.reward == -0.1
+
+
+def test_a_number_out_of_range_is_repeated() -> None:
+    outcome = start(puzzle=PUZZLE).turn(["12345678901,1,1"], Want()).outcomes[0]
+    assert outcome.info == {"error": "Row 12345678901 is out of range (1-4)"}
+    assert not start(puzzle=PUZZLE).turn(["9" * 10_000 + ",1,1"], Want()).outcomes[0].valid
 
 
 def test_the_four_rewards() -> None:
@@ -283,12 +290,36 @@ def test_conflicts_are_marked_where_they_may_be_placed() -> None:
     assert clash.reward == -0.1 and clash.outcomes[0].effective
     assert clash.observation.parts.splitlines()[3] == "*2**2*| [1] ."
     assert "conflicts with row 1, box (1,1)" in clash.observation.parts
+    assert "\n\n⚠ CONFLICTS DETECTED:\n  - Cell (1,1): 2\n  - Cell (1,2): 2\n\n💡" in clash.observation.parts
     assert "*asterisks*" in episode.environment.instructions()
     mended = episode.turn(["1,2,4"], Want())
     assert mended.reward == 1.0
     assert mended.observation.parts.splitlines()[3] == "[2] 4 | [1] ."
     hidden = start(puzzle=PUZZLE, conflicts="place", show_conflicts=False)
     assert hidden.turn(["1,2,2"], Want()).observation.parts.splitlines()[3] == "[2] 2 | [1] ."
+
+
+def test_a_digit_pays_once_its_clash_is_cleared() -> None:
+    episode = start(puzzle=PUZZLE, conflicts="place")  # the first row is 2 4 1 3
+    earned = [episode.turn([action], Want()).reward for action in ("1,4,4", "1,2,4", "1,4,3")]
+    assert earned == [-0.1, -0.1, 2.0]  # the last for its own cell and for the 4 that has no rival any more
+    earned = [episode.turn([action], Want()).reward for action in ("1,4,4", "1,4,3")]
+    assert earned == [-0.1, 0.0]
+
+
+@given(seeds, st.lists(st.tuples(*[st.integers(1, 4)] * 3), max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_every_cell_that_holds_its_digit_without_a_clash_has_paid(seed: int, played: list[tuple[int, ...]]) -> None:
+    episode = start(seed, size=4, difficulty="hard", conflicts="place", max_steps=1000, invalid_reward=0.0)
+    sudoku, earned = episode.environment, 0.0
+    for placement in played:
+        if not episode.end_reason:
+            earned += episode.turn([",".join(map(str, placement))], Want()).reward
+    for cell, fixed in enumerate(sudoku.puzzle):
+        digit = sudoku.grid[cell]
+        if not fixed and digit == sudoku.solution[cell] and not sudoku._clashes(cell, digit):
+            assert sudoku.paid[cell] == 1.0
+    assert earned == sum(sudoku.paid.values()) + 10.0 * sudoku._solved()
 
 
 def test_a_full_grid_with_a_clash_is_not_solved() -> None:
@@ -320,6 +351,16 @@ def test_formats() -> None:
     assert "  - (1,2): [3, 4]\n" in feedback
 
 
+def test_a_cell_without_candidates_is_not_listed() -> None:
+    """As in the original."""
+    seen = start(puzzle=PUZZLE).turn(["1,2,3"], Want()).observation.parts
+    listed = seen.split("EMPTY CELLS:\n")[1].split("\n\n")[0]
+    assert listed.split("\n") == [
+        *("  - (2,3): [4]", "  - (2,4): [2, 3]", "  - (3,1): [1, 3]"),
+        *("  - (4,2): [2]", "  - (4,4): [1]"),
+    ]
+
+
 def test_candidates_are_listed_as_asked() -> None:
     assert "VALID NUMBERS" not in start(1).environment.observe()
     assert "VALID NUMBERS" in start(1, show_candidates=True).environment.observe()
@@ -349,7 +390,7 @@ FULL = "2143 4321 3412 1234".replace(" ", "")
         ({"puzzle": AMBIGUOUS}, "more than one solution: give more digits, or say with `solution`"),
         ({"puzzle": "11.." + "." * 12}, "no solution: a digit is wrong"),
         ({"puzzle": SOLUTION}, "no empty cell"),
-        ({"puzzle": PUZZLE, "size": 9}, "puzzle has 4 rows, the option size says 9"),
+        ({"puzzle": PUZZLE, "size": 16}, "puzzle has 4 rows, the option size says 16"),
         ({"puzzle": PUZZLE, "difficulty": "hard"}, "leave it out where there is a puzzle"),
         ({"puzzle": PUZZLE, "solution": SOLUTION.replace("2413", "3412")}, r"solution has 3 at \(1,1\), puzzle has 2"),
         ({"puzzle": AMBIGUOUS, "solution": "1" * 12 + "1234"}, "no full grid without clashes"),
@@ -374,4 +415,5 @@ def test_a_puzzle_of_several_solutions_may_name_one() -> None:
 
 def test_the_instructions_fit_the_options() -> None:
     text = start(size=4).environment.instructions()
-    assert "4 rows" in text and "2x2 box" in text and "16 actions" in text
+    assert "4 rows" in text and "2x2 box" in text
+    assert "After 16 actions at the latest" in text and "You have" not in text  # limits of the episode may be narrower

@@ -8,7 +8,8 @@ import pytest
 
 from starpod.env_server.environment import Limits
 from starpod.env_server.environments.sudoku import Sudoku
-from starpod.env_server.episode import Episode, Want
+from starpod.env_server.episode import Episode, Transition, Want
+from tests.env_server.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Parity, episodes_of
 
 CHOSEN = {
@@ -67,3 +68,17 @@ def replay(record: Any, parity: Parity) -> None:
         parity.equal(f"{where} effective", outcome.effective, info.pop("action_is_effective"))
         parity.equal(f"{where} valid", outcome.valid, info.pop("action_is_valid"))
         parity.equal(f"{where} info", dict(outcome.info or {}), info, repeat)
+
+
+def test_recorded_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity({"same-digit-again": CHOSEN["same-digit-again"]})
+    for record in records_of("Sudoku"):
+        layout = record["layout"]
+        sudoku = Sudoku()
+        sudoku.options = Sudoku.Options(puzzle=layout["initial_grid"], solution=layout["solution_grid"])
+        replay_turns(record, begin(sudoku, record), parity, _repeats)
+    parity.report("sudoku-v1 in turns", capsys)
+
+
+def _repeats(transition: Transition) -> str:
+    return "same-digit-again" if " already\n" in str(transition.parts) else ""

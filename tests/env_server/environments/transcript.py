@@ -11,6 +11,8 @@ from starpod.env_server.environment import Environment
 from starpod.env_server.environments.bandit import Bandit
 from starpod.env_server.environments.countdown import Countdown
 from starpod.env_server.environments.frozen_lake import FrozenLake
+from starpod.env_server.environments.sokoban import Sokoban
+from starpod.env_server.environments.sudoku import Sudoku
 from starpod.env_server.episode import Episode, Limits, Want
 
 EVERYTHING = Want(valid_actions=True, state_key=True, expert_action=True, score=True)
@@ -27,6 +29,12 @@ CASES: list[Case] = [
     (Countdown, {}),
     (Countdown, {"operators": "+-*/", "min_count": 2}),
     (Countdown, {"numbers": [3, 3, 8, 8], "target": 24}),
+    (Sokoban, {}),
+    (Sokoban, {"rows": 8, "columns": 8, "boxes": 2, "max_solution": 6, "observation": "local"}),
+    (Sokoban, {"layout": "#####\n#P__#\n#_XO#\n#_XO#\n#___#\n#####", "observation": "coord"}),
+    (Sudoku, {}),
+    (Sudoku, {"size": 4, "difficulty": "hard", "conflicts": "place"}),
+    (Sudoku, {"puzzle": "2.1. .1.. ..24 4.3.", "observation": "detailed"}),
 ]
 """Environments with options that between them use every way to start."""
 

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from starpod.env_server.drawing import fit_text, png
 from starpod.env_server.environment import (
-    INVALID,
+    UNKNOWN_NAME,
     Environment,
     EnvironmentOptions,
     EnvironmentSpec,
@@ -126,7 +126,7 @@ class Bandit(Environment):
         asked = action.strip().casefold() if isinstance(action, str) else None
         arm = next((arm for arm in self.arms if arm.casefold() == asked), None)
         if arm is None:
-            return INVALID
+            return UNKNOWN_NAME
         options = self.options
         if arm != self.high:
             self.payout = options.low_reward

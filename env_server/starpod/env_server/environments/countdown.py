@@ -1,13 +1,15 @@
-"""Reach a target with given numbers and arithmetic. Answers are parsed and worked out in exact fractions, never run."""
+"""Reach a target with given numbers and arithmetic. Answers are read and worked out as Python would, and never run."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import itertools
+import operator
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -20,8 +22,10 @@ from starpod.env_server.environment import Environment, EnvironmentOptions, Envi
 
 MAX_LENGTH = 200
 """Characters of an answer."""
-MAX_DEPTH = 20
-"""Signs and parentheses inside one another."""
+MAX_POWER_BITS = 10_000
+"""Of a power of whole numbers: 1000 ** 1000 is the largest of drawn numbers. What is larger has no value."""
+TOLERANCE = 1e-5
+"""How far a value may be off the target, for the errors of floating point."""
 
 
 class CountdownOptions(EnvironmentOptions):
@@ -39,7 +43,7 @@ class CountdownOptions(EnvironmentOptions):
     max_target: int = Field(default=999, ge=10, le=100_000, description="Drawn targets go from 1 to this.")
     operators: Literal["+-", "+-*/"] = Field(
         default="+-",
-        description="What some solution of a drawn puzzle gets by with. Answers may use all four operators either way.",
+        description="What some solution of a drawn puzzle gets by with. Answers may use every operator either way.",
     )
     reward_correct: float = Field(
         default=1.0, description="For an expression that uses the numbers and hits the target."
@@ -77,7 +81,8 @@ class Countdown(Environment):
             "target is allowed."
         ),
         grammar=(
-            "an expression of whole numbers, + - * /, signs and parentheses, optionally followed by = and the target; "
+            "an expression of whole numbers, + - * / // % **, signs and parentheses, optionally followed by = and the "
+            "target; "
             f"at most {MAX_LENGTH} characters"
         ),
         render_modes=("text", "png"),
@@ -108,10 +113,10 @@ class Countdown(Environment):
         except Malformed as problem:
             return self._end(action, options.reward_wrong, False, False, {"problem": str(problem)}, valid=False)
         right_numbers = sorted(parsed.numbers) == sorted(self.numbers)
-        hit = right_numbers and parsed.value == self.target and parsed.claim in (None, self.target)
+        near = parsed.value is not None and abs(parsed.value - self.target) < TOLERANCE
+        hit = right_numbers and near and parsed.claim in (None, self.target)
         reward = options.reward_correct if hit else options.reward_numbers if right_numbers else options.reward_wrong
-        value = "undefined" if parsed.value is None else str(parsed.value)
-        return self._end(action, reward, right_numbers, hit, {"value": value})
+        return self._end(action, reward, right_numbers, hit, {"value": _shown(parsed.value)})
 
     def _end(
         self, action: Any, reward: float, numbers: bool, hit: bool, info: dict[str, str], valid: bool = True
@@ -235,95 +240,89 @@ class Malformed(ValueError):
     """The text is not an expression; the message says why."""
 
 
+Number = int | float
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An expression: its numbers in order, its value (None: it divides by zero), and what it was said to equal."""
+    """An expression: its numbers in order, its value (None: it has none), and what it was said to equal."""
 
     numbers: tuple[int, ...]
-    value: Fraction | None
+    value: Number | None
     claim: int | None
 
 
-_CLAIM = re.compile(r"=\s*([+-]?[0-9]+)\s*\Z")
-_TOKEN = re.compile(r"\s*([0-9]+|[-+*/()])")
+_CLAIM = re.compile(r"\s*=\s*([+-]?[0-9]+)\s*\Z")
+_STRANGE = re.compile(r"[^-+*/%()0-9 \t\n\r\f]")
+_KNOWN = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
 
 
 def parse(text: str) -> Parsed:
     """Reads `expression` or `expression = integer`. Raises Malformed.
 
-    expression: term, then + or - terms. term: factor, then * or / factors. factor: a number, a sign before a factor,
-    or an expression in parentheses.
+    Python says what an expression is, of whole numbers, + - * / // % **, signs and parentheses alone.
     """
     if len(text) > MAX_LENGTH:
         raise Malformed(f"longer than {MAX_LENGTH} characters")
     claim = _CLAIM.search(text)
-    return _Reader(text[: claim.start()] if claim else text).read(int(claim[1]) if claim else None)
+    written = text[: claim.start()] if claim else text
+    if strange := _STRANGE.search(written):
+        raise Malformed(f"{strange[0]!r} has no meaning here")
+    try:
+        tree = ast.parse(written.lstrip(" \t"), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError):
+        raise Malformed(
+            "it is no expression: a number, an operator or a parenthesis is missing, or a number starts with 0"
+        ) from None
+    if not all(isinstance(node, _KNOWN) for node in ast.walk(tree)):
+        raise Malformed("a parenthesis follows a number, or is empty: write the operator or the number that is missing")
+    numbers = tuple(int(digits) for digits in re.findall("[0-9]+", written))
+    try:
+        value = _value(tree.body)
+    except ArithmeticError:  # by zero, too large, or a root of a negative number
+        value = None
+    return Parsed(numbers, value, int(claim[1]) if claim else None)
 
 
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self.tokens: list[str] = []
-        end = len(text.rstrip())
-        place = 0
-        while place < end:
-            match = _TOKEN.match(text, place)
-            if not match:
-                raise Malformed(f"{text[place:].lstrip()[:1]!r} has no meaning here")
-            self.tokens.append(match[1])
-            place = match.end()
-        self.next = 0
-        self.numbers: list[int] = []
+def _value(node: ast.expr) -> Number:
+    """What Python would make of it, floating point included. Raises ArithmeticError where it has no value."""
+    match node:
+        case ast.BinOp(left=left, op=operation, right=right):
+            return _OPERATORS[type(operation)](_value(left), _value(right))
+        case ast.UnaryOp(op=sign, operand=operand):
+            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
+    assert isinstance(node, ast.Constant) and isinstance(node.value, int)
+    return node.value
 
-    def read(self, claim: int | None) -> Parsed:
-        value = self.expression(0)
-        if self.next < len(self.tokens):
-            raise Malformed(f"{self.tokens[self.next]!r} follows a complete expression")
-        return Parsed(tuple(self.numbers), value, claim)
 
-    def take(self, *wanted: str) -> str | None:
-        """The next token if it is one of those."""
-        if self.next < len(self.tokens) and self.tokens[self.next] in wanted:
-            self.next += 1
-            return self.tokens[self.next - 1]
-        return None
+def _power(base: Number, exponent: Number) -> Number:
+    whole = isinstance(base, int) and isinstance(exponent, int)
+    if whole and abs(base) > 1 and int(base).bit_length() * exponent > MAX_POWER_BITS:
+        raise OverflowError("too large a power")
+    power: Number | complex = base**exponent
+    if isinstance(power, complex):
+        raise ArithmeticError("a root of a negative number")
+    return power
 
-    def expression(self, depth: int) -> Fraction | None:
-        value = self.term(depth)
-        while operator := self.take("+", "-"):
-            other = self.term(depth)
-            if value is not None:
-                value = None if other is None else value + other if operator == "+" else value - other
-        return value
 
-    def term(self, depth: int) -> Fraction | None:
-        value = self.factor(depth)
-        while operator := self.take("*", "/"):
-            other = self.factor(depth)
-            if value is None or other is None or (operator == "/" and other == 0):
-                value = None
-            else:
-                value = value * other if operator == "*" else value / other
-        return value
+_OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
 
-    def factor(self, depth: int) -> Fraction | None:
-        if depth > MAX_DEPTH:
-            raise Malformed(f"more than {MAX_DEPTH} signs and parentheses inside one another")
-        if sign := self.take("+", "-"):
-            value = self.factor(depth + 1)
-            return value if sign == "+" or value is None else -value
-        if self.take("("):
-            value = self.expression(depth + 1)
-            if not self.take(")"):
-                raise Malformed("a parenthesis is not closed")
-            return value
-        if self.next == len(self.tokens):
-            raise Malformed("it ends where a number should be" if self.tokens else "there is no expression")
-        token = self.tokens[self.next]
-        if not token.isdigit():
-            raise Malformed(f"{token!r} stands where a number should be")
-        self.next += 1
-        self.numbers.append(int(token))
-        return Fraction(int(token))
+
+def _shown(value: Number | None) -> str:
+    """A value for people: whole numbers in full, others with ten digits."""
+    if value is None:
+        return "undefined"
+    if isinstance(value, int):
+        return str(value) if value.bit_length() < MAX_POWER_BITS else f"a number of {value.bit_length()} bits"
+    return f"{value:.10g}"
 
 
 # --- the picture -------------------------------------------------------------------------------------------------

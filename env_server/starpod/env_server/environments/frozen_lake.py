@@ -27,12 +27,7 @@ _DISCOUNT = 0.9
 
 _MOVED = Outcome()
 _BLOCKED = Outcome(effective=False)
-_ARRIVALS = {
-    "S": _MOVED,
-    "F": _MOVED,
-    "H": Outcome(terminated=True, success=False),
-    "G": Outcome(reward=1.0, terminated=True, success=True),
-}
+_FELL = Outcome(terminated=True, success=False)
 
 
 class FrozenLakeSymbols(EnvironmentOptions):
@@ -75,6 +70,7 @@ class FrozenLakeOptions(EnvironmentOptions):
         description="How likely a move goes where it was meant to; else it slips to one of the two sides at right "
         "angles, each as likely. 1: never slips. Gymnasium's own default is 1/3.",
     )
+    goal_reward: float = Field(default=1.0, description="Paid for reaching the goal.")
     map: tuple[str, ...] | None = Field(
         default=None, description="Rows of S (start), F (ice), H (hole) and G (goal), instead of a drawn map."
     )
@@ -180,7 +176,9 @@ class FrozenLake(Environment):
 
     def _share_lake(self) -> Lake:
         options = self.options
-        lake = self._cached_lake = _lake(self.map, options.success_rate, options.observation, options.symbols)
+        lake = self._cached_lake = _lake(
+            self.map, options.success_rate, options.goal_reward, options.observation, options.symbols
+        )
         return lake
 
 
@@ -194,14 +192,22 @@ class Lake:
     before, straight: the slip draw below which each of the first two happens.
     """
 
-    def __init__(self, rows: tuple[str, ...], success_rate: float, observation: str, symbols: FrozenLakeSymbols):
+    def __init__(
+        self,
+        rows: tuple[str, ...],
+        success_rate: float,
+        goal_reward: float,
+        observation: str,
+        symbols: FrozenLakeSymbols,
+    ) -> None:
         self.map = rows
         self.tiles = "".join(rows)
         self.columns = len(rows[0])
         self.start, self.goal = self.tiles.index("S"), self.tiles.index("G")
         self.observation, self.symbols = observation, symbols
         self.ways = _ways(len(rows), self.columns)
-        self.arrivals = [_ARRIVALS[tile] for tile in self.tiles]
+        arrived = Outcome(reward=goal_reward, terminated=True, success=True)
+        self.arrivals = [{"H": _FELL, "G": arrived}.get(tile, _MOVED) for tile in self.tiles]
         self.slippery = success_rate < 1
         self.before = (1 - success_rate) / 2
         self.straight = self.before + success_rate
@@ -330,7 +336,24 @@ def _draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple
 
 @functools.lru_cache(maxsize=1024)
 def _policy(rows: tuple[str, ...], success_rate: float) -> tuple[str, ...]:
-    """The best action at each position, by value iteration: likely to reach the goal, and sooner rather than later."""
+    """The best action at each position: likely to reach the goal, and sooner rather than later."""
+    return _shortest_way(rows) if success_rate == 1 else _likeliest_way(rows, success_rate)
+
+
+def _shortest_way(rows: tuple[str, ...]) -> tuple[str, ...]:
+    """For each position the first action that leads nearer to the goal, for moves that never slip."""
+    ways, distances = _ways(len(rows), len(rows[0])), _distances(rows)
+    far = len(distances)  # more than any distance
+
+    def left(action: str, place: int) -> int:
+        distance = distances[ways[action][place][1]]
+        return far if distance is None else distance
+
+    return tuple(min(ACTIONS, key=lambda action: left(action, place)) for place in range(far))
+
+
+def _likeliest_way(rows: tuple[str, ...], success_rate: float) -> tuple[str, ...]:
+    """The same for moves that may slip, by value iteration. Far from the goal values are tiny: errors are relative."""
     tiles = "".join(rows)
     ways = _ways(len(rows), len(rows[0]))
     targets = np.array([ways[action] for action in ACTIONS])  # action x position x (before, straight, after)
@@ -341,10 +364,11 @@ def _policy(rows: tuple[str, ...], success_rate: float) -> tuple[str, ...]:
         reached = values[targets]
         # Spelled out, because a dot product may add up in another order on another machine.
         worth = _DISCOUNT * (side * reached[..., 0] + success_rate * reached[..., 1] + side * reached[..., 2])
-        updated = np.where(ended, values, worth.max(axis=0))
-        if np.abs(updated - values).max() < 1e-9:
-            # Rounded, so that equal actions tie and the first one wins.
-            return tuple(ACTIONS[best] for best in worth.round(6).argmax(axis=0))
+        best = worth.max(axis=0)
+        updated = np.where(ended, values, best)
+        if (np.abs(updated - values) <= 1e-9 * updated).all():
+            # Not the very best alone, so that equal actions tie and the first one wins.
+            return tuple(ACTIONS[first] for first in (worth >= (1 - 1e-6) * best).argmax(axis=0))
         values = updated
 
 
@@ -355,7 +379,7 @@ def _instructions(options: FrozenLakeOptions) -> str:
     text = [
         f"You stand on a frozen lake of {rows} rows and {columns} columns. Walk over the ice to the goal, one tile per "
         "action, and keep out of the holes: falling into one ends the episode without a reward. Reaching the goal "
-        "earns 1. The border of the lake holds you in place.",
+        f"earns {options.goal_reward:g}. The border of the lake holds you in place.",
         f"The actions are {', '.join(ACTIONS)}. Down leads to the next row, Right to the next column; both count "
         "from 0 at the top left.",
     ]

@@ -32,6 +32,9 @@ MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 MAX_ROOMS = 2_000
 """Rooms that one reset tries before it says that the options ask for the impossible."""
 
+MAX_RESET_STATES = 2_500_000
+"""States that all searches of one reset visit before it says so: some ten seconds. 2000 rooms of 6x6 take 100,000."""
+
 MAX_REVERSE_STATES = 50_000
 """States of one reverse play. The published rooms need a few hundred; a large board stops here, still solvable."""
 
@@ -104,10 +107,11 @@ class SokobanOptions(EnvironmentOptions):
         description="The board to play instead of a generated one: its rows from top to bottom, in the symbols of the "
         "option `symbols`, as a list or as one text with line breaks.",
     )
-    observation: Literal["grid", "coord", "grid_coord", "local", "rgb"] = Field(
+    observation: Literal["grid", "padded", "coord", "grid_coord", "local", "rgb"] = Field(
         "grid",
-        description="grid: the board in symbols; coord: coordinates; grid_coord: both; local: coordinates and the "
-        "neighbouring cells of player and boxes, in few tokens; rgb: a picture.",
+        description="grid: the board in symbols; padded: the same, with a blank on both sides of each symbol; coord: "
+        "coordinates; grid_coord: grid and coordinates; local: coordinates and the neighbouring cells of player and "
+        "boxes, in few tokens; rgb: a picture.",
     )
     symbols: Literal["default", "letters"] | Symbols = Field(
         "default",
@@ -159,7 +163,9 @@ class SokobanOptions(EnvironmentOptions):
         return self
 
     def _check_layout(self, layout: tuple[str, ...]) -> None:
-        given = self.model_fields_set
+        fields = type(self).model_fields
+        # Whoever writes all options down, as a log does, writes the defaults of those that a layout makes idle.
+        given = {name for name in ("rows", "columns", "boxes") if getattr(self, name) != fields[name].default}
         for name, size in (("rows", len(layout)), ("columns", len(layout[0]) if layout else 0)):
             if name in given and getattr(self, name) != size:
                 raise ValueError(
@@ -263,14 +269,19 @@ Plan = list[tuple[int, frozenset[int], str]]
 
 
 def solve(board: Board, player: int, boxes: frozenset[int]) -> Plan | Unsolvable | None:
-    """A shortest solution; None where the search gives up.
+    """A shortest solution; None where the search gives up."""
+    return search(board, player, boxes)[0]
+
+
+def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Unsolvable | None, int]:
+    """What `solve` says, and how many states it took.
 
     Breadth-first over player and boxes, never pushing a box to where no target can be reached. Of all shortest
     solutions it finds the first in the order of MOVES, so each of its suffixes is what a search from there would find.
     """
     floor, targets, alive = board.floor, board.targets, board.pushes
     if not all(box in alive for box in boxes):
-        return Unsolvable()
+        return Unsolvable(), 0
     moves = tuple(board.deltas.items())
     start = (player, boxes)
     came: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
@@ -299,11 +310,11 @@ def solve(board: Board, player: int, boxes: frozenset[int]) -> Plan | Unsolvable
                     (before, boxes_before), move = step
                     plan.append((before, boxes_before, move))
                     step = came[step[0]]
-                return plan[::-1]
+                return plan[::-1], len(came)
             queue.append(following)
         if len(came) > MAX_SOLVER_STATES:
-            return None
-    return Unsolvable()
+            return None, len(came)
+    return Unsolvable(), len(came)
 
 
 # --- generation ------------------------------------------------------------------------------------------------------
@@ -324,10 +335,13 @@ CARVINGS = (
 def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, frozenset[int]]:
     """A room that can be solved, with player and boxes. Draws from `rng` alone.
 
-    Raises ValueError if MAX_ROOMS tries give no room within the bounds on the length of the solution.
+    Raises OptionsError if MAX_ROOMS tries, or those that MAX_RESET_STATES allow, give no room within the bounds on the
+    length of the solution.
     """
     bounded = options.min_solution is not None or options.max_solution is not None
-    for _ in range(MAX_ROOMS):
+    rooms = states = 0
+    while rooms < MAX_ROOMS and states < MAX_RESET_STATES:
+        rooms += 1
         floor = _carve(rng, options.rows, options.columns)
         if len(floor) < 2 * options.boxes + 1:
             continue
@@ -339,20 +353,22 @@ def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, f
             row, column = divmod(cell, width)
             text[row] = text[row][:column] + ("O" if cell in targets else "_") + text[row][column + 1 :]
         board = Board("\n".join(text))
-        played = _play_back(board, player, tuple(targets), options.search_depth)
+        played, visited = _play_back(board, player, tuple(targets), options.search_depth)
+        states += visited
         if played is None:
             continue
         player, boxes, displacement = played
         player = _stroll(rng, board, player, boxes, displacement)
         if bounded:
-            plan = solve(board, player, boxes)
+            plan, visited = search(board, player, boxes)
+            states += visited
             if not isinstance(plan, list):
                 continue
             if len(plan) < (options.min_solution or 0) or len(plan) > (options.max_solution or math.inf):
                 continue
         return board_of(board.text), player, boxes
     raise OptionsError(
-        f"none of {MAX_ROOMS} rooms had a solution of {options.min_solution or 1} to "
+        f"none of {rooms} rooms had a solution of {options.min_solution or 1} to "
         f"{options.max_solution or 'any number of'} moves: widen min_solution and max_solution, "
         "or change rows, columns, boxes or search_depth"
     )
@@ -377,12 +393,12 @@ def _carve(rng: random.Random, rows: int, columns: int) -> set[tuple[int, int]]:
 
 def _play_back(
     board: Board, player: int, targets: tuple[int, ...], search_depth: int
-) -> tuple[int, frozenset[int], int] | None:
+) -> tuple[tuple[int, frozenset[int], int] | None, int]:
     """Starts with all boxes on targets and pulls them away, depth first.
 
     The best state is the one with the largest product of how often the pulling changed to another box and how far the
-    boxes are from their targets in all. Returns its player, boxes and distance; None if no state has every box off
-    the targets.
+    boxes are from their targets in all. Returns its player, boxes and distance, None if no state has every box off
+    the targets; and how many states were visited.
     """
     floor = board.floor
     deltas = tuple(board.deltas.values())
@@ -419,7 +435,7 @@ def _play_back(
             else:
                 pulls.append((ahead, boxes, last, changes, left - 1))
         stack += reversed(pulls + walks)
-    return best
+    return best, len(seen)
 
 
 def _stroll(rng: random.Random, board: Board, player: int, boxes: frozenset[int], displacement: int) -> int:
@@ -441,7 +457,7 @@ def _explain(options: SokobanOptions) -> str:
     """What the observations show."""
     legend = ", ".join(f"{symbol} {name}" for name, symbol in options.vocabulary.legend())
     match options.observation:
-        case "grid":
+        case "grid" | "padded":
             return f"The board is shown row by row in these symbols: {legend}."
         case "coord":
             return (
@@ -484,7 +500,7 @@ class Sokoban(Environment):
         version="1.0.0",
         title="Sokoban: push every box onto a target",
         actions=tuple(MOVES),
-        observation_modes=("grid", "coord", "grid_coord", "local", "rgb"),
+        observation_modes=("grid", "padded", "coord", "grid_coord", "local", "rgb"),
         render_modes=("text", "png"),
         limits=Limits(max_turns=5, max_actions_per_turn=5, max_actions=10),
         slow_reset=True,
@@ -551,6 +567,8 @@ class Sokoban(Environment):
         match self.options.observation:
             case "grid":
                 return self._grid()
+            case "padded":
+                return "\n".join("".join(f" {symbol} " for symbol in row) for row in self._grid().split("\n"))
             case "coord":
                 return self._coordinates()
             case "grid_coord":

@@ -225,9 +225,7 @@ class SudokuOptions(EnvironmentOptions):
         "was, place writes it down and marks the clash until it is mended.",
     )
     show_conflicts: bool = Field(True, description="Mark digits that clash, as *N*.")
-    show_valid_numbers: bool = Field(
-        True, description="Name the valid numbers of a cell after a clash, and of all empty cells once they are few."
-    )
+    show_valid_numbers: bool = Field(True, description="Name the valid numbers of all empty cells once they are few.")
     show_candidates: bool = Field(False, description="List the valid numbers of all empty cells from the start.")
     max_steps: int | None = Field(
         None, ge=1, le=100_000, description="Actions after which the puzzle counts as failed; by default one per cell."
@@ -252,9 +250,10 @@ class SudokuOptions(EnvironmentOptions):
             return self
         assert not isinstance(self.puzzle, str)
         size = len(self.puzzle)
-        if "size" in self.model_fields_set and self.size != size:
+        fields = type(self).model_fields
+        if self.size not in (size, fields["size"].default):
             raise ValueError(f"puzzle has {size} rows, the option size says {self.size}: leave it out")
-        if "difficulty" in self.model_fields_set:
+        if self.difficulty != fields["difficulty"].default:
             raise ValueError("difficulty is for generated puzzles: leave it out where there is a puzzle")
         _solve_given(_flat(self.puzzle), _flat(self.solution))
         return self
@@ -349,8 +348,8 @@ def read_action(text: str, size: int) -> tuple[int, int, int]:
     text = text.strip().lower()
     for form in FORMS:
         if match := form.search(text):
-            # Beyond nine digits a number is out of range, whatever follows; Python would refuse to read thousands.
-            first, second, third = (int(group[:9]) for group in match.groups())
+            # Python refuses to read thousands of digits.
+            first, second, third = (int(group[:200]) for group in match.groups())
             # With "place" or "at" anywhere in it, the text reads number, row, column; else row, column, number.
             worded = "place" in text or "at" in text
             row, column, number = (second, third, first) if worded else (first, second, third)
@@ -406,7 +405,7 @@ class Sudoku(Environment):
         if clashes and self.options.conflicts == "refuse":
             valid = self._candidates(cell) if not self.grid[cell] else []
             message = f"Invalid placement: {number} conflicts with {clashes}"
-            if valid and self.options.show_valid_numbers:
+            if valid:
                 message += f"\n   Valid numbers for ({row},{column}): {valid}"
             info = {"error": f"Number {number} conflicts with {clashes}", "valid_numbers": valid}
             return self._refuse(message, info, late)
@@ -424,23 +423,20 @@ class Sudoku(Environment):
         )
 
     def _place(self, cell: int, number: int, clashes: str, late: bool) -> Outcome:
-        options = self.options
+        before = self.grid[cell]
         self.grid = self.grid[:cell] + bytes([number]) + self.grid[cell + 1 :]
         correct = number == self.solution[cell] and not clashes
         place = f"Placed {number} at ({cell // self.size + 1},{cell % self.size + 1})"
         if clashes:
-            reward = options.invalid_reward
+            reward = self.options.invalid_reward
             self.feedback = f"⚠ {place} - conflicts with {clashes}"
         else:
-            # A cell pays for the best digit that it ever held, so that overwriting earns nothing twice.
-            worth = options.correct_reward if correct else options.legal_reward
-            paid = self.paid.get(cell)
-            reward = worth if paid is None else max(worth - paid, 0.0)
-            self.paid[cell] = worth if paid is None else max(worth, paid)
+            reward = self._pay(cell)
             self.feedback = f"✓ Correct! {place}" if correct else f"⚠ {place} - Valid but not optimal"
+        reward += sum(self._pay(peer) for peer in self._freed(cell, before))
         solved = self._solved()
         if solved:
-            reward += options.solved_reward
+            reward += self.options.solved_reward
             self.feedback += "\n🎉 Congratulations! Puzzle solved!"
         empty = self.grid.count(0)
         return Outcome(
@@ -455,6 +451,21 @@ class Sudoku(Environment):
                 "cells_remaining": empty,
             },
         )
+
+    def _pay(self, cell: int) -> float:
+        """What a digit that clashes with nothing earns: overwriting a cell pays for the best it ever held, once."""
+        correct = self.grid[cell] == self.solution[cell]
+        worth = self.options.correct_reward if correct else self.options.legal_reward
+        paid = self.paid.get(cell)
+        self.paid[cell] = worth if paid is None else max(worth, paid)
+        return worth if paid is None else max(worth - paid, 0.0)
+
+    def _freed(self, cell: int, number: int) -> list[int]:
+        """Cells whose own digit clashed with nothing but the number that has just left this cell."""
+        if not number:
+            return []
+        same = [peer for peer in sorted(peers(self.size)[cell]) if self.grid[peer] == number]
+        return [peer for peer in same if not self.puzzle[peer] and not self._clashes(peer, number)]
 
     def observe(self) -> str:
         match self.options.observation:
@@ -497,7 +508,9 @@ class Sudoku(Environment):
             f"and each {side}x{side} box holds every number from 1 to {size} exactly once. "
             f"{shown} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
             f"'place {size} at row 2 col 3', or in short as row, column, number: '2,3,{size}'. "
-            f"{clash}; a number of your own may be overwritten. You have {options.steps_allowed} actions."
+            f"{clash}; a number of your own may be overwritten. "
+            # The limits of the episode may be narrower; whoever set them tells them.
+            f"After {options.steps_allowed} actions at the latest the puzzle counts as failed."
         )
 
     def valid_actions(self) -> list[str]:
@@ -620,13 +633,19 @@ class Sudoku(Environment):
     def _with_feedback(self) -> str:
         options, cells = self.options, len(self.grid)
         lines = [self._detailed()]
+        if marked := sorted(self._marked()):
+            lines += ["", "⚠ CONFLICTS DETECTED:"]
+            lines += [
+                f"  - Cell ({cell // self.size + 1},{cell % self.size + 1}): {self.grid[cell]}" for cell in marked
+            ]
         empty = [cell for cell, digit in enumerate(self.grid) if not digit]
         few = options.show_valid_numbers and len(empty) <= LISTED_CELLS
         if empty and (few or options.show_candidates):
             lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
             for cell in empty:
-                row, column = divmod(cell, self.size)
-                lines.append(f"  - ({row + 1},{column + 1}): {self._candidates(cell)}")
+                if candidates := self._candidates(cell):
+                    row, column = divmod(cell, self.size)
+                    lines.append(f"  - ({row + 1},{column + 1}): {candidates}")
         given = cells - self.puzzle.count(0)
         filled = cells - len(empty)
         lines += ["", f"Progress: {filled}/{cells} cells filled ({given} initial, {filled - given} placed)"]
