@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from starpod.env_server import Busy, Limits
+from starpod.env_server.episode import Episode, TooLate, Want
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Failure, Serve, text_of
 from tests.env_server.test_stream import Stream, columns, read_status
@@ -68,7 +70,7 @@ async def test_a_turn_whose_picture_is_not_to_be_had_was_not_made(client: Client
     assert (await client.step(session, 2, "go")).end_reason == pb.END_REASON_MAX_TURNS
 
 
-@pytest.mark.parametrize("environment", HERE)
+@pytest.mark.parametrize("environment", [*HERE, "undrawn_process-v1"])
 async def test_pictures_that_cannot_be_drawn_here_are_refused_and_cost_nothing(
     client: Client, environment: str
 ) -> None:
@@ -150,3 +152,16 @@ async def test_the_seed_reaches_the_environment_and_its_copies(client: Client, e
     taken = (await client.stub.Snapshot(pb.SnapshotRequest(session_id=copy.session_id))).snapshot
     (restored,) = (await client.stub.Restore(pb.RestoreRequest(snapshot=taken))).sessions
     assert text_of(copy) == text_of(restored) == "500 of start 5"
+
+
+def test_an_environment_that_is_busy_when_it_has_been_counted_is_wrong() -> None:
+    """Even in a turn that played nothing: it counts against the limit of turns."""
+
+    class BusyLooking(Crowded):
+        def observe(self) -> str:
+            raise Busy("nobody looks", retry_after=0.1)
+
+    episode = Episode(BusyLooking(), Limits())
+    episode.reset(0, 0)
+    with pytest.raises(TooLate, match="nobody looks"):
+        episode.turn(["no such action"], Want())

@@ -11,7 +11,8 @@ import pytest
 
 from starpod.env_server.config import ServerLimits
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, text_of
+from tests.env_server.conftest import Client, Serve, read_status, text_of
+from tests.env_server.test_stream import Stream
 
 
 async def test_a_repeated_step_is_made_once(client: Client) -> None:
@@ -64,6 +65,18 @@ async def test_a_failed_reset_leaves_the_episode_as_it_was(client: Client) -> No
     assert failure.code == "INVALID_ARGUMENT"
     assert failure.fields == ["options.start", "options.strat"]
     assert "it has: start" in failure.message
+    render = await client.stub.Render(pb.RenderRequest(session_id=session.session_id))
+    assert render.data.decode() == text_of(moved)
+    await client.step(session, 1, "Right")
+
+
+async def test_a_reset_whose_instructions_fail_leaves_the_episode_as_it_was(client: Client) -> None:
+    session = await client.open("walk-v1")
+    moved = await client.step(session, 0, "Right")
+    speechless = pb.ResetRequest(session_id=session.session_id, epoch=1)
+    speechless.options.update({"start": 10})
+    failure = await client.fails(client.stub.Reset(speechless))
+    assert (failure.reason, failure.metadata["session"]) == ("ENVIRONMENT_BUG", "intact")
     render = await client.stub.Render(pb.RenderRequest(session_id=session.session_id))
     assert render.data.decode() == text_of(moved)
     await client.step(session, 1, "Right")
@@ -392,6 +405,82 @@ async def test_opens_under_way_cannot_together_exceed_the_limit(serve: Serve) ->
     replies = await asyncio.gather(*opens, return_exceptions=True)
     assert sum(isinstance(reply, pb.Session) for reply in replies) == 4
     assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 4
+
+
+async def test_groups_in_the_making_cannot_together_exceed_the_limit(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_sessions=4))
+    opens = [client.open("searched-v1", seed=seed, count=3) for seed in range(3)]
+    replies = await asyncio.gather(*opens, return_exceptions=True)
+    assert sum(isinstance(reply, pb.Session) for reply in replies) == 1
+    assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 3
+    assert (await client.fails(client.open("searched-v1", count=2))).metadata["limit"] == "max_sessions"
+    unfindable = client.open("searched-v1", options={"findable": False})
+    assert (await client.fails(unfindable)).reason == "BAD_ARGUMENT"  # and gives its place back
+    await client.open("walk-v1")
+
+
+async def test_forks_that_wait_for_their_turn_cannot_together_exceed_the_limit(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_sessions=3))
+    session = await client.open("waiting-v1")
+    step = asyncio.create_task(client.step(session, 0, "200"))
+    await asyncio.sleep(0.05)
+    fork = pb.ForkRequest(session_id=session.session_id, epoch=1, step_index=1)
+    replies = await asyncio.gather(*[client.stub.Fork(fork) for _ in range(5)], return_exceptions=True)
+    await step
+    assert sum(isinstance(reply, pb.ForkResponse) for reply in replies) == 2
+    assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 3
+
+
+async def test_a_call_that_its_caller_gave_up_is_in_flight_until_it_is_done(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_calls_in_flight=1))
+    left, other = await client.open("waiting-v1"), await client.open("walk-v1")
+    with pytest.raises(Exception, match="DEADLINE_EXCEEDED"):
+        await client.step(left, 0, "300", timeout=0.05)
+    assert (await client.fails(client.step(other, 0, "Right"))).metadata["limit"] == "max_calls_in_flight"
+    while client.server.metrics.calls_in_flight:
+        await asyncio.sleep(0.02)
+    assert text_of(await client.step(left, 0, "300")) == "300"
+
+
+async def test_sessions_whose_reply_is_too_large_are_not_made(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_message_bytes=16_000))
+    session = await client.open("walk-v1")
+    snapshot = (await client.stub.Snapshot(pb.SnapshotRequest(session_id=session.session_id))).snapshot
+    stream = Stream(client)
+    calls = [
+        pb.OpenRequest(environment_id="walk-v1", count=400, key="open"),
+        pb.ForkRequest(session_id=session.session_id, epoch=1, count=400, key="fork"),
+        pb.RestoreRequest(snapshot=snapshot, count=400, key="restore"),
+    ]
+    for place, (method, request) in enumerate(zip(("Open", "Fork", "Restore"), calls, strict=True)):
+        failure = await client.fails(getattr(client.stub, method)(request))
+        assert (failure.reason, failure.metadata["limit"]) == ("TOO_LARGE", "max_message_bytes")
+        await stream.send(pb.StreamRequest(calls=[pb.Call(call_id=place, **{method.lower(): request})]))
+        await stream.until(place + 1)
+        assert read_status(stream.replies[place]).reason == "TOO_LARGE"
+    assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 1
+    for method, request in zip(("Open", "Fork", "Restore"), calls, strict=True):
+        request.count = 5
+        assert len((await getattr(client.stub, method)(request)).sessions) == 5
+
+
+async def test_a_call_that_waited_behind_close_finds_no_session(client: Client) -> None:
+    session = await client.open("waiting-v1")
+    step = asyncio.create_task(client.step(session, 0, "200"))
+    await asyncio.sleep(0.05)
+    close = client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+    await asyncio.sleep(0.05)
+    failure = await client.fails(client.step(session, 1, "1"))
+    assert (failure.code, failure.reason) == ("NOT_FOUND", "UNKNOWN_SESSION")
+    assert text_of(await step) == "200"
+    await close
+
+
+async def test_renew_names_lost_sessions_as_missing(client: Client) -> None:
+    lost, live = await client.open("walk-v1"), await client.open("walk-v1")
+    await client.fails(client.step(lost, 0, "bug"))
+    request = pb.RenewRequest(session_ids=[lost.session_id, live.session_id])
+    assert list((await client.stub.Renew(request)).missing) == [lost.session_id]
 
 
 async def test_unknown_fields_are_ignored(client: Client) -> None:

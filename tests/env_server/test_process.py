@@ -14,6 +14,10 @@ from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Serve, text_of
 
 
+def fork_of(session: pb.Session, index: int = 0) -> pb.ForkRequest:
+    return pb.ForkRequest(session_id=session.session_id, epoch=1, step_index=index)
+
+
 @pytest.mark.parametrize(
     ("action", "cause"),
     [
@@ -74,8 +78,7 @@ async def test_processes_are_bounded(serve: Serve) -> None:
     sessions = [await client.open("fragile-v1") for _ in range(2)]
     failure = await client.fails(client.open("fragile-v1"))
     assert (failure.reason, failure.metadata["limit"]) == ("OVERLOADED", "max_processes")
-    fork = pb.ForkRequest(session_id=sessions[0].session_id, epoch=1, step_index=0)
-    assert (await client.fails(client.stub.Fork(fork))).metadata["limit"] == "max_processes"
+    assert (await client.fails(client.stub.Fork(fork_of(sessions[0])))).metadata["limit"] == "max_processes"
     await client.open("walk-v1")
     await client.stub.Close(pb.CloseRequest(session_ids=[sessions[0].session_id]))
     await client.open("fragile-v1")
@@ -90,3 +93,56 @@ async def test_process_and_reset(client: Client) -> None:
     assert await client.step(again, 0, "fine", epoch=2) == first
     render = await client.stub.Render(pb.RenderRequest(session_id=session.session_id))
     assert render.data.decode() == text_of(first)
+
+
+@pytest.mark.parametrize(
+    ("dies", "cause"),
+    [
+        ("made", "the copy's process exited with status 3"),
+        ("hung", "the copy's process hung: no answer to load within 1.5 s, so it was killed"),
+        ("shown", "the copy's process exited with status 4"),
+    ],
+)
+async def test_a_copy_that_dies_leaves_its_original_alone(client: Client, dies: str, cause: str) -> None:
+    session = await client.open("uncopied-v1", options={"dies": dies})
+    await client.step(session, 0, "fine")
+    failure = await client.fails(client.stub.Fork(fork_of(session, 1)))
+    assert (failure.reason, failure.metadata["session"]) == ("ENVIRONMENT_BUG", "intact")
+    assert cause in failure.message
+    assert (await client.step(session, 1, "fine")).reward == 1.0
+    assert ProcessHost.alive == 1
+
+
+async def test_calls_at_once_cannot_exceed_the_limit_of_processes(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_processes=3))
+    calls = [client.open("fragile-v1") for _ in range(5)]
+    opened = await asyncio.gather(*calls, return_exceptions=True)
+    sessions = [each for each in opened if isinstance(each, pb.Session)]
+    assert len(sessions) == ProcessHost.alive == 3
+    await client.stub.Close(pb.CloseRequest(session_ids=[sessions.pop().session_id]))
+    forks = await asyncio.gather(*(client.stub.Fork(fork_of(each)) for each in sessions), return_exceptions=True)
+    assert sum(isinstance(each, pb.ForkResponse) for each in forks) == 1
+    assert ProcessHost.alive == 3
+
+
+async def test_a_state_too_large_to_leave_its_process_costs_nothing(client: Client) -> None:
+    session = await client.open("vast-v1")
+    await client.step(session, 0, "grow")
+    for call in (
+        client.stub.Snapshot(pb.SnapshotRequest(session_id=session.session_id)),
+        client.stub.Fork(fork_of(session, 1)),
+    ):
+        failure = await client.fails(call)
+        assert (failure.reason, failure.metadata["limit"]) == ("TOO_LARGE", "max_snapshot_bytes")
+        assert "at most 67108863 leave an environment's process" in failure.message
+    assert (await client.step(session, 1, "fine")).reward == 1.0
+
+
+async def test_a_text_too_large_to_leave_its_process_is_a_bug_of_the_environment(client: Client) -> None:
+    session = await client.open("vast-v1")
+    failure = await client.fails(client.step(session, 0, "talk"))
+    assert (failure.reason, failure.metadata["exception"], failure.metadata["session"]) == (
+        "ENVIRONMENT_BUG",
+        "TooLarge",
+        "lost",
+    )

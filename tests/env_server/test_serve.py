@@ -14,7 +14,7 @@ import pytest
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.support import start_server
+from tests.support import ROOT, children_of, gone, start_server
 
 TROUBLESOME = str(Path(__file__).with_name("troublesome.py"))
 
@@ -22,22 +22,6 @@ TROUBLESOME = str(Path(__file__).with_name("troublesome.py"))
 def describe(address: str) -> pb.DescribeResponse:
     with grpc.insecure_channel(address) as channel:
         return EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), timeout=10, wait_for_ready=True)
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends within ten seconds."""
-    for _ in range(500):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_workers_know_each_other_and_a_crashed_one_comes_back() -> None:
@@ -74,8 +58,28 @@ def test_workers_end_with_their_supervisor_however_it_ends() -> None:
         assert all(gone(worker) for worker in workers)
 
 
-def test_sigterm_drains_and_a_second_signal_does_not_wait() -> None:
-    with start_server("--environment-module", TROUBLESOME, "--drain", "60") as server:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_may_end_with_its_standard_input(workers: str) -> None:
+    command = [sys.executable, "-m", "starpod.env_server", "bandit-v1", "--port", "0", "--workers", workers]
+    pipe = subprocess.PIPE
+    for words in (["--end-with-stdin"], []):
+        with subprocess.Popen([*command, *words], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline().startswith("Serving bandit-v1")
+            workers_of_it = children_of(process.pid) if workers != "1" else []
+            process.stdin.close()
+            if words:
+                assert process.wait(20) == 0
+                assert all(gone(each) for each in workers_of_it)
+            else:
+                time.sleep(0.5)
+                assert process.poll() is None
+                process.terminate()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_drains_and_a_second_signal_does_not_wait(workers: str) -> None:
+    with start_server("--environment-module", TROUBLESOME, "--drain", "60", "--workers", workers) as server:
         with grpc.insecure_channel(server.address) as channel:
             stub = EnvironmentServiceStub(channel)
             stub.Open(pb.OpenRequest(environment_id="walk-v1"))
@@ -87,6 +91,42 @@ def test_sigterm_drains_and_a_second_signal_does_not_wait() -> None:
             assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
+
+
+def test_a_thread_that_hangs_does_not_keep_the_server() -> None:
+    with start_server("--environment-module", TROUBLESOME, "--drain", "0") as server:
+        channel = grpc.insecure_channel(server.address)
+        stub = EnvironmentServiceStub(channel)
+        session = stub.Open(pb.OpenRequest(environment_id="waiting-v1")).sessions[0]
+        step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="600000")])
+        with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+            stub.Step(step, timeout=0.2)
+        assert server.terminate() == 0
+        channel.close()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_environments_print_goes_to_standard_error(tmp_path: Path, workers: str) -> None:
+    file = tmp_path / "talking.py"
+    file.write_text(
+        "import os\n"
+        "from starpod.env_server import Environment, EnvironmentSpec, Outcome\n"
+        "print('hello from an import')\n"
+        "os.write(1, b'hello from below')\n"
+        "class Talking(Environment):\n"
+        "    spec = EnvironmentSpec(id='talking-v1', version='1.0.0', title='Talking', grammar='anything')\n"
+        "    def reset(self, rng): pass\n"
+        "    def step(self, action): print('word ' * 20_000); return Outcome()\n"
+        "    def render(self, mode='text'): return ''\n"
+    )
+    with start_server("--environment-module", str(file), "--workers", workers) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = EnvironmentServiceStub(channel)
+            session = stub.Open(pb.OpenRequest(environment_id="talking-v1")).sessions[0]
+            step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="go")])
+            for step.step_index in range(3):
+                stub.Step(step, timeout=10)
+        assert all(said in server.log for said in ("hello from an import", "hello from below", "word word"))
 
 
 def test_environment_processes_end_with_their_server() -> None:

@@ -24,7 +24,7 @@ from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.env_server.conftest import Client, Serve, failure_of
+from tests.env_server.conftest import Client, Serve
 from tests.env_server.troublesome import ALL
 
 
@@ -156,11 +156,12 @@ async def test_a_health_port_needs_no_certificate(serve: Serve, tmp_path: Path) 
         assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_an_idle_server_tells_that_it_has_no_sessions(serve: Serve) -> None:
+async def test_all_that_is_counted_of_sessions_begins_with_zero(serve: Serve) -> None:
     client = await serve()
     families = {family.name: family for family in client.server.metrics.collect()}
-    values = {sample.labels["environment"]: sample.value for sample in families["starpod_live_sessions"].samples}
-    assert values == dict.fromkeys(client.server.calls.registry.ids, 0)
+    for name in ("live_sessions", "sessions_opened", "sessions_reaped", "sessions_lost"):
+        values = {sample.labels["environment"]: sample.value for sample in families[f"starpod_{name}"].samples}
+        assert values == dict.fromkeys(client.server.calls.registry.ids, 0)
 
 
 async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ async def test_errors_without_a_status_cannot_happen(client: Client) -> None:
         raise ZeroDivisionError("oops")
 
     client.server.calls.render = explode  # type: ignore[method-assign,assignment]
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.stub.Render(pb.RenderRequest(session_id="x"))
-    failure = failure_of(caught.value)
-    assert (failure.code, failure.reason, failure.metadata["advice"]) == ("INTERNAL", "SERVER_BUG", "give_up")
+    client.server.calls.registry = None  # type: ignore[assignment]
+    for call in (client.stub.Render(pb.RenderRequest(session_id="x")), client.stub.Describe(pb.DescribeRequest())):
+        failure = await client.fails(call)
+        assert (failure.code, failure.reason, failure.metadata["advice"]) == ("INTERNAL", "SERVER_BUG", "give_up")

@@ -144,6 +144,26 @@ async def test_a_slow_environment_delays_nobody(client: Client) -> None:
     assert stream.order == [2, 3, 4, 5, 6, 1]
 
 
+async def test_many_slow_renders_delay_nobody(client: Client) -> None:
+    slow, fast = await client.open("waiting-v1"), await client.open("walk-v1")
+    stream = Stream(client)
+    render = pb.RenderRequest(session_id=slow.session_id)
+    calls = [pb.Call(call_id=call_id, render=render) for call_id in range(1, 19)]
+    request = columns([(100, fast, 0, ("Right",))])
+    request.calls.extend([pb.Call(call_id=0, step=step_request(slow, 0, "400")), *calls])
+    await stream.send(request)
+    await stream.until(20)
+    assert set(stream.order[:3]) == {17, 18, 100}
+    for call_id in (17, 18):
+        failure = read_status(stream.replies[call_id])
+        assert (failure.reason, failure.metadata["limit"]) == ("OVERLOADED", "large_replies")
+        assert failure.retry_after
+    assert {stream.replies[call_id].data for call_id in range(1, 17)} == {b"400"}
+    await stream.send(pb.StreamRequest(calls=[pb.Call(call_id=17_000, render=render)]))
+    await stream.until(21)
+    assert stream.replies[17_000].data == b"400"
+
+
 async def test_calls_on_one_session_keep_their_order_in_a_stream(client: Client) -> None:
     session = await client.open("waiting-v1")
     stream = Stream(client)

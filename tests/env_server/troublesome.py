@@ -8,7 +8,7 @@ import os
 import random
 import threading
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,7 +28,7 @@ from starpod.env_server import (
 
 
 class Walk(Environment):
-    """Inline and stochastic: a step adds luck; `info` and friends on demand."""
+    """Inline and stochastic: a step adds luck; `info` and friends on demand. It has no words for a start at 10."""
 
     spec = EnvironmentSpec(
         id="walk-v1",
@@ -58,6 +58,11 @@ class Walk(Environment):
             return Outcome(reward=0.5, reward_parts={"a": 0.25, "b": 0.25}, criteria={"reported": True}, info=info)
         self.place += self.dynamics.random() * (-1 if action == "Left" else 1)
         return Outcome(effective=action != "Left")
+
+    def instructions(self) -> str:
+        if self.options.start == 10:
+            raise RuntimeError("speechless on purpose")
+        return f"Walk from {self.options.start}."
 
     def render(self, mode: str = "text") -> str:
         return f"<b>{self.place}</b>" if mode == "html" else f"at {self.place}"
@@ -128,6 +133,40 @@ class Fragile(Environment):
 
     def render(self, mode: str = "text") -> str:
         return f"level {self.level}"
+
+
+class Uncopied(Environment):
+    """Class `process`: a copy dies when it is `made` or `shown`, or hangs."""
+
+    spec = EnvironmentSpec(
+        id="uncopied-v1",
+        version="1.0.0",
+        title="Only one can live",
+        actions=("fine",),
+        concurrency=Concurrency.PROCESS,
+        step_timeout=1.5,
+    )
+
+    class Options(EnvironmentOptions):
+        dies: Literal["made", "hung", "shown"] = "made"
+
+    def reset(self, rng: random.Random) -> None:
+        self.is_copy = False
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if self.options.dies == "made":
+            os._exit(3)
+        if self.options.dies == "hung":
+            time.sleep(3600)
+        self.is_copy = True
+
+    def step(self, action: str) -> Outcome:
+        return Outcome(reward=1.0)
+
+    def render(self, mode: str = "text") -> str:
+        if self.is_copy:
+            os._exit(4)
+        return "alive"
 
 
 class Searched(Environment):
@@ -219,6 +258,65 @@ class CrowdedProcess(Crowded):
         Crowded.taken = 1
 
 
+class UndrawnProcess(Crowded):
+    """In a process of its own too, and nothing draws there."""
+
+    spec = dataclasses.replace(Crowded.spec, id="undrawn_process-v1", concurrency=Concurrency.PROCESS)
+
+    def render(self, mode: str = "text") -> str | bytes:
+        if mode == "png":
+            raise Unavailable("no brush: install one")
+        return super().render(mode)
+
+
+class Vast(Environment):
+    """Class `process`: its state or its text is more than may leave a process."""
+
+    spec = EnvironmentSpec(
+        id="vast-v1",
+        version="1.0.0",
+        title="Too much",
+        actions=("grow", "talk", "fine"),
+        concurrency=Concurrency.PROCESS,
+    )
+
+    def reset(self, rng: random.Random) -> None:
+        self.ballast = b""
+        self.talks = False
+
+    def step(self, action: str) -> Outcome:
+        self.ballast = bytes(2**26) if action == "grow" else self.ballast
+        self.talks = action == "talk"
+        return Outcome(reward=1.0)
+
+    def render(self, mode: str = "text") -> str:
+        return "x" * 2**26 if self.talks else "quiet"
+
+
+class Leaving(Environment):
+    """Raises what would end more than a step: the server, or the thread's way to tell."""
+
+    spec = EnvironmentSpec(id="leaving-v1", version="1.0.0", title="It leaves", actions=("exit", "stop"))
+
+    def reset(self, rng: random.Random) -> None:
+        pass
+
+    def step(self, action: str) -> Outcome:
+        raise SystemExit(3) if action == "exit" else StopIteration("no more")
+
+    def set_state(self, state: Any) -> None:
+        raise SystemExit(4)
+
+    def render(self, mode: str = "text") -> str:
+        return "here"
+
+
+class LeavingThread(Leaving):
+    """The same where steps run on a thread."""
+
+    spec = dataclasses.replace(Leaving.spec, id="leaving_thread-v1", concurrency=Concurrency.THREAD)
+
+
 class Anything(Environment):
     """Takes and shows every kind of action and part."""
 
@@ -245,4 +343,64 @@ class Anything(Environment):
         return b"same"
 
 
-ALL = (Walk, OldWalk, Waiting, Fragile, Searched, Crowded, CrowdedThread, CrowdedProcess, Anything)
+class Unruly(Environment):
+    """Gives what no message can hold, and raises the first time in mid-step."""
+
+    spec = EnvironmentSpec(id="unruly-v1", version="1.0.0", title="Rude", actions=("info", "text", "raise", "fine"))
+
+    class Options(EnvironmentOptions):
+        text: bool = False
+        instructions: bool = False
+        numpy: bool = False
+
+    def reset(self, rng: random.Random) -> None:
+        self.played = 0
+        self.text = self.options.text
+
+    def step(self, action: str) -> Outcome:
+        self.played += 1
+        if action == "raise" and self.played == 1:
+            raise RuntimeError("in mid-step on purpose")
+        self.text = action == "text"
+        return Outcome(info={"object": object()} if action == "info" else None)
+
+    def instructions(self) -> str:
+        return None if self.options.instructions else "Obey."  # type: ignore[return-value]
+
+    def render(self, mode: str = "text") -> str:
+        if self.options.numpy:
+            return np.str_("north")
+        return "half a pair: \ud800" if self.text else f"played {self.played}"
+
+
+class UnrulyThread(Unruly):
+    """The same on a thread."""
+
+    spec = dataclasses.replace(Unruly.spec, id="unruly_thread-v1", concurrency=Concurrency.THREAD)
+
+
+class UnrulyProcess(Unruly):
+    """The same in a process of its own."""
+
+    spec = dataclasses.replace(Unruly.spec, id="unruly_process-v1", concurrency=Concurrency.PROCESS)
+
+
+ALL = (
+    Walk,
+    OldWalk,
+    Waiting,
+    Fragile,
+    Uncopied,
+    Searched,
+    Crowded,
+    CrowdedThread,
+    CrowdedProcess,
+    UndrawnProcess,
+    Vast,
+    Leaving,
+    LeavingThread,
+    Anything,
+    Unruly,
+    UnrulyThread,
+    UnrulyProcess,
+)

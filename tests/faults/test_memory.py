@@ -13,15 +13,11 @@ import pytest
 
 from starpod.client import EnvironmentBug, Fleet
 from tests.faults.episodes import TALLY, Count, eventually
-from tests.support import ServerProcess, start_server
+from tests.support import ServerProcess, children_of, start_server
 
 TROUBLED = str(Path(__file__).with_name("troubled.py"))
 MEBIBYTE = 2**20
 CGROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def address_space(pid: int) -> int:

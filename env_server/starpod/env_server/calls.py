@@ -21,13 +21,15 @@ from starpod.env_server.environment import (
     Concurrency,
     Environment,
     EnvironmentOptions,
+    Limits,
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import Episode, EpisodeOver, SavedEpisode, Transition, Want
+from starpod.env_server.episode import EpisodeOver, SavedEpisode, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
-from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
+from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan, StateTooLarge
 from starpod.env_server.metrics import Metrics
+from starpod.env_server.parcels import ENVELOPE_BYTES, too_large
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.registry import Registry
 from starpod.env_server.rules import (
@@ -86,9 +88,9 @@ class Calls:
         lease = self._lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
         response = pb.OpenResponse()
-        async with _Cleanup(self, table) as created:
+        async with _Cleanup(self, table, self._members(request)) as created:
             first: LocalHost | None = None
-            for member in self._members(table, request):
+            for member in created.members:
                 dynamics_seed = (
                     request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
                 )
@@ -98,19 +100,14 @@ class Calls:
                 if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
                     # The start depends on the seed alone, so members of a group copy the first one's search.
                     session.host = host = await self._guard(session, first.fork(dynamics_seed), "Open")
-                    observation: Any = await self._guard(session, host.observe(want), "Open")
+                    observation = await self._guard(session, host.observe(want), "Open")
                 else:
                     plan = ResetPlan(options, limits, seed, dynamics_seed, want)
-                    observation = await self._guard(session, host.reset(plan), "Open")
+                    observation, instructions = await self._guard(session, host.reset(plan), "Open")
                     first = host if isinstance(host, LocalHost) else None
                 describe_session(response.sessions.add(), session, observation)
-            instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Open")
-            created.keep()
-        response.environment_version = environment.spec.version
-        response.instructions = instructions
-        convert.fill_limits(response.limits, limits)
-        response.lease_seconds = lease
-        response.instance_id = self.instance_id
+            self._describe_created(response, environment, instructions, limits, lease)
+            created.keep(response)
         return response
 
     async def fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
@@ -124,7 +121,7 @@ class Calls:
         if request.randomness not in pb.ForkRandomness.values():
             raise bad_argument("randomness", f"is {request.randomness}; use KEEP or RESEED")
         seeds = list(request.dynamics_seeds)
-        members = self._members(table, request)
+        members = self._members(request)
         if seeds and not reseed:
             raise bad_argument("dynamics_seeds", "are only used with randomness RESEED")
         if seeds and len(seeds) != len(members):
@@ -134,7 +131,7 @@ class Calls:
             if (request.epoch, request.step_index) != (original.epoch, original.next_index):
                 raise out_of_order(original, request.epoch, request.step_index)
             response = pb.ForkResponse()
-            async with _Cleanup(self, table) as created:
+            async with _Cleanup(self, table, members) as created:
                 for place, member in enumerate(members):
                     dynamics_seed = original.dynamics_seed
                     if reseed:
@@ -158,9 +155,9 @@ class Calls:
                     )
                     session.next_index, session.over = original.next_index, original.over
                     created.add(session)
-                    observation = await self._guard(session, host.observe(session.want), "Fork")
+                    observation = await self._guard(original, _observe_copy(host, session.want), "Fork")
                     describe_session(response.sessions.add(), session, observation)
-                created.keep()
+                created.keep(response)
         return response
 
     async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
@@ -183,13 +180,11 @@ class Calls:
             state = self.seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state)
             # Seeds, options and limits belong to the session. The rest is read where the episode will run.
             saved = SavedEpisode.read(environment, state)
-            in_process = environment.spec.concurrency is Concurrency.PROCESS
-            episode = None if in_process else Episode.load(environment, state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
         response = pb.RestoreResponse()
-        async with _Cleanup(self, table) as created:
-            for member in self._members(table, request):
+        async with _Cleanup(self, table, self._members(request)) as created:
+            for member in created.members:
                 host = self._host(environment, want)
                 session = Session(
                     environment,
@@ -204,20 +199,28 @@ class Calls:
                 )
                 session.next_index, session.over = saved.turns, bool(saved.end_reason)
                 created.add(session)
-                if isinstance(host, ProcessHost):
-                    await self._guard(session, _load(host, state), "Restore")
-                elif episode is not None:
-                    session.host = host = LocalHost(environment, self._executor, want, episode.fork(None))
+                await self._guard(session, _load(host, state), "Restore")
                 observation = await self._guard(session, host.observe(want), "Restore")
                 describe_session(response.sessions.add(), session, observation)
             instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Restore")
-            created.keep()
+            self._describe_created(response, environment, instructions, saved.limits, lease)
+            created.keep(response)
+        return response
+
+    def _describe_created(
+        self,
+        response: pb.OpenResponse | pb.RestoreResponse,
+        environment: type[Environment],
+        instructions: str,
+        limits: Limits,
+        lease: float,
+    ) -> None:
+        """What the sessions of a reply have in common."""
         response.environment_version = environment.spec.version
         response.instructions = instructions
-        convert.fill_limits(response.limits, saved.limits)
+        convert.fill_limits(response.limits, limits)
         response.lease_seconds = lease
         response.instance_id = self.instance_id
-        return response
 
     # --- using sessions ------------------------------------------------------------------------------------------
 
@@ -246,8 +249,7 @@ class Calls:
                 else derive_seed(seed, "member", session.member)
             )
             plan = ResetPlan(options, limits, seed, dynamics_seed, want)
-            observation = await self._guard(session, session.host.reset(plan), "Reset")
-            instructions = await self._guard(session, session.host.instructions(), "Reset")
+            observation, instructions = await self._guard(session, session.host.reset(plan), "Reset")
             session.options, session.limits, session.want = options, limits, want
             session.seed, session.dynamics_seed = seed, dynamics_seed
             session.epoch += 1
@@ -269,11 +271,17 @@ class Calls:
             want = self._check_want(session.environment, convert.want_from(request.want))
         transition = await self.turn(session, request.epoch, request.step_index, actions, want)
         response = pb.StepResponse(next_step_index=request.step_index + 1)
-        if isinstance(transition, Transition):
-            convert.fill_transition(response.transition, transition)
-        else:
-            response.transition.CopyFrom(transition)
+        self.write_transition(response.transition, session, transition)
         return response
+
+    def write_transition(
+        self, message: pb.Transition, session: Session, transition: Transition | pb.Transition
+    ) -> None:
+        """Writes into an empty message. Raises ENVIRONMENT_BUG, and the session is lost, if it cannot be written."""
+        try:
+            convert.fill_transition(message, transition)
+        except Exception as error:
+            raise self.break_off(session, error) from error
 
     async def turn(
         self, session: Session, epoch: int, index: int, actions: list[Action], want: Want | None
@@ -281,9 +289,6 @@ class Calls:
         """One turn, exactly once: what was answered to the same index and actions is answered again."""
         async with session.turn_taking():
             session.check()
-            if session.broken is not None:
-                error, session.broken = session.broken, None
-                raise self._broken(session, EnvironmentBug.from_exception(error, intact=False), "Step") from error
             if epoch != session.epoch or index != session.next_index:
                 return replay_reply(session, epoch, index, actions)
             if session.over:
@@ -356,10 +361,9 @@ class Calls:
     def drop(self, table: SessionTable, session: Session) -> None:
         """Takes a session out of the table and frees what it holds. Harmless to repeat."""
         if table.pop(session.id, None) is not None:
-            self.live_sessions -= 1
-            table.tenant.sessions -= 1
+            self.discount(table, 1)
             self.metrics.live(session.environment.spec.id, -1)
-            session.lose("closed")
+            session.close()
 
     def extend_leases(self, tables: Sequence[SessionTable], seconds: float) -> None:
         """For the time in which this process stood still, and nobody could renew anything."""
@@ -389,13 +393,10 @@ class Calls:
 
     # --- rules ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, table: SessionTable, count: int) -> int:
-        """How many sessions to create. Raises DRAINING, BAD_ARGUMENT or OVERLOADED."""
-        count = count or 1
+    def admit(self, table: SessionTable, count: int) -> None:
+        """Counts sessions to be made, all at once: others may be in the making. Raises DRAINING or OVERLOADED."""
         if self.draining:
             raise CallError("DRAINING", "this server is going away and takes no new sessions; use another one")
-        if count > self.limits.max_group:
-            raise bad_argument("count", f"is {count}; this server creates at most {self.limits.max_group} at a time")
         if self.live_sessions + count > self.limits.max_sessions:
             raise overloaded(
                 "max_sessions",
@@ -404,16 +405,29 @@ class Calls:
                 _RETRY_SECONDS,
             )
         table.tenant.check_sessions(count)
-        return count
+        self.discount(table, -count)
+
+    def discount(self, table: SessionTable, count: int) -> None:
+        """So many sessions are gone, or were never made."""
+        self.live_sessions -= count
+        table.tenant.sessions -= count
+
+    def check_in_flight(self) -> None:
+        """Raises OVERLOADED if as many calls are being worked on as may be."""
+        limit = self.limits.max_calls_in_flight
+        if self.metrics.calls_in_flight >= limit:
+            raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
 
     def _check_ids(self, ids: Sequence[str]) -> None:
         if len(ids) > self.limits.max_sessions:
             problem = f"has {len(ids)} entries; this server holds at most {self.limits.max_sessions} sessions"
             raise bad_argument("session_ids", problem)
 
-    def _members(self, table: SessionTable, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
-        """The places in their group of the sessions to create. Raises as `_admit`."""
-        count = self._admit(table, request.count)
+    def _members(self, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
+        """The places in their group of the sessions to create. Raises BAD_ARGUMENT."""
+        count = request.count or 1
+        if count > self.limits.max_group:
+            raise bad_argument("count", f"is {count}; this server creates at most {self.limits.max_group} at a time")
         if request.first_member + count > 2**32:
             raise bad_argument("first_member", f"is {request.first_member}; {count} places from there end beyond 2^32")
         return range(request.first_member, request.first_member + count)
@@ -467,18 +481,26 @@ class Calls:
             raise unsupported(session.environment, "render", f"cannot draw here: {missing}") from missing
         except StateError as error:
             raise unsupported(session.environment, "snapshot", str(error)) from error
+        except StateTooLarge as error:
+            raise CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"}) from error
         except HostDied as death:
             session.lose(f"its environment process {death}")
             self.metrics.lost(session.environment.spec.id)
             logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
             session.check()
         except EnvironmentBug as bug:
-            raise self._broken(session, bug, verb) from bug
+            raise self._bug(session, bug, verb) from bug
 
-    def _broken(self, session: Session, bug: EnvironmentBug, verb: str) -> CallError:
+    def break_off(self, session: Session, error: Exception | SystemExit) -> CallError:
+        """ENVIRONMENT_BUG about a Step that broke, or that cannot be told though it was played: the session is lost."""
+        bug = EnvironmentBug.from_exception(error, intact=False)
+        bug.__cause__ = error
+        return self._bug(session, bug, "Step")
+
+    def _bug(self, session: Session, bug: EnvironmentBug, verb: str) -> CallError:
         """ENVIRONMENT_BUG; gives the session up if its state can no longer be trusted."""
         logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
-        if not bug.intact:
+        if not bug.intact and not session.lost:
             session.lose(f"{bug} in {verb}")
             self.metrics.lost(session.environment.spec.id)
         return CallError(
@@ -502,9 +524,14 @@ class Calls:
             )
 
     def keep(self, task: asyncio.Task[Any]) -> None:
-        """Holds on to a task whose caller may go away: what was begun is finished."""
+        """Holds on to a call whose caller may go away: what was begun is finished, and in flight until it is."""
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.metrics.calls_in_flight += 1
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self.metrics.calls_in_flight -= 1
 
     def as_call_error(self, error: Exception) -> CallError:
         """The error as the contract has it; anything unforeseen is a bug of the server and is logged."""
@@ -514,29 +541,39 @@ class Calls:
         return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; its log tells more")
 
 
-async def _load(host: ProcessHost, state: bytes) -> None:
+async def _load(host: Host, state: bytes) -> None:
     try:
         await host.load(state)
     except StateError as error:
         raise bad_argument("snapshot.state", str(error)) from error
 
 
-class _Cleanup:
-    """Sessions in the making: all of them are kept, or none is."""
+async def _observe_copy(copy: Host, want: Want) -> Any:
+    try:
+        return await copy.observe(want)
+    except HostDied as death:
+        raise EnvironmentBug.of_copy(death) from death
 
-    def __init__(self, calls: Calls, table: SessionTable) -> None:
+
+class _Cleanup:
+    """Sessions in the making: all of them are kept, or none is. Raises DRAINING or OVERLOADED if none may be made."""
+
+    def __init__(self, calls: Calls, table: SessionTable, members: range) -> None:
         self._calls = calls
         self._table = table
         self._kept = False
+        self.members = members
         self.sessions: list[Session] = []
+        calls.admit(table, len(members))
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)
-        # Counted at once, so that opens under way cannot together exceed the limit.
-        self._calls.live_sessions += 1
-        self._table.tenant.sessions += 1
 
-    def keep(self) -> None:
+    def keep(self, response: pb.OpenResponse | pb.ForkResponse | pb.RestoreResponse) -> None:
+        """Raises TOO_LARGE if the reply that names them cannot travel: nobody could ever use or close them."""
+        limit = self._calls.limits.max_message_bytes
+        if limit and (size := response.ByteSize() + ENVELOPE_BYTES) > limit:
+            raise too_large(size, limit)
         for session in self.sessions:
             session.touched = time.monotonic()
             self._table[session.id] = session
@@ -548,7 +585,6 @@ class _Cleanup:
 
     async def __aexit__(self, *exception: object) -> None:
         if not self._kept:
+            self._calls.discount(self._table, len(self.members))
             for session in self.sessions:
-                self._calls.live_sessions -= 1
-                self._table.tenant.sessions -= 1
                 session.host.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import click
 import uvloop
@@ -28,6 +30,8 @@ from starpod.env_server.supervisor import supervise
 from starpod.env_server.tracing import TracingUnavailable
 
 _LIMITS = ServerLimits()
+_LAST_SECONDS = 1.0
+"""How long threads have at the end, when their sessions are gone already."""
 
 
 @click.command(short_help="Serve environments.")
@@ -68,7 +72,7 @@ _LIMITS = ServerLimits()
     "--openenv",
     multiple=True,
     metavar="MODULE:CLASS",
-    help="Also host this OpenEnv environment, e.g. echo_env:EchoEnvironment. Repeatable.",
+    help="Also host this OpenEnv environment, e.g. echo_env.server.echo_environment:EchoEnvironment. Repeatable.",
 )
 @click.option(
     "--skyrl-gym",
@@ -172,6 +176,11 @@ _LIMITS = ServerLimits()
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
 @click.option("--tls-client-ca", type=click.Path(path_type=Path), help="Clients must show a certificate of this CA.")
+@click.option(
+    "--end-with-stdin",
+    is_flag=True,
+    help="End, as on SIGTERM, when standard input closes: with whoever holds its other end, however that went.",
+)
 @click.option("--otlp-endpoint", default="", help="Send OpenTelemetry spans to this collector, host:port.")
 @click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
 @click.option(
@@ -219,6 +228,7 @@ def serve(
     tls_certificate: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    end_with_stdin: bool,
     otlp_endpoint: str,
     log_format: str,
     log_level: str,
@@ -236,10 +246,13 @@ def serve(
     if (token_sessions or token_calls_per_second or token_streams) and not token_file:
         raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
     configure_logs("json" if log_format == "json" else "text", log_level)
+    if end_with_stdin:
+        _end_with_stdin()
     if stores:
         _use_stores(stores)
     if workers > 1:
         sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, health_port, drain_seconds))
+    ready = _claim_output()
     try:
         hosted = {"gymnasium": gymnasium, "openenv": openenv, "skyrl_gym": skyrl_gym}
         registry, asked = _registry(environments, modules, hosted)
@@ -274,11 +287,20 @@ def serve(
             otlp_endpoint=otlp_endpoint,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(registry, config))
+            runner.run(_serve(registry, config, ready))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
     except (ServerError, TokenFileError, SealKeyError, TracingUnavailable) as error:
         raise click.ClickException(str(error)) from error
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more Ctrl-C is no exception in what is left to do
+    _leave_behind_what_hangs()
+
+
+def _claim_output() -> TextIO:
+    """Standard output, for the ready line alone: what anything else prints from now on goes to standard error."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return output
 
 
 def _use_stores(stores: Sequence[str]) -> None:
@@ -286,7 +308,8 @@ def _use_stores(stores: Sequence[str]) -> None:
     try:
         from starpod.env_server.webshop.store import STORES_VARIABLE, Manifest, StoreError, given_stores
     except ModuleNotFoundError as error:
-        raise click.UsageError(f"--store needs the package {error.name}: pip install 'starpod[webshop]'") from error
+        hint = "from a clone of the repository: pip install '.[webshop]'"
+        raise click.UsageError(f"--store needs the package {error.name}; {hint}") from error
     try:
         given = given_stores(os.pathsep.join(stores))
         for path in given.values():
@@ -307,15 +330,14 @@ def _registry(
         before = set(registry.ids)
         registry.add_module(module)
         added += set(registry.ids) - before
-    with contextlib.redirect_stdout(sys.stderr):  # what other packages say must not stand before the ready line
-        added += [registry.add_hosted(family, text) for family, wanted in hosted.items() for text in wanted]
+    added += [registry.add_hosted(family, text) for family, wanted in hosted.items() for text in wanted]
     if environments or added:
         chosen = registry.select([*environments, *added])
         return chosen, chosen.ids
     return registry, []
 
 
-async def _serve(registry: Registry, config: ServerConfig) -> None:
+async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> None:
     server = EnvironmentServer(registry, config)
     loop = asyncio.get_running_loop()
     terminate, interrupt = asyncio.Event(), asyncio.Event()
@@ -328,14 +350,12 @@ async def _serve(registry: Registry, config: ServerConfig) -> None:
     loop.add_signal_handler(signal.SIGTERM, on_signal, terminate)
     loop.add_signal_handler(signal.SIGINT, on_signal, interrupt)
     await server.start()
-    if config.endpoints:
-        _end_with_supervisor()
     # What was loaded stays: the collector need not look at it again. And it pays to look less often, since almost
     # nothing that a call leaves behind is a cycle.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    print(f"Serving {', '.join(registry.ids)} on {server.address}", flush=True)
+    print(f"Serving {', '.join(registry.ids)} on {server.address}", file=ready, flush=True)
     await terminate.wait()
     if not interrupt.is_set():
         drain = asyncio.create_task(server.drain())
@@ -348,8 +368,22 @@ async def _serve(registry: Registry, config: ServerConfig) -> None:
     await server.stop()
 
 
-def _end_with_supervisor() -> None:
-    """Ends this process when its supervisor is gone, however it went: its end of our standard input closes."""
+def _leave_behind_what_hangs() -> None:
+    """Ends this process at once if a thread goes on in an environment's code: Python would wait for it for ever."""
+    deadline = time.monotonic() + _LAST_SECONDS
+    threads = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        try:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+
+
+def _end_with_stdin() -> None:
+    """Ends this process when standard input closes, which it does with whoever holds its other end."""
 
     def watch() -> None:
         # Not through sys.stdin: its lock, held by a thread that waits, aborts the interpreter at exit.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import chain, compress
+from typing import NamedTuple
 
 from starpod.env_server.convert import fill_transition, outcome_flags
 from starpod.env_server.environment import Busy, Environment
 from starpod.env_server.episode import Transition
 from starpod.env_server.errors import bad_argument
 from starpod.env_server.metrics import Metrics
-from starpod.env_server.session import SessionTable
+from starpod.env_server.session import Session, SessionTable
 from starpod.v1 import environment_pb2 as pb
 
 ROWS_AT_ONCE = 512
@@ -78,8 +79,31 @@ class Transitions:
         """How many calls it answers."""
         return len(self.message.replies) + len(self.message.transitions.call_ids)
 
-    def take(self, call_ids: list[int], indices: list[int], transitions: list[Transition]) -> None:
-        """Adds the transitions of a batch, one per call. indices: the steps' own."""
+    def take(self, call_ids: list[int], indices: list[int], transitions: list[Transition]) -> dict[int, Exception]:
+        """Adds the transitions of a batch, one per call. indices: the steps' own.
+
+        Returns the places of those that no message can hold, with what is wrong: their environments gave what cannot
+        travel. The others are added.
+        """
+        before = len(self.message.replies)
+        try:
+            self._write(call_ids, indices, transitions)
+            return {}
+        except Exception:
+            self.message.ClearField("transitions")
+            del self.message.replies[before:]
+        wrong: dict[int, Exception] = {}
+        for place, (call_id, index, transition) in enumerate(zip(call_ids, indices, transitions, strict=True)):
+            reply = pb.Reply()
+            try:
+                fill_step_reply(reply, call_id, transition, index + 1)
+            except Exception as error:
+                wrong[place] = error
+            else:
+                self.message.replies.append(reply)
+        return wrong
+
+    def _write(self, call_ids: list[int], indices: list[int], transitions: list[Transition]) -> None:
         if not transitions:
             return
         # Column by column in C, not row by row: rows that do not fit are rare, and looked for only if there are any.
@@ -90,7 +114,7 @@ class Transitions:
             for call_id, transition, index, fits in zip(call_ids, transitions, indices, fit, strict=True):
                 if not fits:
                     fill_step_reply(self.message.replies.add(), call_id, transition, index + 1)
-            self.take(list(compress(call_ids, fit)), list(compress(indices, fit)), list(compress(transitions, fit)))
+            self._write(list(compress(call_ids, fit)), list(compress(indices, fit)), list(compress(transitions, fit)))
             return
         columns = self.message.transitions
         columns.call_ids.extend(call_ids)
@@ -117,6 +141,14 @@ class Transitions:
 _SUCCESSES = {None: 0, False: 1, True: 2}
 
 
+class Broken(NamedTuple):
+    """A row whose environment raised, or gave what cannot travel: its session cannot go on."""
+
+    row: int
+    session: Session
+    error: Exception | SystemExit
+
+
 def step_rows(
     rows: Rows,
     start: int,
@@ -125,13 +157,13 @@ def step_rows(
     max_actions: int,
     metrics: Metrics,
     transitions: Transitions,
-) -> list[int]:
-    """Steps the rows whose sessions can be stepped here and now; returns the others.
+) -> tuple[list[int], list[Broken]]:
+    """Steps the rows whose sessions can be stepped here and now; returns the others, and those that broke a session.
 
-    The others are repeated, late, malformed or of another concurrency class, or their session is busy, or their
-    environment raised: then the session keeps the exception for the slow path to report.
+    The others are repeated, late, malformed or of another concurrency class, or their session is busy.
     """
     others: list[int] = []
+    broken: list[Broken] = []
     get, clock, now = table.get, time.perf_counter, time.monotonic()
     done: list[Transition] = []
     environment: type[Environment] | None = None
@@ -140,68 +172,67 @@ def step_rows(
     columns = (rows.session_ids, rows.epochs, rows.indices, rows.actions)
     if (start, stop) != (0, len(rows)):
         columns = tuple(column[start:stop] for column in columns)  # type: ignore[assignment]
-    for row, (session_id, epoch, index, actions) in enumerate(zip(*columns, strict=True), start):
+    for session_id, epoch, index, actions in zip(*columns, strict=True):
         session = get(session_id)
         if (
-            session is None
-            or session.next_index != index
-            or session.epoch != epoch
-            or session.over
-            or session.pending
-            or (episode := session.host.episode) is None
-            or len(actions) > max_actions
+            session is not None
+            and session.next_index == index
+            and session.epoch == epoch
+            and not session.over
+            and not session.pending
+            and (episode := session.host.episode) is not None
+            and len(actions) <= max_actions
         ):
-            others.append(row)
-            continue
-        if session.environment is not environment:
-            if environment is not None:
-                metrics.steps(environment.spec.id, stepped, seconds)
-                transitions.environment_seconds += _scaled(seconds, stepped)
-                stepped, seconds = 0, []
-            environment = session.environment
-        try:
-            if stepped % SAMPLED:
-                transition = episode.turn(actions, session.want)
+            if session.environment is not environment:
+                if environment is not None:
+                    metrics.steps(environment.spec.id, stepped, seconds)
+                    transitions.environment_seconds += _scaled(seconds, stepped)
+                    stepped, seconds = 0, []
+                environment = session.environment
+            try:
+                if stepped % SAMPLED:
+                    transition = episode.turn(actions, session.want)
+                else:
+                    before = clock()
+                    transition = episode.turn(actions, session.want)
+                    seconds.append(clock() - before)
+            except Busy:
+                pass  # nothing has changed; the slow path tries once more and reports
+            except (Exception, SystemExit) as error:
+                session.host.close()  # no later row may play on in what the exception left
+                broken.append(Broken(start + len(done) + len(others) + len(broken), session, error))
+                continue
             else:
-                before = clock()
-                transition = episode.turn(actions, session.want)
-                seconds.append(clock() - before)
-        except Busy:
-            others.append(row)  # nothing has changed; the slow path tries once more and reports
-            continue
-        except Exception as error:
-            session.broken = error
-            others.append(row)
-            continue
-        stepped += 1
-        session.next_index = index + 1
-        session.last_actions = actions
-        session.last_transition = transition
-        session.touched = now
-        if transition.end_reason:
-            session.over = True
-        done.append(transition)
+                stepped += 1
+                session.next_index = index + 1
+                session.last_actions = actions
+                session.last_transition = transition
+                session.touched = now
+                if episode.end_reason:
+                    session.over = True
+                done.append(transition)
+                continue
+        others.append(start + len(done) + len(others) + len(broken))
     if environment is not None:
         metrics.steps(environment.spec.id, stepped, seconds)
         transitions.environment_seconds += _scaled(seconds, stepped)
-    if others:
-        left = set(others)
-        stayed = [row not in left for row in range(start, stop)]
-        call_ids = list(compress(rows.call_ids[start:stop], stayed))
-        indices = list(compress(rows.indices[start:stop], stayed))
-    else:
-        call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
-    transitions.take(call_ids, indices, done)
-    return others
+    stepped_rows: Sequence[int] = range(start, stop)
+    call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
+    if others or broken:
+        left = {*others, *(each.row for each in broken)}
+        stayed = [row not in left for row in stepped_rows]
+        call_ids, indices = list(compress(call_ids, stayed)), list(compress(indices, stayed))
+        stepped_rows = list(compress(stepped_rows, stayed))
+    for place, problem in transitions.take(call_ids, indices, done).items():
+        row = stepped_rows[place]
+        broken.append(Broken(row, table[rows.session_ids[row]], problem))
+    return others, broken
 
 
-def fill_step_reply(reply: pb.Reply, call_id: int, transition: Transition | pb.Transition, next_index: int) -> None:
+def fill_step_reply(reply: pb.Reply, call_id: int, transition: Transition, next_index: int) -> None:
     """Writes the reply to a turn, as a message of its own, into an empty one."""
     reply.call_id = call_id
-    if isinstance(transition, Transition):
-        fill_transition(reply.step.transition, transition)
-    else:
-        reply.step.transition.CopyFrom(transition)
+    fill_transition(reply.step.transition, transition)
     reply.step.next_step_index = next_index
 
 

@@ -196,7 +196,7 @@ def part_to(part: Part) -> pb.Part:
 def fill_observation(message: pb.Observation, observation: Observation) -> None:
     """Writes into an empty message. (Filling a message in place costs a third of making and copying it.)"""
     parts, state_key, extras = observation
-    if type(parts) is str:
+    if isinstance(parts, str):
         message.parts.add().text = parts
     else:
         message.parts.extend(map(part_to, parts))
@@ -234,8 +234,11 @@ def outcome_flags(outcome: Outcome | None) -> int:
     return (outcome is not UNKNOWN_NAME) + 2 * outcome.valid + 4 * outcome.effective
 
 
-def fill_transition(message: pb.Transition, transition: Transition) -> None:
-    """Writes into an empty message."""
+def fill_transition(message: pb.Transition, transition: Transition | pb.Transition) -> None:
+    """Writes into an empty message. What ran in a process of its own is a message already."""
+    if not isinstance(transition, Transition):
+        message.CopyFrom(transition)
+        return
     fill_observation(message.observation, transition.observation)
     message.reward = transition.reward
     for outcome in transition.outcomes:

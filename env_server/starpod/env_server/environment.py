@@ -204,6 +204,12 @@ class Outcome(NamedTuple):
 INVALID = Outcome(valid=False, effective=False)
 """An action that made no sense and changed nothing."""
 
+UNKNOWN_NAME = Outcome(valid=False, effective=False, info={})
+"""An action that is not among the names there are. It is not tried, and counts against no limit.
+
+Names that the spec lacks get it from the server. An environment whose names change with the episode returns it itself.
+"""
+
 
 class Environment(ABC):
     """Base class of environments. One instance is one session; `reset` starts its next episode.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
 
+from starpod.env_server.environment import UNKNOWN_NAME as UNKNOWN_NAME
 from starpod.env_server.environment import (
     Busy,
     Concurrency,
@@ -105,10 +106,6 @@ class Transition(NamedTuple):
         return self.end_reason > EndReason.TERMINAL
 
 
-UNKNOWN_NAME = Outcome(valid=False, effective=False)
-"""The outcome of a sub-action whose name the action space does not have: never handed to the environment."""
-
-
 class EpisodeOver(Exception):
     """The episode is over: reset first."""
 
@@ -125,6 +122,7 @@ class TooLate(RuntimeError):
 
 
 _UNLIMITED = 2**62
+_NONE = EndReason.NONE  # a member is found by a look-up, which is slower than all else that ends a turn
 _new_tuple = tuple.__new__
 
 
@@ -167,20 +165,19 @@ class Episode:
             raise EpisodeOver
         environment, limits, names = self.environment, self.limits, self.names
         step = environment.step
-        budget = limits.max_actions_per_turn or _UNLIMITED
-        left = (limits.max_actions or _UNLIMITED) - self.actions
-        if left < budget:
-            budget = left
-        before = budget
+        played = before = self.actions
+        most = played + (limits.max_actions_per_turn or _UNLIMITED)
+        if limits.max_actions and limits.max_actions < most:
+            most = limits.max_actions
+        turns = self.turns
         reward = 0.0
         outcomes: list[Outcome | None] = []
         success: bool | None = None
-        end = EndReason.NONE
+        end = _NONE
         details: Details | None = None
-        turns = self.turns
         try:
             for action in actions:
-                if budget <= 0 or end:
+                if played >= most or end:
                     outcomes.append(None)
                     continue
                 if names and (type(action) is not str or action not in names):
@@ -190,24 +187,26 @@ class Episode:
                         continue
                 outcome = step(action)
                 outcomes.append(outcome)
-                budget -= 1
+                played += 1
                 share, terminated, truncated, success, _, _, shares, criteria, info = outcome
                 reward += share
                 if info is not None or shares is not None or criteria is not None:
-                    details = _merge(details, outcome)
+                    if outcome is UNKNOWN_NAME:  # its info brings it here, where looking costs other steps nothing
+                        played -= 1
+                    else:
+                        details = _merge(details, outcome)
                 if terminated:
                     end = EndReason.TERMINAL
                 elif truncated:
                     end = EndReason.ENVIRONMENT_LIMIT
             if not isfinite(reward):
                 raise ValueError(f"{type(environment).__name__}.step returned a reward that is not finite: {reward}")
-            turns += 1
-            self.turns = turns
-            self.actions += before - budget
+            self.turns = turns + 1
+            self.actions = played
             if not end:
-                if left <= before - budget:
+                if played >= limits.max_actions > 0:
                     end = EndReason.MAX_ACTIONS
-                elif turns == limits.max_turns:
+                elif turns + 1 == limits.max_turns:
                     end = EndReason.MAX_TURNS
             if end:
                 self.end_reason = end
@@ -223,7 +222,7 @@ class Episode:
             # Half the cost of calling Transition, and there is one per step.
             return _new_tuple(Transition, (parts, state_key, extras, reward, outcomes, end, success, details))
         except (Busy, Unavailable) as error:
-            if budget == before and turns == self.turns:
+            if played == before and turns == self.turns:
                 raise
             raise TooLate(error) from error
 
@@ -287,7 +286,8 @@ class Episode:
         environment = self.environment
         return encode(
             {
-                "options": environment.options.model_dump(mode="json"),
+                # Only what was given: options may ask which were (model_fields_set), and refuse some beside others.
+                "options": environment.options.model_dump(mode="json", exclude_unset=True),
                 "limits": [self.limits.max_turns, self.limits.max_actions_per_turn, self.limits.max_actions],
                 "seed": self.seed,
                 "dynamics_seed": environment.dynamics_seed,
@@ -308,7 +308,7 @@ class Episode:
             instance.set_state(saved.state)
             if instance.options is not saved.options or any(_is_code(environment, name) for name in vars(instance)):
                 raise ValueError("the state holds what is no state")
-        except Exception as error:  # an environment's own code, on bytes that anybody may have made
+        except (Exception, SystemExit) as error:  # an environment's own code, on bytes that anybody may have made
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
         episode = cls(instance, saved.limits)
         episode.seed, episode.turns, episode.actions = saved.seed, saved.turns, saved.actions

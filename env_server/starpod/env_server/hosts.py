@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple, Protocol, TypeVar
 
+from starpod.env_server import convert
 from starpod.env_server.environment import (
     Action,
     Busy,
@@ -17,7 +18,7 @@ from starpod.env_server.environment import (
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import Episode, EpisodeOver, Observation, Transition, Want
+from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
 from starpod.env_server.state import StateError
 from starpod.env_server.timing import measured
 from starpod.v1 import environment_pb2 as pb
@@ -27,6 +28,10 @@ R = TypeVar("R")
 
 class HostDied(Exception):
     """The process that ran the episode is gone; the text says how it went."""
+
+
+class StateTooLarge(Exception):
+    """A state that cannot be handed out; the text says how large it is, and what may be."""
 
 
 class EnvironmentBug(Exception):
@@ -39,8 +44,13 @@ class EnvironmentBug(Exception):
         self.intact = intact
 
     @classmethod
-    def from_exception(cls, error: Exception, *, intact: bool) -> EnvironmentBug:
+    def from_exception(cls, error: Exception | SystemExit, *, intact: bool) -> EnvironmentBug:
         return cls(type(error).__name__, str(error), intact=intact)
+
+    @classmethod
+    def of_copy(cls, death: HostDied) -> EnvironmentBug:
+        """The process of a copy died in a fork: the original goes on, and must not be taken for lost."""
+        return cls(type(death).__name__, f"the copy's process {death}", intact=True)
 
 
 class ResetPlan(NamedTuple):
@@ -53,29 +63,46 @@ class ResetPlan(NamedTuple):
     want: Want
 
 
+class Started(NamedTuple):
+    """What a new episode begins with: its first observation, and the instructions with the options in force."""
+
+    observation: pb.Observation
+    instructions: str
+
+
 class Host(Protocol):
     """Runs one episode. Calls come one at a time. Any of them may raise HostDied or EnvironmentBug."""
 
     episode: Episode | None
     """The episode, where it may be stepped in the event loop; else None."""
 
-    async def reset(self, plan: ResetPlan) -> Observation | pb.Observation: ...
+    async def reset(self, plan: ResetPlan) -> Started: ...
     async def turn(self, actions: list[Action], want: Want) -> Transition | pb.Transition: ...
-    async def observe(self, want: Want) -> Observation | pb.Observation: ...
+    async def observe(self, want: Want) -> pb.Observation: ...
     async def render(self, mode: str) -> str | bytes: ...
     async def instructions(self) -> str: ...
     async def save(self) -> bytes: ...
+    async def load(self, data: bytes) -> None: ...
     async def fork(self, dynamics_seed: int | None) -> Host: ...
     def close(self) -> None: ...
 
 
-def start_episode(environment: type[Environment], plan: ResetPlan) -> Episode:
+def start_episode(environment: type[Environment], plan: ResetPlan) -> tuple[Episode, Started]:
     """A new episode of the class, as planned. A fresh instance each time: nothing of an old episode can linger."""
     instance = environment()
     instance.options = plan.options
     episode = Episode(instance, plan.limits)
     episode.reset(plan.seed, plan.dynamics_seed)
-    return episode
+    return episode, Started(convert.observation_to(episode.observe(plan.want)), instructions_of(episode))
+
+
+def instructions_of(episode: Episode) -> str:
+    """Raises TypeError or UnicodeEncodeError if they are no text that can travel."""
+    instructions = episode.environment.instructions()
+    if not isinstance(instructions, str):
+        raise TypeError(f"instructions() returned a {type(instructions).__name__}, not a str")
+    instructions.encode()
+    return instructions
 
 
 class LocalHost:
@@ -96,25 +123,24 @@ class LocalHost:
         self._episode: Episode | None
         self._take(episode, want)
 
-    async def reset(self, plan: ResetPlan) -> Observation:
-        def start() -> tuple[Episode, Observation]:
-            # A new episode, swapped in only when it has started: a reset that raises leaves the old one as it was.
-            episode = start_episode(self._environment, plan)
-            return episode, episode.observe(plan.want)
-
+    async def reset(self, plan: ResetPlan) -> Started:
+        # A new episode, swapped in only when it has started and can be told: a reset that raises leaves the old one as
+        # it was.
         slow = self._environment.spec.slow_reset or self._draws(plan.want)
-        episode, observation = await self._run(start, intact=True, slow=slow)
+        episode, started = await self._run(lambda: start_episode(self._environment, plan), intact=True, slow=slow)
         self._take(episode, plan.want)
-        return observation
+        return started
 
     async def turn(self, actions: list[Action], want: Want) -> Transition:
         episode = self._live()
         turn = episode.undoable_turn if self._environment.spec.slow_render else episode.turn
         return await self._run(lambda: turn(actions, want), intact=False, slow=self._draws(want))
 
-    async def observe(self, want: Want) -> Observation:
+    async def observe(self, want: Want) -> pb.Observation:
         episode = self._live()
-        return await self._run(lambda: episode.observe(want), intact=True, slow=self._draws(want))
+        return await self._run(
+            lambda: convert.observation_to(episode.observe(want)), intact=True, slow=self._draws(want)
+        )
 
     async def render(self, mode: str) -> str | bytes:
         environment = self._live().environment
@@ -122,10 +148,15 @@ class LocalHost:
         return await self._run(lambda: environment.render(mode), intact=True, slow=slow)
 
     async def instructions(self) -> str:
-        return await self._run(self._live().environment.instructions, intact=True)
+        episode = self._live()
+        return await self._run(lambda: instructions_of(episode), intact=True)
 
     async def save(self) -> bytes:
         return await self._run(self._live().save, intact=True)
+
+    async def load(self, data: bytes) -> None:
+        """Takes over a saved episode. Raises StateError if it is not one."""
+        self._take(await self._run(lambda: Episode.load(self._environment, data), intact=True), self._want)
 
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()
@@ -149,12 +180,16 @@ class LocalHost:
         return want.image and self._environment.spec.slow_render
 
     async def _run(self, function: Callable[[], R], *, intact: bool, slow: bool = False) -> R:
-        function = measured(function)
-        try:
-            if self._threaded or slow:
-                return await asyncio.get_running_loop().run_in_executor(self._executor, function)
-            return function()
-        except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
-            raise
-        except Exception as error:
-            raise EnvironmentBug.from_exception(error, intact=intact) from error
+        def work() -> R:
+            # Here, not around `await`: a StopIteration cannot leave a thread, and SystemExit would end the server.
+            try:
+                return function()
+            except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
+                raise
+            except (Exception, SystemExit) as error:
+                raise EnvironmentBug.from_exception(error, intact=intact) from error
+
+        timed = measured(work)
+        if self._threaded or slow:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, timed)
+        return timed()

@@ -46,6 +46,12 @@ class Metrics(Collector):
         self.streams = 0
         self.tenants: Tenants | None = None
 
+    def host(self, environment: str) -> None:
+        """An environment is served. All that is counted of its sessions begins with 0: who watches a rate must see the
+        first event, and who scales by sessions must not take an idle server for one that tells nothing."""
+        for counter in (self._live, self._opened, self._reaped, self._lost):
+            counter[environment] += 0
+
     def step(self, environment: str, seconds: float) -> None:
         """One turn of an environment took so long, the environment's own work alone."""
         histogram = self._steps.get(environment)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from starpod.env_server.errors import CallError
 from starpod.v1 import environment_pb2 as pb
 
+ENVELOPE_BYTES = 64
+"""What a stream's message has beside its only reply, at most."""
 
-def parcels(response: pb.StreamResponse, limit: int) -> Iterator[pb.StreamResponse]:
-    """The same replies and rows in messages of at most `limit` bytes; 0 means no limit."""
-    size = response.ByteSize()
+
+def parcels(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.StreamResponse]:
+    """The same replies and rows, `size` bytes in all, in messages of at most `limit` bytes; 0 means no limit."""
     if not limit or size <= limit:
         yield response
         return
@@ -29,7 +31,7 @@ def parcels(response: pb.StreamResponse, limit: int) -> Iterator[pb.StreamRespon
     if response.HasField("timing"):
         halves[0].timing.CopyFrom(response.timing)
     for half in halves:
-        yield from parcels(half, limit)
+        yield from parcels(half, half.ByteSize(), limit)
 
 
 def too_large(size: int, limit: int) -> CallError:

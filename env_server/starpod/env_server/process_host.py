@@ -23,10 +23,27 @@ from typing import Any, ClassVar, TypeVar
 from google.protobuf.message import DecodeError
 
 from starpod.env_server import convert
-from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError
+from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError, Unavailable
 from starpod.env_server.episode import Episode, EpisodeOver, Want
-from starpod.env_server.hosts import EnvironmentBug, HostDied, ResetPlan, start_episode
-from starpod.env_server.process_wire import LENGTH, BadReply, frame, pack_error, pack_result, read_frame, unpack
+from starpod.env_server.hosts import (
+    EnvironmentBug,
+    HostDied,
+    ResetPlan,
+    Started,
+    StateTooLarge,
+    instructions_of,
+    start_episode,
+)
+from starpod.env_server.process_wire import (
+    LENGTH,
+    BadReply,
+    TooLarge,
+    frame,
+    pack_error,
+    pack_result,
+    read_frame,
+    unpack,
+)
 from starpod.env_server.registry import Reference, load_class, reference_to
 from starpod.env_server.sandbox import Sandbox, close_inherited, confine
 from starpod.env_server.state import StateError, decode, encode
@@ -40,7 +57,7 @@ _BUFFER_BYTES = 2**20
 """Of what a child sends beyond what was asked; the rest waits in its own socket."""
 
 _LONGEST_WAIT = 86_400.0
-M = TypeVar("M", pb.Observation, pb.Transition)
+M = TypeVar("M", pb.ResetResponse, pb.Observation, pb.Transition)
 
 preloaded = ["starpod.env_server.process_host"]
 """Modules that the fork server imports, until its first child."""
@@ -65,7 +82,11 @@ def _nothing() -> None:
 
 
 class ProcessHost:
-    """Runs one episode in a child process. `alive` counts the children of this process."""
+    """Runs one episode in a child process.
+
+    `alive` counts the hosts that are not closed: from when one is made, so that opens under way cannot together exceed
+    the limit of processes.
+    """
 
     episode: Episode | None = None
     alive = 0
@@ -78,13 +99,16 @@ class ProcessHost:
         self._process: ForkServerProcess | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._closed = False
+        ProcessHost.alive += 1
 
-    async def reset(self, plan: ResetPlan) -> pb.Observation:
+    async def reset(self, plan: ResetPlan) -> Started:
         limits = plan.limits
-        options = plan.options.model_dump(mode="json")
+        options = plan.options.model_dump(mode="json", exclude_unset=True)  # as in a snapshot: what was given
         arguments = [options, [limits.max_turns, limits.max_actions_per_turn, limits.max_actions]]
         data = await self._call("reset", *arguments, plan.seed, plan.dynamics_seed, _want_flags(plan.want))
-        return self._message(pb.Observation, data)
+        started = self._message(pb.ResetResponse, data)
+        return Started(started.session.observation, started.instructions)
 
     async def turn(self, actions: list[Action], want: Want) -> pb.Transition:
         request = pb.StepRequest(actions=[convert.action_to(action) for action in actions])
@@ -107,6 +131,7 @@ class ProcessHost:
         return str(await self._call("instructions"))
 
     async def save(self) -> bytes:
+        """The whole episode as bytes. Raises StateTooLarge."""
         data = await self._call("save")
         if not isinstance(data, bytes):
             raise self._distrust("no bytes for a state")
@@ -119,20 +144,27 @@ class ProcessHost:
     async def fork(self, dynamics_seed: int | None) -> ProcessHost:
         copy = ProcessHost(self._environment, self._sandbox)
         try:
-            await copy._call("load", await self.save())
-            if dynamics_seed is not None:
-                await copy._call("reseed", dynamics_seed)
+            state = await self.save()
+            try:
+                await copy.load(state)
+                if dynamics_seed is not None:
+                    await copy._call("reseed", dynamics_seed)
+            except HostDied as death:
+                raise EnvironmentBug.of_copy(death) from death
         except BaseException:
             copy.close()
             raise
         return copy
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        ProcessHost.alive -= 1
         if self._writer is not None:
             self._writer.close()
         process, self._process = self._process, None
         if process is not None:
-            ProcessHost.alive -= 1
             process.kill()
             threading.Thread(target=_bury, args=(process,), daemon=True).start()
 
@@ -182,7 +214,11 @@ class ProcessHost:
                 raise OptionsError(value)
             case "busy" if isinstance(detail, int | float) and 0 <= detail < _LONGEST_WAIT:
                 raise Busy(value, float(detail))
-            case "bug":
+            case "unavailable":
+                raise Unavailable(value)
+            case "large" if verb == "save":
+                raise StateTooLarge(value)
+            case "bug" | "large":
                 raise EnvironmentBug(str(detail), value, intact=verb != "turn")
         raise self._distrust("an unknown kind of reply")
 
@@ -196,7 +232,6 @@ class ProcessHost:
         finally:
             theirs.close()
         self._process = process
-        ProcessHost.alive += 1
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_BUFFER_BYTES)
         greeting = asyncio.create_task(read_frame(self._reader))
         done, _ = await asyncio.wait({greeting}, timeout=_START_SECONDS)
@@ -282,6 +317,10 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
             reply = pack_error("options", str(error))
         except Busy as busy:
             reply = pack_error("busy", busy.message, busy.retry_after)
+        except Unavailable as missing:
+            reply = pack_error("unavailable", str(missing))
+        except TooLarge as error:
+            reply = pack_error("large", str(error), type(error).__name__)
         except Exception as error:
             reply = pack_error("bug", str(error), type(error).__name__)
         _send(stream, reply)
@@ -313,8 +352,9 @@ def _answer(
         case "reset", [options, limits, seed, dynamics_seed, want]:
             wanted = Want(*want)
             plan = ResetPlan(environment.Options.model_validate(options), Limits(*limits), seed, dynamics_seed, wanted)
-            episode = start_episode(environment, plan)
-            return episode, convert.observation_to(episode.observe(wanted)).SerializeToString()
+            new, started = start_episode(environment, plan)
+            session = pb.Session(observation=started.observation)
+            return new, pb.ResetResponse(session=session, instructions=started.instructions).SerializeToString()
         case "load", [data]:
             return Episode.load(environment, data), None
     assert episode is not None
@@ -328,7 +368,7 @@ def _answer(
         case "render", [mode]:
             return episode, episode.environment.render(mode)
         case "instructions", []:
-            return episode, episode.environment.instructions()
+            return episode, instructions_of(episode)
         case "save", []:
             return episode, episode.save()
         case "reseed", [dynamics_seed]:

@@ -22,21 +22,29 @@ class BadReply(ValueError):
     """These bytes are no reply."""
 
 
+class TooLarge(ValueError):
+    """A result that no reply can hold."""
+
+
 def frame(body: bytes) -> bytes:
     """With the length in front."""
     return LENGTH.pack(len(body)) + body
 
 
 def pack_result(value: str | bytes | None) -> bytes:
-    """A call that succeeded."""
+    """A call that succeeded. Raises TooLarge."""
     match value:
         case None:
             return b"n"
         case bytes():
-            return b"b" + value
+            reply = b"b" + value
         case str():
-            return b"s" + value.encode()
-    raise TypeError(f"{type(value).__name__} cannot travel; str, bytes and None can")
+            reply = b"s" + value.encode()
+        case _:
+            raise TypeError(f"{type(value).__name__} cannot travel; str, bytes and None can")
+    if len(reply) > MAX_REPLY:
+        raise TooLarge(f"{len(reply) - 1} bytes; at most {MAX_REPLY - 1} leave an environment's process")
+    return reply
 
 
 def pack_error(kind: str, message: str, detail: Any = None) -> bytes:

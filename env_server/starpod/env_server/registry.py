@@ -25,7 +25,7 @@ from starpod.env_server.errors import CallError, bad_argument
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "starpod.environments"
-_PACKAGES = {"gymnasium": "'starpod[gymnasium]'", "openenv": "openenv-core", "skyrl_gym": "skyrl-gym"}
+_PACKAGES = {"gymnasium": "gymnasium", "openenv": "openenv-core", "skyrl_gym": "skyrl-gym"}
 """Where hosted families come from."""
 _ID = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*-v[0-9]+")
 _VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
@@ -154,8 +154,11 @@ class Registry:
                 if isinstance(error, ModuleNotFoundError) and entry.extras and missing not in ("", "starpod"):
                     # Not installed with this extra: nobody's mistake until somebody asks for it.
                     distribution = entry.dist.name if entry.dist else "starpod"
-                    hint = f"pip install '{distribution}[{','.join(entry.extras)}]'"
-                    registry._missing[entry.name] = f"{entry.name} needs the package {missing}: {hint}"
+                    extras = ",".join(entry.extras)
+                    hint = f"pip install '{distribution}[{extras}]'"
+                    if distribution == "starpod":  # no package index has it
+                        hint = f"from a clone of the repository: pip install '.[{extras}]'"
+                    registry._missing[entry.name] = f"{entry.name} needs the package {missing}; {hint}"
                     continue
                 # One package's broken environment must not keep all the others from being served.
                 logger.error("cannot load environment %s (%s): %r", entry.name, entry.value, error)

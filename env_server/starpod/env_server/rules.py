@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from starpod.env_server import convert
 from starpod.env_server.environment import Action, Environment, EnvironmentOptions
-from starpod.env_server.episode import Observation, Transition
+from starpod.env_server.episode import Transition
 from starpod.env_server.errors import CallError
 from starpod.env_server.session import Session
 from starpod.v1 import environment_pb2 as pb
@@ -41,7 +41,7 @@ def _default_options(environment: type[Environment]) -> EnvironmentOptions:
     return environment.Options()
 
 
-def describe_session(message: pb.Session, session: Session, observation: Observation | pb.Observation) -> None:
+def describe_session(message: pb.Session, session: Session, observation: pb.Observation) -> None:
     """Writes into an empty message."""
     message.session_id = session.id
     message.epoch = session.epoch
@@ -49,10 +49,7 @@ def describe_session(message: pb.Session, session: Session, observation: Observa
     message.seed = session.seed
     message.dynamics_seed = session.dynamics_seed
     message.member = session.member
-    if isinstance(observation, Observation):
-        convert.fill_observation(message.observation, observation)
-    else:
-        message.observation.CopyFrom(observation)
+    message.observation.CopyFrom(observation)
 
 
 def replay_reply(session: Session, epoch: int, index: int, actions: list[Action]) -> Transition | pb.Transition:

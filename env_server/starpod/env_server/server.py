@@ -46,8 +46,7 @@ class EnvironmentServer:
         self.config = config
         self.metrics = Metrics()
         for environment in registry.ids:
-            # An idle server tells 0: who scales by sessions must not take it for one that tells nothing.
-            self.metrics.live(environment, 0)
+            self.metrics.host(environment)
         seal = SnapshotSeal(config.snapshot_key_file)
         self.calls = Calls(registry, config.limits, self.metrics, config.threads, config.sandbox, seal)
         self.port = config.port
@@ -66,8 +65,11 @@ class EnvironmentServer:
     @property
     def address(self) -> str:
         """host:port, for clients."""
+        return self._at(self.port)
+
+    def _at(self, port: int) -> str:
         host = self.config.host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def start(self) -> None:
         """Listens and is ready. Raises ServerError."""
@@ -157,11 +159,10 @@ class EnvironmentServer:
         self._tracer.close()
 
     async def _serve_health(self, port: int) -> None:
-        host = self.config.host
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
-            server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            server.add_insecure_port(self._at(port))
         except RuntimeError as error:
             raise ServerError(f"cannot answer for health on port {port}: is it in use? ({error})") from error
         await server.start()

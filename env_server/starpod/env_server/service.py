@@ -49,7 +49,8 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                 self._authenticator.identify(context.invocation_metadata()).tenant.take_calls()
                 registry = self._calls.registry
                 hosted = registry.versions(request.environment_id) if request.environment_id else registry
-            except CallError as error:
+                specs = [convert.spec_to(environment) for environment in hosted]
+            except Exception as error:
                 await self._fail(context, "Describe", error)
             limits = self._calls.limits
             return pb.DescribeResponse(
@@ -69,7 +70,7 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                     max_lease_seconds=limits.max_lease_seconds,
                 ),
                 endpoints=self._endpoints,
-                environments=[convert.spec_to(environment) for environment in hosted],
+                environments=specs,
                 live_sessions=self._calls.live_sessions,
                 draining=self._calls.draining,
             )
@@ -109,30 +110,26 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                     raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
                 with grant.tenant.stream():
                     await StreamServer(self._calls, self._table(grant.tenant), context, grant).run()
-            except CallError as error:
+            except grpc.aio.BaseError:
+                raise  # the connection's own, such as a caller who is gone
+            except Exception as error:
                 await self._fail(context, "Stream", error)
 
     async def _unary(self, method: str, context: Context, start: Callable[[SessionTable], Coroutine[Any, Any, R]]) -> R:
-        calls, metrics = self._calls, self._calls.metrics
+        calls = self._calls
         timing = begin(clock())
         with self._tracer.span(method, context):
             try:
                 tenant = self._authenticator.identify(context.invocation_metadata()).tenant
                 tenant.take_calls()
-                limit = calls.limits.max_calls_in_flight
-                if metrics.calls_in_flight >= limit:
-                    raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
+                calls.check_in_flight()
                 reply, task = run_eagerly(start(self._table(tenant)))
                 if task is None:
                     context.set_trailing_metadata(timing.trailer())
                     return cast(R, reply)
                 # A caller who gives up cancels his wait, not the work: it is finished and cached.
-                metrics.calls_in_flight += 1
                 calls.keep(task)
-                try:
-                    reply = await asyncio.shield(task)
-                finally:
-                    metrics.calls_in_flight -= 1
+                reply = await asyncio.shield(task)
                 context.set_trailing_metadata(timing.trailer())
                 return reply
             except Exception as error:

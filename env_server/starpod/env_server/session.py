@@ -36,8 +36,7 @@ class Session:
     epoch, next_index: what the next Step must carry.
     last_actions, last_transition: the latest turn, for a caller who lost the reply.
     last_reset: the latest ResetRequest (serialised) and its reply, for the same reason.
-    broken: an exception out of the environment that is still to be reported.
-    lost: why the session can no longer be used; empty while it can.
+    lost: why the session can no longer be used; empty while it can. closed: it is in no table any more.
     touched: monotonic seconds of the latest call. lease: seconds it may rest.
     pending: calls that wait for or work on it; while there are any, it is not reaped and others queue up.
     """
@@ -45,7 +44,7 @@ class Session:
     __slots__ = (
         "_taken",
         "_waiting",
-        "broken",
+        "closed",
         "dynamics_seed",
         "environment",
         "epoch",
@@ -95,8 +94,8 @@ class Session:
         self.last_actions: Sequence[Any] | None = None
         self.last_transition: Transition | pb.Transition | None = None
         self.last_reset: tuple[bytes, pb.ResetResponse] | None = None
-        self.broken: Exception | None = None
         self.lost = ""
+        self.closed = False
         self.touched = time.monotonic()
         self.pending = 0
         self._taken = False
@@ -139,7 +138,9 @@ class Session:
         self._taken = False
 
     def check(self) -> None:
-        """Raises SESSION_LOST if the session cannot be used any more."""
+        """Raises SESSION_LOST if the session cannot be used any more, UNKNOWN_SESSION if it was closed meanwhile."""
+        if self.closed:
+            raise unknown_session(self.id)
         if self.lost:
             raise CallError("SESSION_LOST", f"the session is gone: {self.lost}; open a new one", {"cause": self.lost})
 
@@ -148,6 +149,16 @@ class Session:
         self.lost = cause
         self.last_actions = self.last_transition = self.last_reset = None
         self.host.close()
+
+    def close(self) -> None:
+        """Frees what it holds; calls that waited for it find it unknown, as later ones do."""
+        self.closed = True
+        self.lose("closed")
+
+
+def unknown_session(session_id: str) -> CallError:
+    problem = f"no session {session_id[:64]!r}: closed, expired or never opened here; open a new one"
+    return CallError("UNKNOWN_SESSION", problem)
 
 
 @dataclass(slots=True)
@@ -176,10 +187,7 @@ class SessionTable(dict[str, Session]):
         """Raises UNKNOWN_SESSION or SESSION_LOST."""
         session = self.get(session_id)
         if session is None:
-            raise CallError(
-                "UNKNOWN_SESSION",
-                f"no session {session_id[:64]!r}: closed, expired or never opened here; open a new one",
-            )
+            raise unknown_session(session_id)
         session.check()
         return session
 

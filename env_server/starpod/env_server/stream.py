@@ -13,7 +13,7 @@ from google.rpc import status_pb2
 
 from starpod.env_server.auth import Grant
 from starpod.env_server.calls import Calls
-from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, fill_step_reply, step_rows
+from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_rows
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.parcels import parcels
@@ -33,7 +33,9 @@ _UNSENT_BYTES = 8 * 2**20
 """Replies that wait for a caller who does not read; while there are more, nothing further of his is read."""
 _BULKY = ("render", "snapshot")
 _BULKY_AT_ONCE = 16
-"""Calls in flight on one stream whose replies may be as large as a message."""
+"""Calls in flight on one stream whose replies may be as large as a message. Those beyond are refused: to wait with
+them would keep all other sessions waiting, or change the order of a session's calls."""
+_RETRY_SECONDS = 0.1
 
 
 class StreamServer:
@@ -49,7 +51,8 @@ class StreamServer:
         self._bulky = 0
         self._room = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._finished: list[tuple[pb.Reply, Timing]] = []
+        # With their sizes: measuring a reply takes as long as writing it.
+        self._finished: list[tuple[pb.Reply, Timing, int]] = []
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -90,7 +93,7 @@ class StreamServer:
             return
         for place, call in enumerate(message.calls, 1):
             bulky = call.WhichOneof("request") in _BULKY
-            await self._keep_up(bulky)
+            await self._keep_up()
             self._start(call.call_id, call.timeout_ms, self._serve(call), arrived, transitions, bulky)
             if place % ROWS_AT_ONCE == 0 or (bulky and transitions.message.replies):
                 await self._write(transitions, arrived)
@@ -111,7 +114,10 @@ class StreamServer:
         while (start := stop) < len(rows):
             stop = min(start + self._rows_at_once, len(rows))
             limit = self._calls.limits.max_step_actions
-            others = step_rows(rows, start, stop, self._table, limit, self._calls.metrics, transitions)
+            others, broken = step_rows(rows, start, stop, self._table, limit, self._calls.metrics, transitions)
+            for row, session, cause in broken:
+                status = self._status("Step", self._calls.break_off(session, cause))
+                transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
             for row in others:
                 self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
             await self._write(transitions, arrived)
@@ -120,9 +126,9 @@ class StreamServer:
                 # A long batch must not keep the event loop from everybody else.
                 await asyncio.sleep(0)
 
-    async def _keep_up(self, bulky: bool = False) -> None:
+    async def _keep_up(self) -> None:
         """Waits while the caller does not take what was done for him: it would pile up."""
-        while self._unsent > _UNSENT_BYTES or (bulky and self._bulky >= _BULKY_AT_ONCE):
+        while self._unsent > _UNSENT_BYTES:
             self._room.clear()
             await self._room.wait()
 
@@ -144,10 +150,14 @@ class StreamServer:
         bulky: bool = False,
     ) -> None:
         """Runs a call; its reply goes to `transitions` if it is there at once, else out by itself later."""
-        metrics, limit = self._calls.metrics, self._calls.limits.max_calls_in_flight
-        if metrics.calls_in_flight >= limit:
+        metrics = self._calls.metrics
+        try:
+            self._calls.check_in_flight()
+            if bulky and self._bulky >= _BULKY_AT_ONCE:
+                problem = f"{_BULKY_AT_ONCE} Renders and Snapshots of this stream are being worked on; try again later"
+                raise overloaded("large_replies", problem, _RETRY_SECONDS)
+        except CallError as error:
             work.close()
-            error = overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
             metrics.error("Stream", error.reason)
             transitions.message.replies.append(pb.Reply(call_id=call_id, error=error.status()))
             return
@@ -158,24 +168,23 @@ class StreamServer:
             transitions.message.replies.append(reply)
             transitions.environment_seconds += timing.environment
             return
-        metrics.calls_in_flight += 1
-        self._bulky += bulky
         self._calls.keep(task)
         waiter = task if not timeout_ms else asyncio.get_running_loop().create_task(_expire(task, call_id, timeout_ms))
         self._tasks.add(waiter)
-        task.add_done_callback(partial(self._count_down, bulky))
+        if bulky:
+            self._bulky += 1
+            task.add_done_callback(self._count_down)
         waiter.add_done_callback(partial(self._finish, timing))
 
-    def _count_down(self, bulky: bool, _: asyncio.Task[pb.Reply]) -> None:
-        self._calls.metrics.calls_in_flight -= 1
-        self._bulky -= bulky
-        self._room.set()
+    def _count_down(self, _: asyncio.Task[pb.Reply]) -> None:
+        self._bulky -= 1
 
     def _finish(self, timing: Timing, task: asyncio.Task[pb.Reply]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            self._finished.append((task.result(), timing))
-            self._unsent += task.result().ByteSize()
+            size = task.result().ByteSize()
+            self._finished.append((task.result(), timing, size))
+            self._unsent += size
             self._wake.set()
 
     async def _serve(self, call: pb.Call) -> pb.Reply:
@@ -194,8 +203,9 @@ class StreamServer:
             session = self._table.find(rows.session_ids[row])
             self._calls.check_actions(len(actions))
             transition = await self._calls.turn(session, rows.epochs[row], index, list(actions), None)
-            reply = pb.Reply()
-            fill_step_reply(reply, call_id, transition, index + 1)
+            reply = pb.Reply(call_id=call_id)
+            reply.step.next_step_index = index + 1
+            self._calls.write_transition(reply.step.transition, session, transition)
             return reply
         except Exception as error:
             return pb.Reply(call_id=call_id, error=self._status("Step", error))
@@ -218,12 +228,12 @@ class StreamServer:
             if finished:
                 now = clock()
                 timing = pb.ServerTiming(
-                    environment_ms=1e3 * sum(timing.environment for _, timing in finished),
-                    total_ms=1e3 * sum(now - timing.arrived for _, timing in finished),
+                    environment_ms=1e3 * sum(timing.environment for _, timing, _ in finished),
+                    total_ms=1e3 * sum(now - timing.arrived for _, timing, _ in finished),
                 )
-                replies = [reply for reply, _ in finished]
+                replies = [reply for reply, _, _ in finished]
                 await self._send(pb.StreamResponse(replies=replies, timing=timing))
-                self._unsent -= sum(reply.ByteSize() for reply in replies)
+                self._unsent -= sum(size for _, _, size in finished)
                 self._room.set()
 
     async def _write(self, transitions: Transitions, arrived: float) -> None:
@@ -237,12 +247,9 @@ class StreamServer:
 
     async def _send(self, response: pb.StreamResponse) -> int:
         """Sends the message, in several where it is too large for one. Returns its size."""
-        size, limit = response.ByteSize(), self._calls.limits.max_message_bytes
-        if not limit or size <= limit:
-            await self._context.write(response)
-        else:
-            for parcel in parcels(response, limit):
-                await self._context.write(parcel)
+        size = response.ByteSize()
+        for parcel in parcels(response, size, self._calls.limits.max_message_bytes):
+            await self._context.write(parcel)
         return size
 
 

@@ -8,14 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 
 logger = logging.getLogger(__name__)
 
 _RESTART_SECONDS = (0.1, 5.0)
 """First and longest pause before a crashed worker is started again; a worker that lived for a minute starts anew."""
+_MERCY_SECONDS = 10.0
+"""How much longer than it should a worker may take to end."""
 _OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--health-port", "--endpoints")
 
 
@@ -57,7 +59,7 @@ def supervise(
     crew = [
         _Worker(
             [
-                *(sys.executable, "-m", "starpod.env_server", *shared),
+                *(sys.executable, "-m", "starpod.env_server", *shared, "--end-with-stdin"),
                 *("--port", str(each), "--endpoints", endpoints),
                 *("--metrics-port", str(metrics_port and metrics_port + place)),
                 *("--health-port", str(health_port and health_port + place)),
@@ -66,9 +68,10 @@ def supervise(
         )
         for place, each in enumerate(ports)
     ]
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+    signals: SimpleQueue[int] = SimpleQueue()  # which a signal handler may fill, unlike what waits on a lock
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda number, _: signals.put(number))
+    first: int = signal.SIGTERM
     try:
         line = ""
         # The first alone: what is wrong for all is then said once, and what is built on first use is built once.
@@ -81,14 +84,22 @@ def supervise(
                     return worker.process.wait() or 1
                 line = line or ready
         print(f"{line.rpartition(' on ')[0]} with {workers} workers on {shown}:{ports[0]}", flush=True)
-        _watch(crew, ending)
+        first = _watch(crew, signals)
     finally:
-        _end(crew, drain_seconds)
+        _end(crew, first, signals, drain_seconds)
     return 0
 
 
-def _watch(crew: Sequence[_Worker], ending: threading.Event) -> None:
-    while not ending.wait(0.05):
+def _next(signals: SimpleQueue[int], seconds: float) -> int | None:
+    """The next signal, if there is one within so many seconds."""
+    with contextlib.suppress(Empty):
+        return signals.get(timeout=seconds)
+    return None
+
+
+def _watch(crew: Sequence[_Worker], signals: SimpleQueue[int]) -> int:
+    """Starts again what crashes until there is a signal; returns it."""
+    while (number := _next(signals, 0.05)) is None:
         for worker in crew:
             assert worker.process is not None
             if worker.process.poll() is None:
@@ -101,21 +112,30 @@ def _watch(crew: Sequence[_Worker], ending: threading.Event) -> None:
                 worker.process.returncode,
                 worker.pause,
             )
-            if ending.wait(worker.pause):
-                return
+            if (number := _next(signals, worker.pause)) is not None:
+                return number
             worker.pause = min(worker.pause * 2, _RESTART_SECONDS[1])
             worker.start()
+    return number
 
 
-def _end(crew: Sequence[_Worker], drain_seconds: float) -> None:
+def _end(crew: Sequence[_Worker], first: int, signals: SimpleQueue[int], drain_seconds: float) -> None:
+    """Passes the first signal on, and those that follow: SIGTERM drains the workers, any other ends them at once."""
     running = [worker.process for worker in crew if worker.process is not None]
+    deadline = _pass_on(first, running, drain_seconds)
+    while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+        if _next(signals, 0.05) is not None:
+            # Not once more the same: a second SIGTERM is lost on a worker that has not looked at the first.
+            deadline = _pass_on(signal.SIGINT, running, 0.0)
     for process in running:
-        process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + drain_seconds + 10
-    for process in running:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
         process.kill()
+
+
+def _pass_on(number: int, processes: Sequence[subprocess.Popen[str]], seconds: float) -> float:
+    """Sends a signal to all; returns when those are to be killed that needed longer than so many seconds."""
+    for process in processes:
+        process.send_signal(number)
+    return time.monotonic() + seconds + _MERCY_SECONDS
 
 
 def _ports(host: str, port: int, workers: int) -> list[int]:

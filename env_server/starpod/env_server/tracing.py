@@ -33,7 +33,8 @@ class OpenTelemetryTracer(Tracer):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            raise TracingUnavailable("tracing needs the extra: pip install 'starpod[tracing]'") from error
+            hint = "from a clone of the repository: pip install '.[tracing]'"
+            raise TracingUnavailable(f"tracing needs its extra; {hint}") from error
         self._provider = TracerProvider(resource=Resource.create({"service.name": "starpod-environment-server"}))
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
         self._tracer = self._provider.get_tracer("starpod.env_server")

@@ -454,8 +454,8 @@ class Outcome(_message.Message):
     EFFECTIVE_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
     executed: _builtins.bool
-    """False for a sub-action that was never tried: after the end of the episode, beyond a limit, or not in
-    ActionSpace.names where those are given. It counts against no limit.
+    """False for a sub-action that was never tried: after the end of the episode, beyond a limit, or not among the names
+    there are (ActionSpace.names, or those of this episode where they change with it). It counts against no limit.
     """
     valid: _builtins.bool
     """False if it made no sense (unknown name, bad format, forbidden). Not an error: a policy learns from it. True for one

@@ -13,8 +13,11 @@ WITHOUT = {
     "C-66": "the environment has no expert",
     "C-92": "the server allows too many sessions to fill it",
     "C-95": "no token was given",
+    "C-98": "it takes 75 s: run it with --slow",
 }
 """What no hosted environment can show."""
+BY_TIME = ("too busy", "past its deadline", "the shortest timeout")
+"""What this machine's pace decides."""
 
 
 async def _all(address: str, ids: Sequence[str], also: str) -> list[EnvironmentReport]:
@@ -33,7 +36,7 @@ def check_all(address: str, ids: Sequence[str], also: str = "") -> dict[str, dic
         skipped[report.id] = {
             result.requirement.id: result.message
             for result in report.results
-            if result.status == "skipped" and "too busy" not in result.message
+            if result.status == "skipped" and not any(words in result.message for words in BY_TIME)
         }
         assert skipped[report.id].items() >= WITHOUT.items()
     assert sorted(skipped) == sorted(ids)

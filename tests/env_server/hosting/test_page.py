@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,11 +48,8 @@ def test_what_it_serves_can_be_hosted(
     for file in ("questions.jsonl", "facts.jsonl"):
         (tmp_path / file).write_text(row)
     monkeypatch.chdir(tmp_path)
-    if "echo_env" in wanted:  # not on PyPI: the same names on the class of the tests
-        (tmp_path / "echo_env.py").write_text(
-            "from tests.env_server.hosting.openenv_environments import ToolEnvironment\n"
-            "class EchoEnvironment(ToolEnvironment): pass\n"
-        )
+    if family == "openenv":  # what the page has `openenv init` make
+        subprocess.run([Path(sys.executable).with_name("openenv"), "init", wanted], check=True, capture_output=True)
         monkeypatch.syspath_prepend(tmp_path)
     id = Registry().add_hosted(family.replace("-", "_"), wanted)
     if "#" not in wanted and "?" not in wanted:

@@ -15,7 +15,7 @@ from starpod.env_server.registry import Registry, RegistryError
 @pytest.mark.parametrize(
     ("family", "package", "hint"),
     [
-        ("gymnasium", "gymnasium", "--gymnasium needs the package gymnasium: pip install 'starpod[gymnasium]'"),
+        ("gymnasium", "gymnasium", "--gymnasium needs the package gymnasium: pip install gymnasium"),
         ("openenv", "openenv", "--openenv needs the package openenv: pip install openenv-core"),
         ("skyrl_gym", "skyrl_gym", "--skyrl-gym needs the package skyrl_gym: pip install skyrl-gym"),
     ],

@@ -199,7 +199,7 @@ def test_without_a_model_it_is_textblob(spacy: FakeSpacy) -> None:
     with pytest.raises(ValueError, match=re.escape("python -m spacy download en_core_web_sm")):
         load_tagger("en_core_web_sm")
     del spacy.versions["textblob"]  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=re.escape("pip install 'starpod[webshop]'")):
+    with pytest.raises(ValueError, match=re.escape("pip install '.[webshop]'")):
         load_tagger()
 
 

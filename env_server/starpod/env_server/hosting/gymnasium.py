@@ -37,7 +37,6 @@ from starpod.env_server.hosting.wanted import (
 _MOST_NAMES = 256
 _PROBED_STEPS = 40
 _TOLD = ("description", "action space", "observation space", "starting state", "rewards", "episode end")
-_LONGEST_RIPTION = 6_000
 _LONGEST_DESCRIPTION = 6_000
 _MAKE_ARGUMENTS = ("max_episode_steps",)
 """Arguments of gymnasium.make itself, not of the environment's constructor."""

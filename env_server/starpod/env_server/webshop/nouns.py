@@ -56,7 +56,7 @@ def load_tagger(name: str = "") -> Tagger:
         name = SPACY_MODEL if _version("spacy") and _version(SPACY_MODEL) else "textblob"
     if name == "textblob":
         if not _version("textblob"):
-            raise ValueError("titles need a tagger: pip install 'starpod[webshop]'")
+            raise ValueError("titles need a tagger; from a clone of the repository: pip install '.[webshop]'")
         return TextBlobTagger()
     if not _version("spacy") or not _version(name):
         raise ValueError(f"no spaCy model {name!r}: pip install spacy && python -m spacy download {name}")
