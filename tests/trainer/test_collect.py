@@ -202,3 +202,4 @@ async def test_a_lost_server_fails_episodes_not_the_run(template: Template) -> N
             )
             collected = await player.collect([Start(0, 1)], 3, min_size=2)
     assert (collected.failed, collected.dropped, collected.groups) == (3, 1, [])
+    assert collected.error.startswith("Unreachable: ")

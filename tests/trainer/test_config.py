@@ -55,6 +55,14 @@ def test_later_words_go_before_earlier_ones() -> None:
     assert (changed.algorithm.preset, changed.algorithm.clip_high) == ("dapo", 0.3)
 
 
+def test_a_word_for_a_section_keeps_what_other_words_say_of_it() -> None:
+    words = ["algorithm.lam=0.9", "environment.options.size=3", "algorithm=starpo-ppo", "environment=frozen_lake-v1"]
+    for given in (words, words[::-1]):
+        config = load_config("frozen_lake", given)
+        assert (config.algorithm.preset, config.algorithm.lam) == ("starpo-ppo", 0.9)
+        assert config.environment.options["size"] == 3
+
+
 def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
     config = load_config("sokoban", ["algorithm=gigpo"])
     file = tmp_path / "config.yaml"
@@ -79,6 +87,10 @@ def test_it_cannot_be_changed() -> None:
         (["collect.group_size=1", "collect.min_group_size=1", "algorithm.filter.strategy=top_p"], "every group of one"),
         (["evaluation.episodes=20000"], "fewer than the 20000 episodes"),
         (["sampling.top_p=0.9"], "another distribution"),
+        (["environment.certificate=c.pem", "environment.key=k.pem"], "would not be encrypted"),
+        (["environment.ca=ca.pem", "environment.certificate=c.pem"], "go together"),
+        (["environment.addresses=[a:1]", "environment.workers=4"], "names servers that run already"),
+        (["environment.addresses=[a:1]", "environment.serve=[--x]"], "names servers that run already"),
         (["stop.iterations"], "key=value"),
         (["title=[1"], "not YAML"),
         (["seed.x=1"], "seed: Input should be a valid integer"),
@@ -101,6 +113,10 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     (tmp_path / "torn.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match="cannot read"):
         load_config(str(tmp_path / "torn.yaml"))
+    for wrong in ("", "3", "[a]"):
+        (tmp_path / "section.yaml").write_text(f"base: frozen_lake\nalgorithm: {wrong}\n")
+        with pytest.raises(ConfigError, match="algorithm: "):
+            load_config(str(tmp_path / "section.yaml"))
     loop = tmp_path / "loop.yaml"
     loop.write_text(f"base: {loop}\n")
     with pytest.raises(ConfigError, match="comes back to itself"):

@@ -307,7 +307,8 @@ def config() -> Config:
             "environment": {"id": "frozen_lake-v1", "options": {"observation": "local", "size": 3}, "max_turns": 2},
             "prompt": {"style": "compact"},
             "sampling": {"max_reply_tokens": 12, "max_episode_tokens": 200},
-            "evaluation": {"temperature": 0.7},
+            "evaluation": {"temperature": 0.7, "episodes": 100},
+            "seeds": {"train": {"start": 0, "stop": 5000}, "evaluation": {"start": 5000, "stop": 6000}},
         }
     )
 
@@ -344,6 +345,24 @@ def test_a_run_is_played_as_it_was_trained(server: ServerProcess, run_folder: Pa
     assert other["policy"]["temperature"] == 0
     assert other["environments"]["frozen_lake-v1"]["options"]["size"] == 2
     assert other["environments"]["frozen_lake-v1"]["turns_mean"] == 1
+
+
+def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProcess, run_folder: Path) -> None:
+    def played(*arguments: str) -> tuple[list[int], str]:
+        result = run(server, str(run_folder), *arguments, "--episodes", "2", "--json", "-")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["seeds"], " ".join(result.stderr.split())
+
+    seeds, told = played("-e", "frozen_lake")
+    assert (seeds, "Warning" in told) == ([5000, 5002], False)
+    seeds, told = played("-e", "frozen_lake", "--seed", "4998")
+    assert (seeds, "Warning" in told) == ([4998, 5000], True)
+    assert "seeds.train (0 to 4999): it may have been trained on these start states" in told
+    # Of another environment it has seen nothing.
+    assert "Warning" not in played("-e", "bandit", "--seed", "0")[1]
+    result = run(server, str(run_folder), "-e", "frozen_lake", "--episodes", "1001")
+    assert result.exit_code == 2
+    assert "holds 1000 seeds" in result.output
 
 
 def test_a_folder_with_a_model_is_played(server: ServerProcess, run_folder: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from starpod.trainer.checkpoint import Checkpoints
-from starpod.trainer.collect import Collected, Start
+from starpod.trainer.collect import Collected, CollectionFailed, Start
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.episode import Episode, Group, Turn
-from starpod.trainer.episode_files import write_episodes
+from starpod.trainer.episode_files import read_groups, write_episodes
 from starpod.trainer.monitor.plain import SilentScreen
 from starpod.trainer.monitor.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
@@ -40,7 +40,9 @@ class ScriptedPlayer:
             returns = self.outcome(self.asked)
             self.asked += 1
             episodes = [episode(start.id, member, value) for member, value in enumerate(returns)]
-            collected.failed += size - len(episodes)
+            if size > len(episodes):
+                collected.failed += size - len(episodes)
+                collected.error = "Unavailable: the server is gone"
             if len(episodes) < min_size:
                 collected.dropped += 1
             else:
@@ -54,9 +56,10 @@ def episode(group: int, member: int, reward: float) -> Episode:
 
 
 def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: str = "run", **values: Any) -> Run:
-    values = {"evaluation": {"episodes": 4, "reference": []}, "collect": {"groups": 4, "group_size": 2}} | values
+    evaluation = {"episodes": 4, "reference": [], "every": 1}
+    values = {"evaluation": evaluation, "collect": {"groups": 4, "group_size": 2}} | values
     config = Config.model_validate(values)
-    folder = RunFolder.create(tmp_path / path, config.to_dict(), resume=True)
+    folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict())
     learner = make_learner(config.algorithm)
     engine = SimpleNamespace(stats=EngineStats)
     run = Run(
@@ -71,12 +74,12 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
         parallel=Parallel(),
         folder=folder,
         checkpoints=Checkpoints(folder.checkpoints, config.checkpoint),
-        sinks=None,
         screen=SilentScreen(),
         interrupts=cast(Any, SimpleNamespace(requested=False, signal=None)),
         demonstrations=[],
         scribe=cast(Any, None),
         actions=(),
+        offline=read_groups(config.replay.offline) if config.replay.offline else (),
     )
     run._loaded_version = run.version
     return run
@@ -86,10 +89,31 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
 
 
 async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configured(tmp_path: Path) -> None:
-    run = make_run(tmp_path, lambda _: [1.0], collect={"groups": 4, "group_size": 2, "max_rounds": 2})
-    assert await run.collect() == []
-    assert cast(Any, run.player).rounds == [4, 4, 4]
-    assert run.metrics["collect/groups_dropped"] == 12
+    collect = {"groups": 4, "group_size": 2, "max_rounds": 2}
+    run = make_run(tmp_path, lambda n: [1.0, 0.0] if n == 0 else [1.0], collect=collect)
+    assert [group.id for group in await run.collect()] == [0]
+    assert cast(Any, run.player).rounds == [4, 3, 3]
+    assert run.metrics["collect/groups_dropped"] == 9
+
+
+async def test_what_failed_episodes_is_told_and_where_no_group_is_left_ends_the_run(tmp_path: Path) -> None:
+    told: list[str] = []
+    run = make_run(tmp_path, lambda n: [1.0, 0.0] if n % 4 else [1.0], algorithm="starpo-grpo")
+    cast(Any, run.screen).warn = told.append
+    await run.collect()
+    assert told[0] == "1 episodes failed, the first one by: Unavailable: the server is gone"
+    run = make_run(tmp_path, lambda _: [], path="lost", algorithm="dapo")
+    with pytest.raises(CollectionFailed, match=r"40 episodes failed .* by: Unavailable: the server is gone"):
+        await run.collect()
+
+
+async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda _: [1.0, 1.0], algorithm="dapo")
+    for _ in range(5):
+        run.begin_step()
+        await run.learn(run.filter(await run.collect()))
+        run.finish_step()
+    assert "the filter kept no group" in run.reason_to_stop()
 
 
 async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_says(tmp_path: Path) -> None:
@@ -102,6 +126,12 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     assert run.metrics["collect/groups_reasked"] == 2
     # The curve is of all that was played: choosing must not look like learning.
     assert run.metrics["collect/success"] == 7 / 10
+
+
+async def test_diversity_is_that_of_all_that_was_played(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda _: [1.0, 1.0], algorithm="dapo")
+    assert await run.collect() == []
+    assert run.metrics["collect/response_diversity"] == 0
 
 
 async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
@@ -153,6 +183,19 @@ async def test_offline_episodes_are_never_taken_for_the_present_policys(tmp_path
     # Version 0 of another run sampled them, and this run is at version 0: their log-probabilities are other ones.
     await run.learn(run.filter(await run.collect()))
     assert run.metrics["gradients/1/groups"] >= 1
+
+
+async def test_groups_that_the_filter_drops_are_diagnosed(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, float(n == 0)) for n in range(8)])
+    run = make_run(
+        tmp_path,
+        algorithm="starpo-s",
+        replay={"offline": str(tmp_path / "played.jsonl")},
+        monitor={"gradients": {"every": 1}},
+    )
+    run.begin_step()
+    kept = run.filter(await run.collect())
+    assert (len(kept), run.metrics["gradients/zero/groups"], run.metrics["gradients/1/groups"]) == (1, 3, 1)
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
@@ -212,6 +255,24 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
     assert len(cast(Any, run.player).rounds) == 1
     saved = run.checkpoints.latest()
     assert saved is not None and saved.score == 0.5
+
+
+@pytest.mark.parametrize("every", [0, 2])
+async def test_only_evaluations_on_schedule_count_towards_a_stop_and_each_step_once(tmp_path: Path, every: int) -> None:
+    run = make_run(
+        tmp_path,
+        lambda _: [0.0],
+        evaluation={"episodes": 4, "reference": [], "every": every, "greedy": True},
+        monitor={"early_stop": {"low_success_times": 3}},
+    )
+    await run.evaluate()
+    run.begin_step()
+    for _ in range(3):  # stopped and resumed, again and again
+        await run.finish("stopped by a signal")
+    run.begin_step()
+    await run.evaluate()
+    await run.finish("over")
+    assert run.early_stop.state_dict()["low_success"] == (2 if every else 1)
 
 
 class TwoRanks(Parallel):

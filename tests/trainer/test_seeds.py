@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import RUN_STRIDE, SeedCursor, SeedRange, SeedsConfig, derive
 
 RANGES = st.tuples(st.integers(0, 300), st.integers(1, 100)).map(lambda pair: SeedRange(start=pair[0], stop=sum(pair)))
@@ -85,7 +86,7 @@ def test_a_cursor_goes_on_where_it_stood(before, after, run_seed):
 
 @pytest.mark.parametrize("other", [SeedCursor(SeedsConfig().warmstart, 1), SeedCursor(SeedsConfig().train, 2)])
 def test_a_cursor_of_other_seeds_is_refused(other):
-    with pytest.raises(ValueError, match="resume with the same seeds"):
+    with pytest.raises(ConfigError, match="resume with the same seeds"):
         SeedCursor(SeedsConfig().train, 1).load_state_dict(other.state_dict())
 
 

@@ -111,6 +111,14 @@ def test_yamls_bare_off_is_a_word() -> None:
         ({"filter": {"strategy": "none", "value": 0.25}}, "keeps every group"),
         ({"preset": "dapo", "filter": {"value": 0.25}}, "name a strategy"),
         ({"filter": {"strategy": "top_p", "largest": False}}, "largest scores until"),
+        ({"filter": {"strategy": "top_p", "include_zero": True}}, "adds nothing to strategy top_p"),
+        ({"kl": {"estimator": "k3"}}, "nothing is estimated"),
+        ({"preset": "starpo-grpo", "value_coefficient": 1.0}, "weighs a critic's loss"),
+        ({"preset": "dapo", "filter": {"score": "entropy"}}, "how groups are chosen"),
+        ({"preset": "dapo", "filter": {"largest": False}}, "how groups are chosen"),
+        ({"preset": "dapo", "filter": {"include_zero": True}}, "how groups are chosen"),
+        ({"dynamic_sampling": {"max_rounds": 9}}, "nothing is asked for again"),
+        ({"turn_clip": {"kind": "decay", "low": [0.2], "high": [0.2]}, "clip_high": 0.3}, "take the place of clip_low"),
         ({"turn_clip": {"limit": 1.5}}, "turn_clip.limit has no meaning with kind off"),
         ({"turn_clip": {"kind": "prefix_guard", "decay": 0.5}}, "turn_clip.decay has no meaning"),
         ({"turn_clip": {"kind": "prefix_guard", "limit": None}}, "needs a limit"),
@@ -127,6 +135,12 @@ def test_yamls_bare_off_is_a_word() -> None:
 )
 def test_contradictions_are_refused_with_a_sentence(values: Any, sentence: str) -> None:
     assert sentence in refusal(values)
+
+
+def test_a_presets_own_bounds_do_not_stand_in_the_way_of_bounds_by_turn() -> None:
+    for preset in PRESETS:
+        config = AlgorithmConfig(preset=preset, turn_clip={"kind": "decay", "low": [0.2, 0.1], "high": [0.2, 0.1]})
+        assert AlgorithmConfig.model_validate(config.to_dict()) == config
 
 
 def test_sections_can_be_given_as_objects() -> None:

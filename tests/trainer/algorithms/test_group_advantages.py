@@ -19,6 +19,9 @@ from starpod.trainer.algorithms.grpo import dr_grpo, grpo, maxrl
 from starpod.trainer.algorithms.loop import loop
 from starpod.trainer.algorithms.reinforce_plus_plus import reinforce_plus_plus
 from starpod.trainer.algorithms.rloo import rloo
+from starpod.trainer.batch import Batch
+from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.rollout import Rollout
 from tests.trainer.algorithms.builders import a_rollout, doubles, random_doubles
 
 PER_EPISODE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -71,6 +74,48 @@ def test_standard_deviations_are_of_samples() -> None:
     statistics = group_statistics(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([1, 1, 2]))
     assert statistics.std_n.tolist() == pytest.approx([math.sqrt(2), math.sqrt(2), 0.0])
     assert statistics.mean_n.tolist() == [2.0, 2.0, 5.0]
+
+
+def as_trained(rewards: list[list[float]]) -> Rollout:
+    """One group, a turn of one token for each reward, in the precisions of a real update."""
+    turns = [[Turn("", [1], True, [2], [-1.0], [0], "stop", "", reward=reward) for reward in own] for own in rewards]
+    batch = Batch([Episode(0, member, "lake", turns=own, end="terminal") for member, own in enumerate(turns)])
+    logprobs_BT = batch.sampler_logprobs_BT()
+    return Rollout(
+        mask_BT=batch.mask_BT,
+        turns_BT=batch.turns_BT(),
+        rewards_BT=batch.rewards_BT(),
+        groups_B=torch.zeros(len(batch), dtype=torch.int64),
+        old_logprobs_BT=logprobs_BT,
+        sampler_logprobs_BT=logprobs_BT,
+        bootstrap_B=torch.zeros(len(batch)),
+        values_BT=torch.zeros_like(logprobs_BT),
+        state_keys=[[b"A"] * len(own) for own in rewards],
+    )
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        *([[value]] * size for value in (10.9, 10.3, 9.9, 8.7, 0.1, -0.5) for size in (3, 8, 16)),
+        # 10.9 less 0.1 for each move, the moves divided into turns in other ways: the sums differ in their last bits.
+        [[-0.1, -0.1, -0.1, -0.1, 10.9], [-0.1 * 4 + 10.9], [-0.2, -0.1 * 2 + 10.9], [-0.3, -0.1 + 10.9]] * 4,
+        [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]],
+    ],
+)
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "maxrl", "rloo", "loop", "gigpo"])
+def test_equal_returns_have_advantage_zero_whatever_was_rounded(name: str, rewards: list[list[float]]) -> None:
+    gigpo = {"gigpo": {"weight": 0.0, "normalise": True}} if name == "gigpo" else {}
+    advantages = compute_advantages(AlgorithmConfig(preset="dapo", advantage=name, **gigpo), as_trained(rewards))
+    assert not advantages.advantages_BT.any()
+    assert advantages.advantages_BT.dtype == torch.float32
+
+
+def test_small_differences_of_large_returns_are_no_rounding() -> None:
+    advantages = compute_advantages(AlgorithmConfig(preset="dapo"), as_trained([[1000.0], [1000.0], [1000.01]]))
+    third = 0.01 / math.sqrt(3)
+    expected = [-third / math.sqrt(3) / (third + 1e-6)] * 2 + [2 * third / math.sqrt(3) / (third + 1e-6)]
+    assert advantages.advantages_BT.flatten().tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_maxrl_has_no_signal_without_a_success() -> None:

@@ -134,7 +134,7 @@ def test_without_vllm_one_sentence_says_what_to_install() -> None:
     pytest.importorskip("torch")
     if installed():
         pytest.skip("vllm is installed")
-    with pytest.raises(EngineError, match=r"pip install 'starpod\[vllm\]'") as raised:
+    with pytest.raises(EngineError, match=r"pip install '\.\[vllm\]'") as raised:
         build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
     assert "\n" not in str(raised.value)
 

@@ -208,6 +208,15 @@ def test_a_saved_policy_comes_back(critic: Any, tmp_path: Path) -> None:
         assert torch.equal(first.values_N, second.values_N)
 
 
+def test_a_saved_policy_may_be_computed_otherwise(tmp_path: Path) -> None:
+    policy = tiny_policy("shared")
+    policy.save(tmp_path)
+    given = ModelConfig(dtype="bfloat16", gradient_checkpointing=True, detach_critic=True, logits_at_once=1000)
+    loaded = load_policy(tmp_path, given)
+    assert loaded.config == given.model_copy(update={"name": str(tmp_path), "tiny": policy.config.tiny})
+    assert loaded.state_dict().keys() == policy.state_dict().keys()
+
+
 def test_any_folder_with_a_model_is_a_policy(tmp_path: Path) -> None:
     policy = tiny_policy()
     policy.model.save_pretrained(tmp_path)

@@ -94,7 +94,7 @@ def path_count(folder: Path, name: str) -> int:
 
 
 def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, {})
+    folder = RunFolder.create(tmp_path).begin({})
     for step, success in ((0, 0.1), (25, 0.8), (50, 0.4)):
         interval = {"success_low": success - 0.05, "success_high": success + 0.05}
         folder.append_evaluation({"step": step, "success": success, **interval})
@@ -105,7 +105,7 @@ def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
 def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: Path) -> None:
     folders: list[Path | str] = []
     for name, graded in (("plain", 0.0), ("graded", 0.4)):
-        folder = RunFolder.create(tmp_path / name, {})
+        folder = RunFolder.create(tmp_path / name).begin({})
         folders.append(folder.path)
         for step, success in ((0, 0.0), (25, 0.05)):
             value = success + graded * (1 + step / 25)
@@ -127,7 +127,7 @@ def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: 
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "a", {"seed": 0})
+    folder = RunFolder.create(tmp_path / "a").begin({"seed": 0})
     with pytest.raises(FileNotFoundError, match="nothing to report"):
         write_report(folder.path)
     folder.append_evaluation({"step": 0, "time": 0.0, "success": 0.1})

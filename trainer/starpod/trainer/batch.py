@@ -99,12 +99,13 @@ class Batch:
         return self.per_turn([range(len(episode.turns)) for episode in self.episodes], -1, torch.int64)
 
     def rewards_BT(self) -> Tensor:
-        """Each turn's reward at its last sampled token."""
+        """Each turn's reward at its last sampled token. float64: rounded, equal returns would seem to differ."""
 
         def rewards(turn: Turn) -> list[float]:
             return [0.0] * (len(turn.reply) - 1) + [turn.reward]
 
-        return self.rows([[r for turn in episode.turns for r in rewards(turn)] for episode in self.episodes])
+        placed = [[r for turn in episode.turns for r in rewards(turn)] for episode in self.episodes]
+        return self.rows(placed, dtype=torch.float64)
 
     def sampler_logprobs_BT(self) -> Tensor:
         """What the engine reported."""

@@ -13,6 +13,7 @@ import yaml
 
 if TYPE_CHECKING:
     from starpod.trainer.config import Config
+    from starpod.trainer.run import Run
 
 
 @click.command()
@@ -56,15 +57,21 @@ def train(
 
 
 def run_training(config: Config, path: Path, *, resume: bool) -> int:
-    """Trains, writes the report, and returns the exit status."""
+    """Trains, writes the report, and returns the exit status.
+
+    Raises UsageError for a configuration that turns out to be wrong before the first iteration.
+    """
     import torch
     import transformers
 
+    from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion
     from starpod.trainer.interrupts import Interrupts
     from starpod.trainer.loop import train as loop
     from starpod.trainer.monitor.report import write_report
     from starpod.trainer.monitor.screen import make_screen
     from starpod.trainer.parallel import Parallel
+    from starpod.trainer.reward import RewardError
+    from starpod.trainer.section import ConfigError
     from starpod.trainer.setup import open_run
 
     torch.set_num_threads(config.threads)
@@ -72,10 +79,16 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
     async def main() -> str:
-        async with open_run(
-            config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts
-        ) as run:
-            return await loop(run)
+        run: Run | None = None
+        try:
+            async with open_run(
+                config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts
+            ) as run:
+                return await loop(run)
+        except (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion) as error:
+            if run is not None and run.step:
+                raise
+            raise click.UsageError(str(error)) from error
 
     parallel = Parallel.start(config.device)
     with make_screen(config.monitor.screen if parallel.is_main else "off") as screen:

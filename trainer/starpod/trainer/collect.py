@@ -52,6 +52,20 @@ class EnvironmentConfig(Section):
         default=300.0, gt=0, description="Seconds that one call may take with all that befalls its servers."
     )
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> EnvironmentConfig:
+        if (self.certificate or self.key) and not (self.ca and self.certificate and self.key):
+            raise ValueError(
+                "environment.certificate and environment.key go together, and with environment.ca: without it the "
+                "connection would not be encrypted"
+            )
+        if self.addresses and (self.workers > 1 or self.serve):
+            raise ValueError(
+                "environment.workers and environment.serve are for services that the run starts, and "
+                "environment.addresses names servers that run already: drop them, or the addresses"
+            )
+        return self
+
     @property
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_actions_per_turn, self.max_actions)
@@ -115,16 +129,22 @@ class Start:
     seed: int
 
 
+class CollectionFailed(Exception):
+    """The infrastructure failed so many episodes that no group was left. The message holds the first error."""
+
+
 @dataclass(slots=True)
 class Collected:
     """Groups in the order in which they were asked for, and what became of the rest.
 
-    failed: episodes that the infrastructure failed. dropped: groups that ended up too small.
+    failed: episodes that the infrastructure failed. error: what failed the first of them; empty where none did.
+    dropped: groups that ended up too small.
     latencies: seconds of each call of an environment. seconds: the whole collection, by the wall clock.
     """
 
     groups: list[Group] = field(default_factory=list)
     failed: int = 0
+    error: str = ""
     dropped: int = 0
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -196,6 +216,8 @@ class Player:
             raise
         for group in groups:
             collected.failed += len(group.failed)
+            if group.failed and not collected.error:
+                collected.error = group.failed[0].error
             for episode in (*group.episodes, *group.failed):
                 collected.latencies.extend(turn.stepping for turn in episode.turns if turn.actions)
             if len(group.episodes) < min_size:

@@ -21,14 +21,11 @@ from starpod.trainer.monitor.config import MonitorConfig
 from starpod.trainer.prompt import PromptConfig
 from starpod.trainer.replay import ReplayConfig
 from starpod.trainer.reward import RewardConfig
+from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section
 from starpod.trainer.seeds import SeedsConfig
 from starpod.trainer.update import OptimizerConfig
 from starpod.trainer.warmstart import WarmStartConfig
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used. The message says which key, what was wrong and what would do."""
 
 
 class StopConfig(Section):
@@ -103,10 +100,11 @@ def shipped() -> dict[str, Path]:
 def load_config(source: str, words: Sequence[str] = ()) -> Config:
     """Reads a configuration: a YAML file, or the name of one that comes with the package; then `key=value` words.
 
-    A file may begin from another one: `base: NAME`. Raises ConfigError.
+    A file may begin from another one: `base: NAME`. Words that name a whole section go before those that name a part
+    of one, wherever they stand. Raises ConfigError.
     """
     values = _read(source)
-    for word in words:
+    for word in sorted(words, key=lambda word: "." in word.partition("=")[0]):
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"{word!r} is not key=value, e.g. stop.iterations=50")
@@ -154,9 +152,11 @@ def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         if key in SHORTHANDS and isinstance(value, str):
             value = {SHORTHANDS[key]: value}
         old = merged.get(key)
-        if key == "algorithm" and isinstance(old, dict) and value.get("preset", old.get("preset")) != old.get("preset"):
-            old = None  # changes to one preset make no sense in another
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            # Changes to one preset make no sense in another.
+            another = key == "algorithm" and value.get("preset", old.get("preset")) != old.get("preset")
+            value = value if another else _merge(old, value)
+        merged[key] = value
     return merged
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -49,7 +49,8 @@ async def _nothing_to_close() -> None: ...
 class Policy:
     """What is evaluated: how it is called and how it plays.
 
-    fit: fills in what a task leaves open. facts: what there is to report of it afterwards.
+    fit: fills in what a task leaves open. facts: what there is to report of it afterwards. trained_on: the environment
+    of its run; empty where there is none. seeds: those of its run, or as runs have them.
     """
 
     kind: str
@@ -58,6 +59,8 @@ class Policy:
     fit: Callable[[Task], Task] = _as_it_is
     facts: Callable[[], dict[str, Any]] = dict
     close: Callable[[], Awaitable[None]] = _nothing_to_close
+    trained_on: str = ""
+    seeds: SeedsConfig = field(default_factory=SeedsConfig)
 
 
 @click.command(name="eval")
@@ -135,7 +138,7 @@ def evaluate(
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
     policy = _policy(model, sampling, engine, base_url, concurrency)
-    seeds = _seeds(seed, episodes)
+    seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
     try:
         fleet = Fleet(address, token=token_file, tls=TLS(ca, certificate, key) if ca else None)
@@ -203,6 +206,8 @@ async def _run(
         async with fleet:
             specs = pb.DescribeResponse(environments=await fleet.describe())
             tasks = [policy.fit(task) for task in _tasks(specs, environments, assignments, version, limits)]
+            if policy.trained_on in [task.environment for task in tasks]:
+                _warn_of_trained(policy.seeds, seeds)
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
                 for task in tasks:
                     bar = progress.add_task(task.environment, total=len(seeds) * samples)
@@ -247,7 +252,10 @@ def _token_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm
         agent = TokenPolicy(model, sampling, engine)
     except AgentRefused as error:
         raise click.ClickException(str(error)) from error
-    return Policy("model", model, agent.play, agent.fit, agent.facts, agent.close)
+    policy = Policy("model", model, agent.play, agent.fit, agent.facts, agent.close)
+    if (config := agent.config) is None:
+        return policy
+    return dataclasses.replace(policy, trained_on=config.environment.id, seeds=config.seeds)
 
 
 def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
@@ -283,15 +291,25 @@ def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurren
     return Policy("openai", model, play, facts=facts, close=agent.close)
 
 
-def _seeds(first: int | None, count: int) -> range:
+def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
     """Held-out seeds, as evaluations inside training take them, unless the caller says otherwise."""
+    if first is not None:
+        return range(first, first + count)
     try:
-        held_out = SeedsConfig().evaluation_seeds(count)
+        return seeds.evaluation_seeds(count)
     except ValueError as error:
-        if first is None:
-            raise click.BadParameter(f"{error}; give --seed to play others", param_hint="--episodes") from error
-        held_out = range(count)
-    return held_out if first is None else range(first, first + count)
+        raise click.BadParameter(f"{error}; give --seed to play others", param_hint="--episodes") from error
+
+
+def _warn_of_trained(seeds: SeedsConfig, played: range) -> None:
+    for name, taken in (("train", seeds.train), ("warmstart", seeds.warmstart)):
+        if played.start < taken.stop and taken.start < played.stop:
+            click.echo(
+                f"Warning: seeds {played.start} to {played.stop - 1} reach into the run's seeds.{name} ({taken.start} "
+                f"to {taken.stop - 1}): it may have been trained on these start states; without --seed they are held "
+                "out",
+                err=True,
+            )
 
 
 def _tasks(

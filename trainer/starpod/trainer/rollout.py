@@ -14,7 +14,7 @@ class Rollout:
     """B episodes, right-padded to T sampled tokens. What lies between sampled tokens in a sequence is left out.
 
     mask_BT: bool, True where a token is. turns_BT: index of the token's turn in its episode, from 0; -1 elsewhere.
-    rewards_BT: non-zero only at the last sampled token of a turn.
+    rewards_BT: float64, non-zero only at the last sampled token of a turn.
     old_logprobs_BT: under the policy before the update. sampler_logprobs_BT: as the engine reported them; the same
         where nothing is stale. ref_logprobs_BT: under the reference policy; None where no KL term is used.
     values_BT: the critic's value of the context before each token; None without a critic.

@@ -14,11 +14,10 @@ from starpod.client import Fleet
 from starpod.trainer.algorithms.dynamic_sampling import needs_reask
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale
 from starpod.trainer.checkpoint import Checkpoints, Loaded
-from starpod.trainer.collect import Collected, Player, Start
+from starpod.trainer.collect import Collected, CollectionFailed, Player, Start
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.engines.base import Engine
 from starpod.trainer.episode import Group, episodes_of
-from starpod.trainer.episode_files import read_groups
 from starpod.trainer.evaluate import evaluate, evaluate_reference
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.metrics import episode_metrics, latency_metrics
@@ -59,12 +58,12 @@ class Run:
         parallel: Parallel,
         folder: RunFolder,
         checkpoints: Checkpoints,
-        sinks: Sinks | None,
         screen: Screen,
         interrupts: Interrupts,
         demonstrations: Sequence[Demonstration],
         scribe: Scribe,
         actions: Sequence[str],
+        offline: Sequence[Group] = (),
     ) -> None:
         self.config = config
         self.fleet = fleet
@@ -77,19 +76,19 @@ class Run:
         self.parallel = parallel
         self.folder = folder
         self.checkpoints = checkpoints
-        self.sinks = sinks
+        self.sinks: Sinks | None = None
         self.screen = screen
         self.interrupts = interrupts
         self.demonstrations = demonstrations
         self.scribe = scribe
         self.actions = actions
+        self.offline = offline
         self.resumed = False
         self.step = 0
         self.version = 0
         self.elapsed = 0.0
         self.cursor = SeedCursor(config.seeds.train, config.seed)
         self.replay = ReplayBuffer(config.replay)
-        self._offline: list[Group] | None = None
         self.echo_trap = EchoTrap(config.monitor)
         self.early_stop = EarlyStop(config.monitor)
         self.information = InformationProbe(config.monitor)
@@ -244,14 +243,18 @@ class Run:
         """P groups of N fresh episodes; too small ones, and with dynamic sampling uniform ones, are asked for again.
 
         Offline they come from files instead, P at a time, in an order that the run's seed shuffles anew at each pass.
+        Raises CollectionFailed where failed episodes left no group.
         """
-        if self.config.replay.offline:
-            return self._offline_groups()
+        if self.offline:
+            groups = self._offline_groups()
+            await self._diagnose(groups)
+            return groups
         config = self.config.collect
         began, before = perf_counter(), self.engine.stats()
-        groups: list[Group] = []
+        groups = []
         reasked: list[Group] = []
         failed = dropped = 0
+        error = ""
         latencies: list[float] = []
         self.screen.phase("collecting")
         dynamic = self.config.algorithm.dynamic_sampling
@@ -262,6 +265,7 @@ class Run:
             starts = [Start(first + index, seed) for index, seed in enumerate(seeds)]
             collected = await self._play(starts, config.group_size, min_size=config.min_group_size)
             failed += collected.failed
+            error = error or collected.error
             dropped += collected.dropped
             latencies += collected.latencies
             uniform = needs_reask(dynamic, collected.groups)
@@ -270,15 +274,21 @@ class Run:
             small = wanted - len(collected.groups)
             wanted = (small if asked < config.max_rounds else 0) + (sum(uniform) if asked < dynamic.max_rounds else 0)
             asked += 1
+        # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
+        played = [*groups, *reasked]
+        if not played:
+            raise CollectionFailed(
+                f"step {self.step} has nothing to train on: {failed} episodes failed and left no group of at least "
+                f"{config.min_group_size}, the first one by: {error}. Mend the servers; --resume goes on from the last "
+                "checkpoint"
+            )
         after = self.engine.stats()
         seconds = perf_counter() - began
         generating = after.seconds - before.seconds
         # Each rank samples its share; the clock is this one's.
         sampled = self.parallel.sum_floats({"tokens": after.sampled - before.sampled})["tokens"]
-        turns = sum(len(episode.turns) for group in (*groups, *reasked) for episode in group.episodes)
-        self.metrics |= (
-            episode_metrics([*groups, *reasked]) | latency_metrics(latencies) | diversity(episodes_of(groups))
-        )
+        turns = sum(len(episode.turns) for group in played for episode in group.episodes)
+        self.metrics |= episode_metrics(played) | latency_metrics(latencies) | diversity(episodes_of(played))
         self.metrics |= {
             "collect/failed": float(failed),
             "collect/groups_dropped": float(dropped),
@@ -288,37 +298,37 @@ class Run:
             "time/environment_wait": max(seconds - generating, 0.0),
             "rate/sampled_tokens_per_s": sampled / max(generating, 1e-9),
             "rate/environment_steps_per_s": turns / max(seconds, 1e-9),
-            "rate/episodes_per_s": sum(len(group.episodes) for group in (*groups, *reasked)) / max(seconds, 1e-9),
+            "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(seconds, 1e-9),
         }
         if groups:
             self.screen.episode(groups[0].episodes[0])
+        await self._diagnose(played)
         return self._with_replayed(groups)
 
     async def _play(self, starts: Sequence[Start], size: int, **settings: Any) -> Collected:
         """As `Player.collect`, but each rank plays its share, and all get all groups, in order."""
         collected = await self.player.collect(self.parallel.split(starts), size, **settings)
-        if self.parallel.world == 1:
-            return collected
-        parts: list[Collected] = self.parallel.gather_objects(collected)
-        return Collected(
-            sorted((group for part in parts for group in part.groups), key=lambda group: group.id),
-            sum(part.failed for part in parts),
-            sum(part.dropped for part in parts),
-            [latency for part in parts for latency in part.latencies],
-            max(part.seconds for part in parts),
-        )
+        if self.parallel.world > 1:
+            parts: list[Collected] = self.parallel.gather_objects(collected)
+            collected = Collected(
+                sorted((group for part in parts for group in part.groups), key=lambda group: group.id),
+                sum(part.failed for part in parts),
+                next((part.error for part in parts if part.error), ""),
+                sum(part.dropped for part in parts),
+                [latency for part in parts for latency in part.latencies],
+                max(part.seconds for part in parts),
+            )
+        if collected.failed:
+            self.screen.warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
+        return collected
 
     def _offline_groups(self) -> list[Group]:
-        if self._offline is None:
-            self._offline = read_groups(self.config.replay.offline)
-            if not self._offline:
-                raise ConfigError(f"replay.offline {self.config.replay.offline} holds no episodes to train on")
-        count = len(self._offline)
+        count = len(self.offline)
         size = min(self.config.collect.groups, count)
         # What is left over at the end of a pass waits for the next one: no batch holds a group twice.
         sweep, batch = divmod(self.step - 1, count // size)
         order = np.random.default_rng(derive(self.config.seed, "offline", sweep)).permutation(count)
-        groups = [self._offline[index] for index in order[batch * size : (batch + 1) * size]]
+        groups = [self.offline[index] for index in order[batch * size : (batch + 1) * size]]
         self.metrics |= episode_metrics(groups)
         return groups
 
@@ -344,7 +354,6 @@ class Run:
         self.metrics["update/skipped"] = float(nothing)
         if nothing:
             return
-        await self.parallel.in_thread(self._diagnose, groups)
         self.screen.phase("updating")
         began = perf_counter()
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
@@ -361,10 +370,15 @@ class Run:
     @property
     def _fresh_version(self) -> int:
         """Whose tokens the present policy sampled. Other runs' versions are not ours: offline nothing is fresh."""
-        return -1 if self.config.replay.offline else self.version
+        return -1 if self.offline else self.version
 
-    def _diagnose(self, groups: Sequence[Group]) -> None:
-        """What is measured now and then, before the update: mutual information, gradients by reward deviation."""
+    async def _diagnose(self, groups: Sequence[Group]) -> None:
+        """What is measured now and then, of all groups: those that a filter drops are the collapsed ones."""
+        if episodes_of(groups):
+            await self.parallel.in_thread(self._measure, groups)
+
+    def _measure(self, groups: Sequence[Group]) -> None:
+        """Mutual information, gradients by reward deviation."""
         began = perf_counter()
         if self.information.due(self.step):
             tokenizer = self.policy.tokenizer
@@ -417,9 +431,12 @@ class Run:
             summary["reference"] = await self._play_references(seeds)
         summary["seconds"] = perf_counter() - began
         if result.episodes:
+            # One at the end of a sitting is none of those in a row: a run that is stopped and resumed stops no earlier.
+            scheduled = self.step == 0 or (config.every > 0 and self.step % config.every == 0)
+            if scheduled and self._evaluated != self.step:
+                reason = self.early_stop.evaluated(self.step, summary["success"], summary["return_mean"])
+                self.stopped = reason or self.stopped
             self.success, self._evaluated = summary["success"], self.step
-            reason = self.early_stop.evaluated(self.step, summary["success"], summary["return_mean"])
-            self.stopped = reason or self.stopped
         else:
             self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")
         if self.parallel.is_main:

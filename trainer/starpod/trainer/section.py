@@ -12,6 +12,10 @@ def read_off(value: Any) -> Any:
     return "off" if value is False else value
 
 
+class ConfigError(Exception):
+    """The configuration cannot be used. The message says which key, what was wrong and what would do."""
+
+
 class Section(BaseModel):
     """A frozen, validated part of the configuration tree. Unknown keys are refused.
 

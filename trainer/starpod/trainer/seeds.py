@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section
+from starpod.trainer.section import ConfigError, Section
 
 RUN_STRIDE = 1_000_000
 """Seeds between the first training seeds of runs whose `seed` differ by one."""
@@ -110,10 +110,10 @@ class SeedCursor:
         return {"range": self._seeds.to_dict(), "run_seed": self._run_seed, "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the other one stood. Raises ValueError if that one had another range or another run's seed."""
+        """Goes on where the other one stood. Raises ConfigError if that one had another range or another run's seed."""
         mine = {**self.state_dict(), "taken": state["taken"]}
         if mine != dict(state):
-            raise ValueError(
+            raise ConfigError(
                 f"the checkpoint took its seeds from {state['range']} of run seed {state['run_seed']}, "
                 f"this run takes them from {mine['range']} of run seed {mine['run_seed']}: resume with the same seeds"
             )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+
+from starpod.trainer.section import ConfigError
 
 STOP_SECONDS = 10.0
 
@@ -22,29 +22,34 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
     """Runs `starpod serve` while the context lasts and yields its address.
 
     environments: what it hosts. workers: server processes. arguments: handed on as they are.
-    Raises ServiceFailed with the server's own words if it does not become ready.
+    Raises ServiceFailed with the server's own words if it does not become ready, ConfigError where it was called wrong.
     """
     command = [sys.executable, "-m", "starpod.client.main", "serve", *environments]
-    command += ["--port", "0", "--workers", str(workers), *arguments]
-    with tempfile.TemporaryFile(mode="w+") as log:
-        process = subprocess.Popen(
+    # With its end of the pipe the trainer takes the services along, even if it is killed outright. No function between
+    # fork and exec, which could ask the system for that: fork is no safe call in a process with gRPC's threads.
+    command += ["--port", "0", "--workers", str(workers), "--end-with-stdin", *arguments]
+    with (
+        tempfile.TemporaryFile(mode="w+") as log,
+        subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             # Ctrl-C is the trainer's: it saves, with the services still there, and stops them itself.
             start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline().strip()
             if not line:
                 process.wait(STOP_SECONDS)
                 log.seek(0)
-                raise ServiceFailed(
-                    f"the environment service did not start (`{' '.join(command)}`): {log.read().strip()}"
+                # As every command of ours, it says by 2 that the call was wrong.
+                raise (ConfigError if process.returncode == 2 else ServiceFailed)(
+                    f"the environment service did not start (`{' '.join(command)}`): "
+                    + (log.read().strip() or f"it ended with status {process.returncode} and said nothing")
                 )
             yield line.split()[-1]
         finally:
@@ -53,16 +58,3 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    """A trainer that is killed outright takes its services along (Linux)."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -25,7 +25,9 @@ from starpod.trainer.monitor.files import CannotWrite
 from starpod.trainer.monitor.run_folder import RunFolder
 from starpod.trainer.monitor.screen import Screen
 from starpod.trainer.monitor.sinks import Sinks
+from starpod.trainer.offline import read_offline
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.resume import check_model
 from starpod.trainer.reward import Rewards
 from starpod.trainer.run import Run
 from starpod.trainer.seeds import SeedCursor, derive
@@ -81,12 +83,11 @@ async def open_run(
             f"engine {config.engine.name} is for one process: each of {parallel.world} would pause it and load its "
             "weights under the others' hands; with torchrun give engine=torch"
         )
-    defaults = Config().to_dict()
-    folder = RunFolder(path)
-    if parallel.is_main:
-        folder = RunFolder.create(path, config.to_dict(), resume=resume, defaults=defaults, title=config.title)
+    folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
     checkpoints = Checkpoints(folder.checkpoints, config.checkpoint)
     loaded = checkpoints.latest() if resume else None
+    if loaded is not None:
+        check_model(config, loaded)
     # A run that was lost before its first checkpoint begins again, without what it had written.
     resumed_step = None if not resume else loaded.step if loaded else -1
     screen.phase("starting the environment services" if not config.environment.addresses else "connecting")
@@ -115,6 +116,7 @@ async def open_run(
         sampler = policy if parallel.world == 1 else copy.deepcopy(policy)
         parallel.shard(policy)
         template = Template(policy.tokenizer, prefill=config.prompt.opening)
+        offline = read_offline(config, template)
         learner = Learner(
             policy,
             config.algorithm,
@@ -138,18 +140,6 @@ async def open_run(
             want=Want(state_key=config.algorithm.needs_state_key),
             actions=facts.actions,
         )
-        sinks = None
-        if parallel.is_main:
-            sinks = stack.enter_context(
-                Sinks(
-                    config.monitor.sinks,
-                    folder.path,
-                    warn=screen.warn,
-                    run_id=folder.id,
-                    run_config=config.to_dict(),
-                    resumed_step=resumed_step,
-                )
-            )
         run = Run(
             config,
             fleet=fleet,
@@ -162,17 +152,30 @@ async def open_run(
             parallel=parallel,
             folder=folder,
             checkpoints=checkpoints,
-            sinks=sinks,
             screen=screen,
             interrupts=interrupts,
             demonstrations=demonstrations,
             scribe=scribe,
             actions=facts.actions,
+            offline=offline,
         )
-        if resumed_step is not None and parallel.is_main:
-            folder.cut_after(resumed_step)
         if loaded is not None:
             run.restore(loaded)
+        # Not before: what is refused leaves the folder as it was.
+        if parallel.is_main:
+            folder.begin(config.to_dict(), defaults=Config().to_dict(), title=config.title)
+            if resumed_step is not None:
+                folder.cut_after(resumed_step)
+            run.sinks = stack.enter_context(
+                Sinks(
+                    config.monitor.sinks,
+                    folder.path,
+                    warn=screen.warn,
+                    run_id=folder.id,
+                    run_config=config.to_dict(),
+                    resumed_step=resumed_step,
+                )
+            )
         yield run
 
 
@@ -204,4 +207,4 @@ def make_policy(
         except (OSError, SafetensorError) as error:
             raise CannotWrite(kept, error if isinstance(error, OSError) else OSError(str(error))) from error
     parallel.barrier()
-    return load_policy(kept)
+    return load_policy(kept, config.model)

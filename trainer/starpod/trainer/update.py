@@ -308,7 +308,7 @@ class Learner:
         """Adds the gradient of one optimiser step's loss over these rows, or of some of its components; metrics."""
         algorithm = self.algorithm
         mask_BT = batch.mask_BT[list(rows)]
-        weights_BT = torch.zeros_like(rollout.rewards_BT)
+        weights_BT = torch.zeros_like(rollout.old_logprobs_BT)
         weights_BT[list(rows)] = scale * token_weights(mask_BT, algorithm.loss_average, max_length=self.max_length)
         value_weights_BT = torch.zeros_like(weights_BT)
         value_weights_BT[list(rows)] = scale * token_weights(

@@ -21,7 +21,7 @@ from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompt import PromptConfig, Prompter
 from starpod.trainer.reference import REFERENCES, choose_randomly
-from starpod.trainer.section import Section
+from starpod.trainer.section import ConfigError, Section
 
 
 class WarmStartConfig(Section):
@@ -80,7 +80,7 @@ async def gather_demonstrations(
     actions: Sequence[str],
     progress: Callable[[], None] = lambda: None,
 ) -> list[Demonstration]:
-    """Plays one episode per seed. Raises ValueError if the environment has no expert and one is asked for."""
+    """Plays one episode per seed. Raises ConfigError if the environment has no expert and one is asked for."""
 
     choose, want = REFERENCES[config.actions]
     if config.noise and not actions:  # then what can be played at random is for the environment to list
@@ -103,7 +103,7 @@ async def gather_demonstrations(
                 action = choose(seen, actions, rng)
                 if action is None:
                     if not moves:
-                        raise ValueError(
+                        raise ConfigError(
                             f"{environment.id} shows no {config.actions} action to imitate; "
                             "set warm_start.actions to random, or warm_start.steps to 0"
                         )
@@ -131,8 +131,16 @@ class Scribe:
         self.grammar = Grammar(thinking=prompt.thinking, actions=self.actions)
 
     def reply(self, move: Move) -> str:
-        """The whole reply, with what a prompt may prefill."""
-        thought = self.config.thought.format(action=move.action, words=move.observation.split())
+        """The whole reply, with what a prompt may prefill. Raises ConfigError for a thought that does not fit it."""
+        template = self.config.thought
+        try:
+            thought = template.format(action=move.action, words=move.observation.split())
+        except (LookupError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"warm_start.thought {template!r} cannot be filled in for the observation {move.observation[:60]!r} "
+                f"({type(error).__name__}: {error}): it may use {{action}}, and {{words[0]}} and so on, as many as the "
+                "observation has"
+            ) from error
         return self.grammar.compose(thought, [move.action])
 
     def texts(self, demonstrations: Iterable[Demonstration]) -> Iterable[str]:

@@ -36,6 +36,7 @@ class Advantages:
 def compute_advantages(config: AlgorithmConfig, rollout: Rollout) -> Advantages:
     """Advantages of all episodes of a collection, together: group statistics and whitening are over what is passed.
 
+    They are computed in the rewards' precision, and come in that of the log-probabilities.
     Raises ValueError for a reward that is not on a sampled token.
     """
     mask_BT = rollout.mask_BT
@@ -49,7 +50,10 @@ def compute_advantages(config: AlgorithmConfig, rollout: Rollout) -> Advantages:
         advantages_BT = whiten(advantages_BT, mask_BT)
     if config.soft_reweight:
         advantages_BT = advantages_BT * soft_weights(rollout.returns_B, rollout.groups_B).unsqueeze(1)
-    return Advantages(advantages_BT, advantages.returns_BT, advantages.value_mask_BT)
+    returns_BT, dtype = advantages.returns_BT, rollout.old_logprobs_BT.dtype
+    return Advantages(
+        advantages_BT.to(dtype), None if returns_BT is None else returns_BT.to(dtype), advantages.value_mask_BT
+    )
 
 
 def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:

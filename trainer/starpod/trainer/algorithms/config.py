@@ -212,6 +212,8 @@ class AlgorithmConfig(Section):
     def _contradictions(self) -> list[tuple[bool, str]]:
         advantage, critic = self.advantage, self.needs_critic
         without = f"algorithm.advantage {advantage}"
+        fields = type(self).model_fields
+        clip = {name: PRESETS[self.preset].get(name, fields[name].default) for name in ("clip_low", "clip_high")}
         return [
             (
                 self.whiten and advantage not in WHITENED,
@@ -235,6 +237,10 @@ class AlgorithmConfig(Section):
                 f"algorithm.value_clip limits a critic, and {without} has none: set value_clip to null",
             ),
             (
+                self.value_coefficient != fields["value_coefficient"].default and not critic,
+                f"algorithm.value_coefficient weighs a critic's loss, and {without} has none: drop it",
+            ),
+            (
                 self.bootstrap_truncated and not critic,
                 f"algorithm.bootstrap_truncated asks a critic, and {without} has none: set it to false",
             ),
@@ -251,6 +257,10 @@ class AlgorithmConfig(Section):
                 self.policy_loss == "gspo" and self.turn_clip.kind != "off",
                 "algorithm.policy_loss gspo has one ratio per episode: set algorithm.turn_clip.kind to off, or the "
                 "loss to ppo (turn_ratio is its counterpart for turns)",
+            ),
+            (
+                self.turn_clip.low is not None and (self.clip_low, self.clip_high) != (*clip.values(),),
+                "algorithm.turn_clip.low and high take the place of clip_low and clip_high: give either",
             ),
             (
                 self.filter_loss_scaling != "none" and self.filter.strategy == "none",

@@ -102,6 +102,8 @@ def _cut(config: FilterConfig, scores: list[float], ranked: list[int], total: in
             for index, score in zip(ranked, scores, strict=True)
             if (score >= bound if config.largest else score <= bound)
         ]
+    if config.strategy == "top_p" and value >= 1 and config.include_zero:
+        return ranked  # no filter, as RAGEN-2 has it: else the sum is reached before the zeros
     if config.strategy == "top_p":
         positive = [score for score in scores if score > 0]
         return ranked[: _shortest_prefix(positive, value * sum(scores) - SLACK)]

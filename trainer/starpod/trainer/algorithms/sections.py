@@ -49,6 +49,11 @@ class KLConfig(Section):
                 f"algorithm.kl.coefficient is {self.coefficient:g} but algorithm.kl.where is off: "
                 "set where to reward or loss, or drop the coefficient"
             )
+        if self.where == "off" and self.estimator != "k1":
+            raise ValueError(
+                f"algorithm.kl.estimator is {self.estimator} but algorithm.kl.where is off, so nothing is estimated: "
+                "set where to reward or loss, or drop the estimator"
+            )
         if self.where != "off" and not self.coefficient:
             raise ValueError(f"algorithm.kl.where is {self.where} with a coefficient of 0: set where to off")
         if self.where == "loss" and self.estimator == "k1":
@@ -144,6 +149,11 @@ class FilterConfig(Section):
                     f"algorithm.filter.value is {self.value:g} but algorithm.filter.strategy is none, which keeps "
                     "every group: name a strategy, e.g. top_fraction, or set the value to null"
                 )
+            if self != FilterConfig.model_construct():
+                raise ValueError(
+                    "algorithm.filter.score, largest and include_zero say how groups are chosen, but "
+                    "algorithm.filter.strategy is none, which keeps every group: name a strategy, or drop them"
+                )
         elif self.value is None:
             raise ValueError(f"algorithm.filter.strategy {self.strategy} needs a value")
         elif self.strategy == "top_k":
@@ -162,6 +172,11 @@ class FilterConfig(Section):
                 "algorithm.filter.largest is false: strategy top_p collects the largest scores until they hold a "
                 "share of the sum; use top_fraction, top_k, min_p or top_p_softmax for the smallest"
             )
+        if self.strategy == "top_p" and self.include_zero and self.value is not None and self.value < 1:
+            raise ValueError(
+                f"algorithm.filter.include_zero adds nothing to strategy top_p with value {self.value:g}: groups of "
+                "score 0 hold no share of the sum; drop it, or set the value to 1 to keep every group"
+            )
         return self
 
 
@@ -170,6 +185,15 @@ class DynamicSamplingConfig(Section):
 
     enabled: bool = Field(default=False, description="Whether to ask for others.")
     max_rounds: int = Field(default=3, ge=1, description="How often, in one collection.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> DynamicSamplingConfig:
+        if not self.enabled and self != DynamicSamplingConfig.model_construct():
+            raise ValueError(
+                f"algorithm.dynamic_sampling.max_rounds is {self.max_rounds} but nothing is asked for again: set "
+                "algorithm.dynamic_sampling.enabled to true, or drop it"
+            )
+        return self
 
 
 class GiGPOConfig(Section):

@@ -20,7 +20,9 @@ from starpod.trainer.engines.served import Piece, ServedEngine
 from starpod.trainer.engines.vllm_worker import pack_handles
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 
-MISSING = "engine vllm needs the package vllm, on a machine with a GPU: pip install 'starpod[vllm]'"
+MISSING = (
+    "engine vllm needs the package vllm, on a machine with a GPU; from a clone of the repository: pip install '.[vllm]'"
+)
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
 
 

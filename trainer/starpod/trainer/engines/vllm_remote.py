@@ -250,7 +250,8 @@ class NcclSender:
             from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
             from vllm.distributed.utils import StatelessProcessGroup
         except ImportError as error:
-            raise EngineError(f"engine.handover nccl needs vllm here: pip install 'starpod[vllm]' ({error})") from None
+            hint = "from a clone of the repository: pip install '.[vllm]'"
+            raise EngineError(f"engine.handover nccl needs vllm here; {hint} ({error})") from None
         sizes = [(await server.get("/get_world_size"))["world_size"] for server in self._servers]
         world = 1 + sum(sizes)
 

@@ -12,6 +12,10 @@ TINY = "tiny"
 """The name of the model that is built from scratch."""
 
 
+RUN_TIME = ("dtype", "attention", "gradient_checkpointing", "detach_critic", "logits_at_once")
+"""Keys of `ModelConfig` that say how a model is computed and not what it is: a resumed run may change them."""
+
+
 class TinyConfig(Section):
     """The shape of a model built from scratch: few parameters, and a tokenizer of its own."""
 

@@ -45,7 +45,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch
     try:
         import peft
     except ModuleNotFoundError:
-        raise ModelError("model.lora needs the package peft: pip install 'starpod[trainer]'") from None
+        hint = "from a clone of the repository: pip install '.[trainer]'"
+        raise ModelError(f"model.lora needs the package peft; {hint}") from None
     targets = config.targets if isinstance(config.targets, str) else list(config.targets)
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=targets

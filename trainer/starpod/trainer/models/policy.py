@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.models import hf
-from starpod.trainer.models.config import TINY, ModelConfig
+from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.errors import ModelError
 from starpod.trainer.models.logprobs import token_logprobs
@@ -183,13 +183,17 @@ def build_policy(config: ModelConfig, *, texts: Iterable[str] | None, critic: Cr
     return Policy(config, model, tokenizer, critic)
 
 
-def load_policy(folder: Path) -> Policy:
-    """What `Policy.save` wrote, or any folder with a transformers model (then without a critic). Raises ModelError."""
+def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
+    """What `Policy.save` wrote, or any folder with a transformers model (then without a critic). Raises ModelError.
+
+    given: how the model is computed; None: as it was saved.
+    """
     config, critic = ModelConfig(name=str(folder)), "none"
     if (folder / _VALUES).exists():
         values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
         # The weights are there, with the adapters in them.
-        config = ModelConfig.model_validate(values["config"] | {"name": str(folder), "lora": {}, "revision": "main"})
+        saved = values["config"] | {"name": str(folder), "lora": {}, "revision": "main"}
+        config = ModelConfig.model_validate(saved | {key: getattr(given, key) for key in RUN_TIME if given})
         critic = values["critic"]
     policy = build_policy(config, texts=None, critic=cast(CriticKind, critic), seed=0)
     if policy.critic is not None:

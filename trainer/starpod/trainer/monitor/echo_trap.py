@@ -47,7 +47,8 @@ SIGNALS = (
         False,
         "reward deviation within groups",
         "the policy is echoing; members of a group do alike and earn alike, so they teach little",
-        "keep fewer groups (filter by reward deviation), lower the learning rate, or sample more varied start states",
+        "keep fewer groups (filter by reward deviation) and scale the loss by their share "
+        "(algorithm.filter_loss_scaling=linear), lower the learning rate, or sample more varied start states",
     ),
     Signal(
         "entropy",
@@ -209,8 +210,9 @@ class EchoTrap:
             "echo_trap",
             min(ratio for _, ratio in parts),
             f"Echo Trap: {len(firing)} of {len(SIGNALS)} signals at once ({found}). What is learnt from "
-            "here on is mostly repetition. To do: stop, go back to the best checkpoint, and train on with starpo-s "
-            "(filter by reward deviation, no KL term, clip 0.2/0.28) or a lower learning rate.",
+            "here on is mostly repetition. To do: stop, go back to the best checkpoint, and train on with a lower "
+            "learning rate, more varied start states, or starpo-s if it is not on (filter by reward deviation, no KL "
+            "term, clip 0.2/0.28).",
         )
 
     def state_dict(self) -> dict[str, Any]:

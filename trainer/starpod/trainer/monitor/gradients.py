@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.episode import Group
 
 COMPONENTS = ("task", "entropy", "kl")
@@ -40,8 +41,8 @@ def reward_buckets(groups: Sequence[Group], count: int) -> list[Bucket]:
 
     Groups without any deviation are apart because they have no task gradient at all under group-relative advantages.
     """
-    zero = [group for group in groups if group.reward_std == 0]
-    rest = sorted((group for group in groups if group.reward_std > 0), key=lambda group: group.reward_std)
+    zero = [group for group in groups if group.reward_std <= ZERO]
+    rest = sorted((group for group in groups if group.reward_std > ZERO), key=lambda group: group.reward_std)
     count = min(count, len(rest))
     cuts = [round(index * len(rest) / count) for index in range(count + 1)] if count else []
     parts = [rest[low:high] for low, high in pairwise(cuts)]

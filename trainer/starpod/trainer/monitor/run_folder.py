@@ -51,21 +51,11 @@ class RunFolder:
         self.report = path / "report.html"
 
     @classmethod
-    def create(
-        cls,
-        path: Path | str,
-        config: Mapping[str, Any],
-        *,
-        resume: bool = False,
-        defaults: Mapping[str, Any] | None = None,
-        title: str = "",
-    ) -> RunFolder:
-        """Makes the folder and writes config.yaml and run.json.
+    def create(cls, path: Path | str, *, resume: bool = False) -> RunFolder:
+        """Makes the folder. What is in it is left as it is.
 
         resume: go on with the run that is there; without one, begin. The same command line therefore serves the first
             start and every restart.
-        defaults: what the configuration would be if nothing were given; the report shows what differs.
-        title: what is trained, in words.
 
         Raises RunExists for a folder that holds a run unless `resume`, CannotWrite.
         """
@@ -80,6 +70,16 @@ class RunFolder:
                 part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CannotWrite(folder.path, error) from error
+        return folder
+
+    def begin(
+        self, config: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None, title: str = ""
+    ) -> RunFolder:
+        """Writes config.yaml and run.json, where a run that is resumed is noted with what changed. Returns itself.
+
+        defaults: what the configuration would be if nothing were given; the report shows what differs.
+        title: what is trained, in words. Raises CannotWrite.
+        """
         start: dict[str, Any] = {
             "time": round(time.time(), 3),
             "command": sys.argv,
@@ -87,17 +87,16 @@ class RunFolder:
             "packages": package_versions(),
             "platform": platform_facts(),
         }
-        facts = folder.read_facts() if folder.facts.exists() else {}
-        if facts:
-            changed = differences(config, folder.read_config())
+        if facts := self.read_facts():
+            changed = differences(config, self.read_config())
             facts["resumed"] = [*facts.get("resumed", []), {**start, "changed": changed}]
             facts.pop("ended", None)
         else:
             facts = {"id": uuid.uuid4().hex[:12], "title": title, **start}
         facts["differs_from_defaults"] = differences(config, defaults) if defaults is not None else None
-        write_atomic(folder.config, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
-        folder._write_facts(facts)
-        return folder
+        write_atomic(self.config, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        self._write_facts(facts)
+        return self
 
     @property
     def exists(self) -> bool:

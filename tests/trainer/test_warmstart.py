@@ -1,0 +1,25 @@
+"""Demonstrations written down as replies."""
+
+from __future__ import annotations
+
+import pytest
+
+from starpod.trainer.prompt import PromptConfig
+from starpod.trainer.section import ConfigError
+from starpod.trainer.warmstart import Move, Scribe, WarmStartConfig
+
+MOVE = Move("P 0 1 G 2 2", "Left", True, 0.0)
+
+
+def say(thought: str) -> str:
+    return Scribe(WarmStartConfig(thought=thought), PromptConfig(), ("Left",)).reply(MOVE)
+
+
+def test_a_thought_is_made_of_the_action_and_the_words_of_the_observation() -> None:
+    assert "<think>2 2 so Left</think>" in say("{words[4]} {words[5]} so {action}")
+
+
+@pytest.mark.parametrize("thought", ["{words[6]}", "{move}", "{words.first}", "{action", "{}"])
+def test_a_thought_that_does_not_fit_the_observation_is_told(thought: str) -> None:
+    with pytest.raises(ConfigError, match=r"warm_start\.thought .* for the observation 'P 0 1 G 2 2'"):
+        say(thought)
