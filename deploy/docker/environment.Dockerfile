@@ -1,5 +1,5 @@
 # Environment servers, none of which holds torch:
-#   --target environment       the symbolic environments
+#   --target environment       the symbolic environments; `starpod load` too, as in the others
 #   --target webshop           the shop
 #   --target webshop-browser   the shop, also through Chromium
 ARG BASE_IMAGE=python:3.11-slim-bookworm
@@ -9,7 +9,7 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml deploy/docker/requirements.py ./
-RUN python requirements.py server tracing > environment.txt \
+RUN python requirements.py server tracing load > environment.txt \
  && python requirements.py webshop > webshop.txt \
  && python requirements.py browser > browser.txt
 

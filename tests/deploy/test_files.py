@@ -144,7 +144,7 @@ def test_an_image_installs_what_its_extras_hold() -> None:
     extras: dict[str, Any] = project()["optional-dependencies"]
     lines = run("requirements.py", "server", "webshop").stdout.splitlines()
     assert set(lines) == {*project()["dependencies"], *extras["server"], *extras["webshop"]}
-    environment = run("requirements.py", "server", "tracing", "webshop", "browser").stdout
+    environment = run("requirements.py", "server", "tracing", "load", "webshop", "browser").stdout
     assert "torch" not in environment
     assert "selenium" not in run("requirements.py", "trainer", "vllm").stdout
     assert run("requirements.py", "no-such-extra").returncode != 0

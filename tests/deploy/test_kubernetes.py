@@ -9,6 +9,7 @@ import yaml
 
 from starpod.client.transport import split_address
 from starpod.client.versions import satisfies
+from starpod.env_server.registry import Registry
 from tests.deploy.files import DEPLOY, project
 from tests.deploy.manifest_checks import certificates, problems, releases
 from tests.deploy.manifests import KUBERNETES, RENDERED, containers, find, flag, of_kind, pods, read, selects, words
@@ -25,11 +26,22 @@ def test_manifests_are_right(name: str) -> None:
         assert list(releases(manifests)) == []
 
 
+@pytest.mark.parametrize(("run", "environments"), [("trainer", "environments"), ("trainer-vllm", "secure")])
+def test_a_trainer_finds_the_environments_that_are_installed(run: str, environments: str) -> None:
+    config = yaml.safe_load(find(read(run), "ConfigMap")["data"]["config.yaml"])["environment"]
+    served = [
+        f"dns:///{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+        for service in of_kind(read(environments), "Service")
+    ]
+    assert set(config["addresses"]) <= set(served)
+    assert Registry.installed([config["id"]]).find(config["id"], config.get("version", ""))
+
+
 def test_two_versions_live_behind_one_name_and_the_trainer_is_pinned_to_one() -> None:
     manifests = read("versions")
     (service,) = of_kind(manifests, "Service")
     found = {owner for owner, each in pods(manifests) if selects(service["spec"]["selector"], each)}
-    assert found == {"environments-sokoban-1-0", "environments-sokoban-1-1"}
+    assert found == {"environments-symbolic", "environments-symbolic-0-2"}
     assert len({container["image"] for _, container, _ in containers(manifests)}) == 2
     environment = yaml.safe_load(find(read("trainer"), "ConfigMap")["data"]["config.yaml"])["environment"]
     (address,) = environment["addresses"]
@@ -80,6 +92,18 @@ def test_alerts_are_those_of_prometheus() -> None:
         assert each["metadata"]["labels"][monitor["jobLabel"]] == job
     targets = {relabeling["targetLabel"] for relabeling in monitor["podMetricsEndpoints"][0]["relabelings"]}
     assert "service" in targets, "alerts and the dashboard go by it"
+
+
+def test_a_prometheus_without_the_operator_is_told_the_same_names() -> None:
+    (block,) = re.findall(r"```yaml\n(relabel_configs:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
+    told = {rule["target_label"]: rule["source_labels"] for rule in yaml.safe_load(block)["relabel_configs"]}
+    monitor = find(read("environments"), "PodMonitor")["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    named = {rule["targetLabel"]: rule["sourceLabels"] for rule in endpoint["relabelings"]}
+    named["job"] = ["__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", monitor["jobLabel"])]
+    # Which the operator gives by itself.
+    named |= {"namespace": ["__meta_kubernetes_namespace"], "pod": ["__meta_kubernetes_pod_name"]}
+    assert told == named
 
 
 def test_the_adapter_asks_for_what_servers_export() -> None:

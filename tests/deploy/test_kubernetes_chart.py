@@ -120,3 +120,19 @@ def test_the_chart_refuses_what_cannot_work(values: Manifest, complaint: str, tm
     file.write_text(yaml.safe_dump(values))
     refused = helm("template", "x", CHART, "--values", file)
     assert refused.returncode != 0 and complaint in refused.stderr
+
+
+@needs_helm
+def test_a_newer_chart_leaves_the_pods_of_a_pinned_fleet_alone(tmp_path: Path) -> None:
+    shutil.copytree(CHART, newer := tmp_path / "chart")
+    about = yaml.safe_load((newer / "Chart.yaml").read_text())
+    (newer / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "9.0.0", "appVersion": "9.0.0"}))
+    (file := tmp_path / "values.yaml").write_text(yaml.safe_dump({"fleets": {"pinned": {"tag": "0.1.0"}, "not": {}}}))
+
+    def pods_of(chart: Path) -> dict[str, Manifest]:
+        made = parse(helm("template", "x", chart, "--values", file).stdout)
+        return {each["metadata"]["name"]: each["spec"]["template"] for each in made if each["kind"] == "Deployment"}
+
+    old, new = pods_of(CHART), pods_of(newer)
+    assert old["x-pinned"] == new["x-pinned"]
+    assert old["x-not"] != new["x-not"]

@@ -17,10 +17,12 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from starpod.client import TLS, Fleet, Unauthenticated
+from starpod.env_server.seal import SnapshotSeal
 from tests.deploy.manifests import containers, find, of_kind, read, words
 from tests.support import ServerProcess
 
 TOKEN = "a-token-of-the-trainer"
+KEY = "of the servers alone, 32 characters"
 
 
 def free_port() -> int:
@@ -44,6 +46,9 @@ def files(tmp_path: Path) -> Path:
         tokens = tmp_path / folder / "tokens"
         tokens.mkdir()
         (tokens / ("tokens" if folder == "server" else "token")).write_text(f"{TOKEN}\n")
+    keys = tmp_path / "server" / "snapshots"
+    keys.mkdir()
+    (keys / "keys").write_text(f"{KEY}\n")
     return tmp_path
 
 
@@ -85,6 +90,9 @@ async def test_a_rendered_pod_serves_is_probed_and_drains(
         probe = health_pb2_grpc.HealthStub(channel)
         assert (await probe.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
         (session,) = await fleet.open("bandit-v1", seed=1)
+        snapshot = await session.snapshot()
+        seal = SnapshotSeal(files / "server" / "snapshots" / "keys")
+        assert seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.state
         os.kill(server.pid, signal.SIGTERM)
         async with asyncio.timeout(30):
             while (await probe.Check(health_pb2.HealthCheckRequest())).status == 1:

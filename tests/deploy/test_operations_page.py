@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import pairwise
+from pathlib import Path
 
 import click
 import pytest
 import yaml
 
+from starpod.client import main
+from tests.deploy.files import DEPLOY
 from tests.deploy.manifest_checks import call
-from tests.deploy.manifests import KUBERNETES, RENDERED, find, of_kind, read
+from tests.deploy.manifests import KUBERNETES, RENDERED, containers, find, of_kind, read
 from tests.deploy.test_files import exported
 from tests.support import ROOT
 
@@ -23,7 +27,7 @@ CODE = [
 ]
 SUBCOMMANDS = {
     "helm": {"upgrade", "uninstall", "rollback"},
-    "kubectl": {"rollout", "logs", "scale", "drain", "get", "exec", "describe"},
+    "kubectl": {"rollout", "logs", "scale", "drain", "get", "exec", "describe", "run"},
     "docker": {"build", "push"},
 }
 
@@ -32,7 +36,7 @@ def commands(program: str) -> list[list[str]]:
     return [shlex.split(line) for line in CODE if re.match(rf"{program} \S", line)]
 
 
-@pytest.mark.parametrize("program", ["helm", "kubectl", "docker", "starpod"])
+@pytest.mark.parametrize("program", ["helm", "kubectl", "docker"])
 def test_the_page_has_commands(program: str) -> None:
     assert len(commands(program)) > 1
 
@@ -46,13 +50,23 @@ def test_programs_have_these_commands(program: str) -> None:
 
 
 def test_starpod_has_these_commands_and_options() -> None:
-    inside = [words[words.index("--") + 2 :] for words in commands("kubectl") if "--" in words]
-    assert inside
+    inside = [words[words.index("--") + ("exec" in words) + 1 :] for words in commands("kubectl") if "--" in words]
+    assert {words[0] for words in inside} == {"check", "load"}
     for words in [*(words[1:] for words in commands("starpod")), *inside]:
         try:
             call(*words)
         except click.ClickException as error:
             pytest.fail(f"{words}: {error.format_message()}")
+
+
+def test_the_image_of_environments_has_what_it_is_run_with() -> None:
+    (run,) = (words for words in commands("kubectl") if "run" in words)
+    assert "/starpod-environment:" in run[run.index("--image") + 1]
+    dockerfile = (DEPLOY / "docker" / "environment.Dockerfile").read_text()
+    (extras,) = re.findall(r"requirements\.py (.+) > environment\.txt", dockerfile)
+    assert main.SUBCOMMANDS[run[run.index("--") + 1]].extra in extras.split()
+    # Who lacks this label is not let in.
+    assert run[run.index("--labels") + 1] == "starpod/client=true"
 
 
 def test_files_and_values_are_there() -> None:
@@ -65,6 +79,25 @@ def test_files_and_values_are_there() -> None:
         for assignment in (words[place + 1] for place, word in enumerate(words) if word == "--set"):
             section, key = assignment.partition("=")[0].split(".")[:2]
             assert section == "fleets" or key in known[section], assignment
+
+
+def test_images_are_built_and_pushed_before_they_run() -> None:
+    built: set[str] = set()
+    pushed: set[str] = set()
+    installed = []
+    for words in (shlex.split(line) for line in CODE if re.match("(docker|helm) ", line)):
+        value = dict(pairwise(words))
+        if words[1] == "build":
+            assert f" AS {value['--target']}\n" in (ROOT / value["-f"]).read_text()
+            built.add(value["-t"])
+        elif words[1] == "push":
+            pushed.add(words[2])
+        elif "--values" in value:
+            installed.append(Path(value["--values"]).stem)
+            registry = value["--set"].removeprefix("image.registry=")
+            run = {registry + container["image"] for _, container, _ in containers(read(installed[-1]))}
+            assert run <= built & pushed
+    assert installed == ["environments", "trainer"]
 
 
 def test_deployments_and_jobs_are_those_of_the_examples() -> None:

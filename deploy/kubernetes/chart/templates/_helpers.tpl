@@ -23,10 +23,16 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* All labels. Arguments: root, component, and tag where it is not the chart's. */}}
-{{- define "starpod.labels" -}}
+{{/* A pod's labels. Not the chart's version: a newer chart leaves the pods of a fleet with a tag of its own as they are.
+Arguments: root, component, and tag where it is not the chart's. */}}
+{{- define "starpod.podLabels" -}}
 {{ include "starpod.selector" . }}
 app.kubernetes.io/version: {{ .tag | default .root.Chart.AppVersion | quote }}
+{{- end -}}
+
+{{/* The labels of all else. Arguments: the same. */}}
+{{- define "starpod.labels" -}}
+{{ include "starpod.podLabels" . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
