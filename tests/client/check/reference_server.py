@@ -62,11 +62,22 @@ class Seat:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+async def put_back(
+    first: pb.StreamRequest, requests: AsyncIterator[pb.StreamRequest]
+) -> AsyncIterator[pb.StreamRequest]:
+    """All messages of a stream of which the first one was read already."""
+    yield first
+    async for request in requests:
+        yield request
+
+
 class ReferenceService(pb_grpc.EnvironmentServiceServicer):
     """Every rule is a method of its own, so that tests can break one at a time."""
 
     spec = SPEC
+    limits = LIMITS
     health = reflection = True
+    channel_options: Sequence[tuple[str, int]] = (("grpc.http2.min_ping_interval_without_data_ms", 5),)
 
     def __init__(self) -> None:
         self.instance_id = secrets.token_hex(8)
@@ -173,7 +184,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             server_version="1.0.0",
             instance_id=self.instance_id,
             capabilities=pb.ServerCapabilities(stream=True, step_columns=True),
-            limits=LIMITS,
+            limits=self.limits,
             environments=[self.spec],
             live_sessions=len(self.seats),
         )
@@ -204,6 +215,8 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             rule: Any = SCHEMA["properties"][name]  # type: ignore[index]
             if not isinstance(value, float) or not rule["minimum"] <= value <= rule["maximum"]:
                 raise Refused("BAD_ARGUMENT", f"must be as {rule}", f"options.{name}")
+            if rule["type"] == "integer" and not value.is_integer():
+                raise Refused("BAD_ARGUMENT", "must be a whole number", f"options.{name}")
             options[name] = int(value) if rule["type"] == "integer" else value
         return options
 
@@ -226,16 +239,22 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
     def admit(self, count: int) -> int:
         now = time.monotonic()
         self.seats = {key: seat for key, seat in self.seats.items() if now - seat.touched <= seat.lease}
-        if count > LIMITS.max_group:
-            raise Refused("BAD_ARGUMENT", f"at most {LIMITS.max_group}", "count")
-        if len(self.seats) + max(1, count) > LIMITS.max_sessions:
+        if count > self.limits.max_group:
+            raise Refused("BAD_ARGUMENT", f"at most {self.limits.max_group}", "count")
+        if len(self.seats) + max(1, count) > self.limits.max_sessions:
             raise Refused("OVERLOADED", "too many sessions", limit="max_sessions")
         return max(1, count)
+
+    def members(self, request: Any) -> range:
+        members = range(request.first_member, request.first_member + self.admit(request.count))
+        if members[-1] >= 2**32:
+            raise Refused("BAD_ARGUMENT", "members have 32 bits", "first_member")
+        return members
 
     def grant_lease(self, asked: float) -> float:
         if math.isnan(asked) or asked < 0:
             raise Refused("BAD_ARGUMENT", "must be positive", "lease_seconds")
-        return min(asked or LIMITS.default_lease_seconds, LIMITS.max_lease_seconds)
+        return min(asked or self.limits.default_lease_seconds, self.limits.max_lease_seconds)
 
     def find_environment(self, name: str) -> None:
         if name != self.spec.id:
@@ -258,7 +277,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         lease = self.grant_lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(64)
         seats = []
-        for member in range(request.first_member, request.first_member + self.admit(request.count)):
+        for member in self.members(request):
             luck = request.dynamics_seed if request.HasField("dynamics_seed") else self.derive(seed, member)
             walk = self.start(options, seed, luck)
             seats.append(Seat(self.new_id(), walk, options, limits, request.want, lease, seed, luck, member))
@@ -277,8 +296,9 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         return secrets.token_urlsafe(16)
 
     def seat(self, seat: Seat) -> pb.Session:
+        told = self.tell(seat)
         self.seats[seat.id] = seat
-        return self.tell(seat)
+        return told
 
     def tell(self, seat: Seat) -> pb.Session:
         return pb.Session(
@@ -351,8 +371,8 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             return reply
 
     def check_actions(self, actions: Sequence[pb.Action]) -> None:
-        if len(actions) > LIMITS.max_step_actions:
-            raise Refused("BAD_ARGUMENT", f"at most {LIMITS.max_step_actions}", "actions")
+        if len(actions) > self.limits.max_step_actions:
+            raise Refused("BAD_ARGUMENT", f"at most {self.limits.max_step_actions}", "actions")
         for place, action in enumerate(actions):
             if action.WhichOneof("kind") is None:
                 raise Refused("BAD_ARGUMENT", "no kind is set", f"actions[{place}]")
@@ -421,7 +441,8 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             seat.epoch += 1
             seat.index = seat.actions = 0
             seat.over, seat.last = False, None
-            reply = pb.ResetResponse(session=self.tell(seat), limits=seat.limits)
+            instructions = self.told()["instructions"]
+            reply = pb.ResetResponse(session=self.tell(seat), limits=seat.limits, instructions=instructions)
             seat.last_reset = (request, reply)
             return reply
 
@@ -445,8 +466,11 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             seeds = list(request.dynamics_seeds)
             if seeds and len(seeds) != count:
                 raise Refused("BAD_ARGUMENT", f"{len(seeds)} for {count} copies", "dynamics_seeds")
-            twins = [self.twin(seat, seat.walk, request.first_member + number) for number in range(count)]
-            if request.randomness == pb.FORK_RANDOMNESS_RESEED:
+            reseeded = request.randomness == pb.FORK_RANDOMNESS_RESEED
+            if seeds and not reseeded:
+                raise Refused("BAD_ARGUMENT", "only with RESEED", "dynamics_seeds")
+            twins = [self.twin(seat, seat.walk, member) for member in self.members(request)]
+            if reseeded:
                 for number, twin in enumerate(twins):
                     self.reseed(
                         twin, seeds[number] if seeds else mix("fork", seat.dynamics_seed, seat.index, twin.member)
@@ -469,7 +493,9 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             limits = [seat.limits.max_turns, seat.limits.max_actions_per_turn, seat.limits.max_actions]
             own = [seat.seed, seat.dynamics_seed, seat.index, seat.actions, seat.over]
             state = json.dumps([vars(seat.walk), seat.options, limits, own]).encode()
-            snapshot = pb.SessionSnapshot(environment_id=SPEC.id, environment_version=SPEC.version, state=state)
+            snapshot = pb.SessionSnapshot(
+                environment_id=self.spec.id, environment_version=self.spec.version, state=state
+            )
             snapshot.digest = self.digest(snapshot)
             return pb.SnapshotResponse(snapshot=snapshot, epoch=seat.epoch, step_index=seat.index)
 
@@ -495,8 +521,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             source = Seat("", Walk(**walk), options, kept, request.want, lease, seed, luck, 0, 1, index, actions, over)
         except (ValueError, TypeError) as error:
             raise Refused("BAD_ARGUMENT", f"no state: {error}", "snapshot.state") from error
-        members = range(request.first_member, request.first_member + self.admit(request.count))
-        twins = [self.twin(source, source.walk, member) for member in members]
+        twins = [self.twin(source, source.walk, member) for member in self.members(request)]
         return pb.RestoreResponse(
             sessions=[self.seat(twin) for twin in twins],
             limits=source.limits,
@@ -537,7 +562,8 @@ for _name in ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot",
 @contextlib.asynccontextmanager
 async def serve(service: ReferenceService) -> AsyncIterator[str]:
     """Serves it on a free port of the loopback; gives the address."""
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", LIMITS.max_message_bytes)])
+    options = [("grpc.max_receive_message_length", service.limits.max_message_bytes), *service.channel_options]
+    server = grpc.aio.server(options=options)
     pb_grpc.add_EnvironmentServiceServicer_to_server(service, server)
     if service.health:
         checks = health.aio.HealthServicer()

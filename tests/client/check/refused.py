@@ -19,6 +19,7 @@ TABLE = {
     "UNSUPPORTED": ("UNIMPLEMENTED", "give_up"),
     "OVERLOADED": ("RESOURCE_EXHAUSTED", "retry"),
     "DEADLINE": ("DEADLINE_EXCEEDED", "retry"),
+    "UNAUTHENTICATED": ("UNAUTHENTICATED", "give_up"),
 }
 
 

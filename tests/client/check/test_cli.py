@@ -7,12 +7,15 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
 
+from starpod.client.check import cli
 from starpod.client.check.cli import check
+from starpod.client.check.runner import Report
 from starpod.client.check.suite import REQUIREMENTS
 from tests.client.check.faults import Faulty, HasNoReflection, TrustsDigests
 from tests.client.check.reference_server import ReferenceService, serve
@@ -86,12 +89,36 @@ def test_json_holds_every_requirement_of_the_chosen_levels(addresses: dict[type[
 
 
 def test_a_server_that_hangs_is_reported(addresses: dict[type[ReferenceService], str]) -> None:
-    result = run(addresses[Slow], "--level", "fork", "--timeout", "0.3", "--json", "-")
+    result = run(addresses[Slow], "--level", "fork", "--call-timeout", "0.3", "--json", "-")
     report = json.loads(result.stdout)
     entry = next(entry for entry in report["environments"][0]["results"] if entry["id"] == "F-07")
     assert entry["status"] == "failed"
-    assert "DEADLINE_EXCEEDED" in entry["message"] or "hangs" in entry["message"]
+    assert "DEADLINE_EXCEEDED" in entry["message"]
     assert result.exit_code == 1
+
+
+def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
+    addresses: dict[type[ReferenceService], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    async def record(address: str, requirements: object, **settings: Any) -> Report:
+        given.append((settings["seconds"], settings["call_seconds"]))
+        return Report(address)
+
+    monkeypatch.setattr(cli, "run_check", record)
+    run(addresses[ReferenceService])
+    run(addresses[ReferenceService], "--timeout", "90")
+    run(addresses[ReferenceService], "--timeout", "90", "--call-timeout", "60")
+    assert given == [(30, 10), (90, 30), (90, 60)]
+
+
+def test_options_are_those_of_every_session(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[ReferenceService], "--level", "fork", "--option", "length=12")
+    assert result.exit_code == 0, result.output
+    wrong = run(addresses[ReferenceService], "--option", "length")
+    assert wrong.exit_code == 2
+    assert "is not key=value" in wrong.output
 
 
 @pytest.mark.parametrize(
@@ -101,6 +128,8 @@ def test_a_server_that_hangs_is_reported(addresses: dict[type[ReferenceService],
         (["127.0.0.1:1", "--level", "core,best"], "no level best"),
         (["127.0.0.1:1", "--token-file", "/no/such/file"], "does not exist"),
         (["127.0.0.1:1", "--key", __file__], "belong together"),
+        (["127.0.0.1:1", "--json", "/no/such/folder/report.json"], "/no/such/folder/report.json cannot be written"),
+        (["127.0.0.1:1", "--junit", "/"], "/ cannot be written"),
     ],
 )
 def test_a_wrong_call_is_exit_status_2(arguments: list[str], message: str) -> None:
@@ -113,6 +142,27 @@ def test_no_server_is_exit_status_1() -> None:
     result = run("127.0.0.1:1", "--timeout", "2")
     assert result.exit_code == 1
     assert "does not answer Describe" in result.output
+
+
+def test_no_server_is_told_in_the_reports_too(tmp_path: Path) -> None:
+    """A report of an earlier check must not stand for this one."""
+    files = tmp_path / "report.json", tmp_path / "report.xml"
+    for file in files:
+        file.write_text("of yesterday")
+    assert run("127.0.0.1:1", "--timeout", "2", "--json", str(files[0]), "--junit", str(files[1])).exit_code == 1
+    report = json.loads(files[0].read_text())
+    assert not report["passed"]
+    assert "127.0.0.1:1 does not answer Describe" in report["unreachable"]
+    (suite,) = ElementTree.parse(files[1]).getroot()
+    assert suite.get("errors") == "1"
+    assert "does not answer Describe" in str(ElementTree.tostring(suite))
+
+
+def test_a_process_is_no_second_server_of_itself(addresses: dict[type[ReferenceService], str]) -> None:
+    address = addresses[ReferenceService]
+    result = run(address, "--also", address)
+    assert result.exit_code == 1
+    assert f"{address} is the same process as {address}: name another one, or none" in result.output
 
 
 def test_no_second_server_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:

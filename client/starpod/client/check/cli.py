@@ -11,7 +11,7 @@ import click
 from starpod.client.check.link import Access
 from starpod.client.check.report import Terminal, to_json, to_junit
 from starpod.client.check.requirement import LEVELS
-from starpod.client.check.runner import Unreachable
+from starpod.client.check.runner import Report, Unreachable
 from starpod.client.check.runner import check as run_check
 from starpod.client.check.suite import REQUIREMENTS
 from starpod.client.console import safe_console
@@ -48,6 +48,20 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     show_default=True,
     help="Seconds for one requirement.",
 )
+@click.option(
+    "--call-timeout",
+    "call_seconds",
+    type=click.FloatRange(min=0.1),
+    help="Seconds for one call. Default: a third of --timeout, and at least 10.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=JSON",
+    help="An environment option, for every session (repeatable). Default: what the schema says.",
+)
+@click.option("--slow", is_flag=True, help="Test what takes more than a minute, too.")
 @click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
 @click.option("--ca", type=FILE, help="PEM file of the authority that signed the server's certificate; turns TLS on.")
 @click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
@@ -62,6 +76,9 @@ def check(
     json_file: str,
     junit_file: str,
     seconds: float,
+    call_seconds: float | None,
+    options: tuple[str, ...],
+    slow: bool,
     token_file: Path | None,
     ca: Path | None,
     certificate: Path | None,
@@ -76,6 +93,9 @@ def check(
             raise click.UsageError(f"{value!r} is not HOST:PORT, as in 127.0.0.1:50051")
     if bool(certificate) != bool(key) or (certificate and not ca):
         raise click.UsageError("--certificate, --key and --ca belong together")
+    for file in filter(None, (json_file.removeprefix("-"), junit_file)):
+        if not Path(file).parent.is_dir() or Path(file).is_dir():
+            raise click.UsageError(f"{file} cannot be written: it is a folder, or its folder does not exist")
     access = Access(token_file.read_text().strip() if token_file else "", ca, certificate, key)
     requirements = [requirement for requirement in REQUIREMENTS if requirement.level in levels]
     console = safe_console(stderr=json_file == "-")
@@ -89,17 +109,22 @@ def check(
                     also=also,
                     access=access,
                     seconds=seconds,
-                    call_seconds=min(10.0, seconds),
+                    call_seconds=call_seconds or max(10.0, seconds / 3),
+                    options=options,
+                    slow=slow,
                     observer=terminal,
                 )
             )
         except Unreachable as error:
-            raise click.ClickException(str(error)) from error
-    terminal.close(report)
+            report = Report(address, unreachable=str(error))
+    if not report.unreachable:
+        terminal.close(report)
     if json_file == "-":
         sys.stdout.write(to_json(report))
     elif json_file:
         Path(json_file).write_text(to_json(report))
     if junit_file:
         Path(junit_file).write_text(to_junit(report))
+    if report.unreachable:
+        raise click.ClickException(report.unreachable)
     context.exit(0 if report.passed else 1)

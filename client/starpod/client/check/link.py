@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from starpod.client.check.refusal import Refusal, from_error
+from starpod.client.check.refusal import Refusal, from_error, from_status
 from starpod.client.check.requirement import Unmet
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
@@ -24,6 +25,8 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),  # a call is sent once: repeating it is what is under test
     ("grpc.use_local_subchannel_pool", 1),  # every Link is a connection of its own
 )
+PATIENCE = 20.0
+"""Seconds in which a call that is refused as OVERLOADED is sent again, each time after the delay of RetryInfo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +38,42 @@ class Access:
     certificate: Path | None = None
     key: Path | None = None
 
-    def channel(self, address: str) -> grpc.aio.Channel:
+    def channel(self, address: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+        options = (*_OPTIONS, *options)
         if self.ca is None:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+            return grpc.aio.insecure_channel(address, options=options)
         credentials = grpc.ssl_channel_credentials(
             self.ca.read_bytes(),
             self.key.read_bytes() if self.key else None,
             self.certificate.read_bytes() if self.certificate else None,
         )
-        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class Link:
-    """A connection to `address`. `seconds` bounds every call that does not say otherwise."""
+    """A connection to `address`. `seconds` bounds every call that does not say otherwise.
 
-    def __init__(self, address: str, access: Access, seconds: float) -> None:
+    portion: calls that one message of a Stream may carry without running into max_calls_in_flight; 0: any number.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        access: Access,
+        seconds: float,
+        portion: int = 0,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
         self.address = address
         self.access = access
         self.seconds = seconds
-        self.channel = access.channel(address)
+        self.portion = portion
+        self.channel = access.channel(address, options)
         self.stub = pb_grpc.EnvironmentServiceStub(self.channel)
 
-    def twin(self, address: str = "") -> Link:
-        """Another connection, to the same address or another."""
-        return Link(address or self.address, self.access, self.seconds)
+    def twin(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Link:
+        """Another connection, to the same address or another; options: gRPC's, of its channel."""
+        return Link(address or self.address, self.access, self.seconds, self.portion, options)
 
     async def close(self) -> None:
         await self.channel.close()
@@ -68,7 +83,11 @@ class Link:
         return (("authorization", f"Bearer {self.access.token}"),) if self.access.token else ()
 
     async def call(self, method: str, request: Message, *, seconds: float | None = None) -> Any:
-        """The reply of a unary call. Raises grpc.aio.AioRpcError."""
+        """The reply of a unary call. Waits while overloaded. Raises grpc.aio.AioRpcError."""
+        return await _patiently(lambda: self.call_once(method, request, seconds=seconds))
+
+    async def call_once(self, method: str, request: Message, *, seconds: float | None = None) -> Any:
+        """The reply of a unary call, sent once whatever comes. Raises grpc.aio.AioRpcError."""
         limit = self.seconds if seconds is None else seconds
         return await getattr(self.stub, method)(request, timeout=limit, metadata=self.metadata)
 
@@ -82,14 +101,14 @@ class Link:
         return await call.trailing_metadata()
 
     async def raw(self, path: str, request: bytes, *, metadata: Sequence[tuple[str, str]] | None = None) -> bytes:
-        """The reply of a unary call, bytes for bytes. Raises grpc.aio.AioRpcError."""
+        """The reply of a unary call, bytes for bytes. Waits while overloaded. Raises grpc.aio.AioRpcError."""
         method = self.channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
-        sent = self.metadata if metadata is None else metadata
-        reply: bytes = await method(request, timeout=self.seconds, metadata=tuple(sent))
+        sent = tuple(self.metadata if metadata is None else metadata)
+        reply: bytes = await _patiently(lambda: method(request, timeout=self.seconds, metadata=sent))
         return reply
 
     async def refusal(self, method: str, request: Message) -> Refusal | None:
-        """How the server refuses the call; None if it does not."""
+        """How the server refuses the call; None if it does not. Waits while overloaded."""
         try:
             await self.call(method, request)
         except grpc.aio.AioRpcError as error:
@@ -99,7 +118,7 @@ class Link:
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[Conversation]:
         """A Stream, cancelled at the end if it is still open."""
-        conversation = Conversation(self.stub.Stream(metadata=self.metadata), self.seconds)
+        conversation = Conversation(self.stub.Stream(metadata=self.metadata), self.seconds, self.portion)
         try:
             yield conversation
         finally:
@@ -112,20 +131,53 @@ class Conversation:
     timings: those of the messages that carried one.
     """
 
-    def __init__(self, call: Any, seconds: float) -> None:
+    def __init__(self, call: Any, seconds: float, portion: int = 0) -> None:
         self._call = call
         self._seconds = seconds
+        self._portion = portion
         self.replies: dict[int, list[pb.Reply]] = {}
         self.columns = 0
         self.timings: list[pb.ServerTiming] = []
 
     async def send(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> None:
-        await self._within(self._call.write(pb.StreamRequest(calls=calls, steps=steps)), "a message to be taken")
+        await self._write([pb.StreamRequest(calls=calls, steps=steps)])
 
     async def ask(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> list[pb.Reply]:
-        """Sends the calls in one message; returns their replies in the calls' order, rows of columns last."""
-        await self.send(*calls, steps=steps)
-        return await self.collect([call.call_id for call in calls] + list(steps.call_ids if steps else ()))
+        """Sends the calls in one message; returns their replies in the calls' order, rows of columns last.
+
+        In several messages, each answered before the next, where the server works on so few calls at once. A call
+        that is refused as OVERLOADED is sent again.
+        """
+        requests = {call.call_id: pb.StreamRequest(calls=[call]) for call in calls}
+        requests |= {row.call_ids[0]: pb.StreamRequest(steps=row) for row in split(steps or pb.StepColumns())}
+        ids = list(requests)
+        most = self._portion or len(ids)
+        if whole := len(ids) <= most:
+            await self.send(*calls, steps=steps)
+        replies = []
+        for start in range(0, len(ids), max(1, most)):
+            portion = ids[start : start + most]
+            await self._write([] if whole else [requests[call_id] for call_id in portion])
+            replies += await self._patiently(portion, requests)
+        return replies
+
+    async def _patiently(self, ids: Sequence[int], requests: Mapping[int, pb.StreamRequest]) -> list[pb.Reply]:
+        """The replies to the calls. Those that find the server overloaded are sent again, in the same order."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            replies = await self.collect(ids)
+            refusals = {reply.call_id: from_status(reply.error) for reply in replies if reply.HasField("error")}
+            delays = {call_id: r.wait for call_id, r in refusals.items() if r.wait is not None}
+            if not delays or time.monotonic() + max(delays.values()) > end:
+                return replies
+            await asyncio.sleep(max(delays.values()))
+            for call_id in delays:
+                del self.replies[call_id]
+            await self._write([requests[call_id] for call_id in delays])
+
+    async def _write(self, requests: Iterable[pb.StreamRequest]) -> None:
+        for request in requests:
+            await self._within(self._call.write(request), "a message to be taken")
 
     async def collect(self, call_ids: Sequence[int]) -> list[pb.Reply]:
         """Reads until every id has its reply; returns the first reply of each."""
@@ -161,6 +213,34 @@ class Conversation:
             return await asyncio.wait_for(waiting, self._seconds)
         except TimeoutError:
             raise Unmet(f"{what} within {self._seconds:g} s", "nothing") from None
+
+
+async def _patiently(send: Callable[[], Awaitable[Any]]) -> Any:
+    """What the call gives, which is sent again while the server is overloaded and says for how long."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return await send()
+        except grpc.aio.AioRpcError as error:
+            delay = from_error(error).wait
+            if delay is None or time.monotonic() + delay > end:
+                raise
+            await asyncio.sleep(delay)
+
+
+def split(steps: pb.StepColumns) -> Iterator[pb.StepColumns]:
+    """Each row of columns as columns of its own."""
+    actions = iter(steps.actions)
+    for row, call_id in enumerate(steps.call_ids):
+        count = steps.action_counts[row] if steps.action_counts else 1
+        yield pb.StepColumns(
+            call_ids=[call_id],
+            session_ids=[steps.session_ids[row]],
+            epochs=[steps.epochs[row]],
+            step_indices=[steps.step_indices[row]],
+            actions=[next(actions) for _ in range(count)],
+            action_counts=[count] if steps.action_counts else [],
+        )
 
 
 def rows(columns: pb.TransitionColumns) -> list[pb.Reply]:

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import random
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 from google.protobuf.text_format import MessageToString
 
@@ -22,6 +23,14 @@ from starpod.v1 import environment_pb2 as pb
 SEED, DYNAMICS_SEED = 20_011, 40_033
 UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
 EMPTY_TURNS, ACTING_TURNS = 2, 5
+MIDDLE = 3
+"""Turns of the script that are played before a fork or a snapshot: two without an action and one with."""
+PLAYS = 3
+"""How often the script is played before it is believed."""
+NONSENSE = "\u2620 no such action \u2620"
+RECORDING = 20
+"""What the recording of the script may take, in times of what a call may take."""
+SAME = "draw only from streams that the seeds start; never from time, addresses or hash order"
 
 Turn = tuple[pb.Action, ...]
 
@@ -82,18 +91,30 @@ class Handle:
 
 
 class Target:
-    """A server and one environment of it, shared by all tests of a run."""
+    """A server and one environment of it, shared by all tests of a run.
+
+    options: those of every session. unplayed, differs: why there is no script, once it should have been recorded.
+    """
 
     def __init__(
-        self, link: Link, server: pb.DescribeResponse, spec: pb.EnvironmentSpec, also: str = "", seconds: float = 30.0
+        self,
+        link: Link,
+        server: pb.DescribeResponse,
+        spec: pb.EnvironmentSpec,
+        also: str = "",
+        seconds: float = 30.0,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.link = link
         self.server = server
         self.spec = spec
         self.also = also
         self.seconds = seconds
-        self._script: Script | str | None = None
-        self._lock = asyncio.Lock()
+        self.options = dict(options or {})
+        self.plain = pb.Action(text="x")
+        self.unplayed: Unmet | None = None
+        self.differs: Unmet | None = None
+        self._script: Script | None = None
 
     @property
     def want(self) -> pb.Want:
@@ -101,41 +122,87 @@ class Target:
         can = self.spec.capabilities
         return pb.Want(valid_actions=can.valid_actions, state_key=can.state_key, score=can.score)
 
-    async def script(self, probe: Probe) -> Script:
-        """The undisturbed episode, recorded once. Raises NotShown where it cannot be recorded or does not repeat."""
-        async with self._lock:
-            if self._script is None:
-                try:
-                    self._script = await self._record(probe)
-                except (grpc.aio.AioRpcError, Unmet) as error:
-                    reason = str(from_error(error)) if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                    self._script = f"no episode can be played, which other requirements tell ({reason})"
-        if isinstance(self._script, str):
-            raise NotShown(self._script)
+    @property
+    def lease(self) -> float:
+        """Seconds: longer than a test may be busy with other sessions."""
+        return 30.0 + self.seconds
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there is a script."""
+        return self._script is not None
+
+    def script(self) -> Script:
+        """The undisturbed episode. Raises NotShown where it cannot be played or does not repeat."""
+        if self.unplayed is not None:
+            raise NotShown("no episode can be played, which C-30 tells")
+        if self.differs is not None:
+            raise NotShown("the same episode comes out differently when it is played again, which C-79 tells")
+        if self._script is None:
+            raise NotShown("the environment does not declare itself deterministic")
         return self._script
 
-    async def _record(self, probe: Probe) -> Script | str:
-        if not self.spec.capabilities.deterministic:
-            return "the environment does not declare itself deterministic"
+    async def record(self) -> None:
+        """Plays the undisturbed episode several times, before anything else is tested."""
+        probe = Probe(self)
+        try:
+            async with asyncio.timeout(RECORDING * self.link.seconds):
+                turns = await self._choose(probe)
+                await probe.clean_up()
+                if self.spec.capabilities.deterministic:
+                    self._script = await self._play(probe, turns)
+        except Unmet as error:
+            self.unplayed = error
+        except grpc.aio.AioRpcError as error:
+            self.unplayed = Unmet("an episode of some turns to be played", str(from_error(error)))
+        except TimeoutError:
+            limit = f"{RECORDING * self.link.seconds:g} s"
+            self.unplayed = Unmet(f"an episode of some turns to be played within {limit}", "no end of it")
+        finally:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await probe.clean_up()
+
+    async def _choose(self, probe: Probe) -> list[Turn]:
+        """Turns that can be played from the start, by the observations that come."""
         choose = random.Random(SEED)
         handle = await probe.seeded(want=probe.acting_want())
+        if list(probe.choices(handle.session.observation)) == [self.plain]:
+            self.plain = await self._known_kind(handle)
+            await probe.clean_up()
+            handle = await probe.seeded(want=probe.acting_want())
         observation = handle.session.observation
         turns: list[Turn] = []
-        ended = False
         for number in range(EMPTY_TURNS + ACTING_TURNS):
             turn: Turn = () if number < EMPTY_TURNS else (choose.choice(probe.choices(observation)),)
             transition = await handle.step(turn)
             observation = transition.observation
             turns.append(turn)
-            if ended := bool(transition.end_reason):
-                break
-        if not ended:
-            turns.append(())
-        first, second = await probe.seeded(), await probe.seeded()
-        transitions = await first.play(turns)
-        if await second.play(turns) != transitions or first.session.observation != second.session.observation:
-            return "the same episode comes out differently when it is played again, which other requirements tell"
-        return Script(first.session, tuple(turns), tuple(transitions))
+            if transition.end_reason:
+                return turns
+        return [*turns, ()]
+
+    async def _known_kind(self, handle: Handle) -> pb.Action:
+        """An action where Describe names none: text, or JSON where text is refused."""
+        refusal = await self.link.refusal("Step", handle.request([self.plain]))
+        return pb.Action(json="{}") if refusal and refusal.code == "INVALID_ARGUMENT" else self.plain
+
+    async def _play(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
+        """The script; None, and the reason in `differs`, if the turns come out in several ways."""
+        script = None
+        for _ in range(PLAYS):
+            handle = await probe.seeded()
+            transitions = await handle.play(turns)
+            await probe.clean_up()
+            if script is None:
+                script = Script(handle.session, tuple(turns), tuple(transitions))
+                continue
+            try:
+                expect_same(script.start.observation, handle.session.observation, "the same start again", SAME)
+                expect_played(script.transitions, transitions, "the same episode again", SAME)
+            except Unmet as error:
+                self.differs = error
+                return None
+        return script
 
 
 class Probe:
@@ -146,21 +213,24 @@ class Probe:
         self.link = target.link
         self.server = target.server
         self.spec = target.spec
-        self._sessions: list[str] = []
+        self._sessions: set[str] = set()
         self._links: list[Link] = []
 
     async def clean_up(self) -> None:
+        """Closes what was opened. The probe may be used again."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             if self._sessions:
                 await self.target.link.call("Close", pb.CloseRequest(session_ids=self._sessions))
         for link in self._links:
             await link.close()
+        self._sessions.clear()
+        self._links.clear()
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def second_link(self, address: str = "") -> Link:
-        """Another connection, to the same server or another address."""
-        link = self.link.twin(address)
+    def second_link(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Link:
+        """Another connection, to the same server or another address; options: gRPC's, of this channel."""
+        link = self.link.twin(address, options)
         self._links.append(link)
         return link
 
@@ -181,40 +251,41 @@ class Probe:
 
     # --- sessions --------------------------------------------------------------------------------------------------
 
+    def options(self, **more: Any) -> struct_pb2.Struct:
+        """The options of every session, and some more."""
+        options = struct_pb2.Struct()
+        options.update({**self.target.options, **more})
+        return options
+
     def open_request(self, **fields: Any) -> pb.OpenRequest:
-        """An Open of the environment under test, without limits of its own and with a short life."""
+        """An Open of the environment under test, without limits of its own, for hardly longer than a test."""
         defaults: dict[str, Any] = {
+            "options": self.options() if self.target.options else None,
             "environment_id": self.spec.id,
             "version": f"=={self.spec.version}",
             "limits": UNLIMITED,
             "want": self.target.want,
-            "lease_seconds": 60.0,
+            "lease_seconds": self.target.lease,
         }
         return pb.OpenRequest(**{**defaults, **fields})
 
     async def create(self, method: str, request: Message, link: Link | None = None) -> Any:
-        """The reply of Open, Fork or Restore; its sessions are closed after the test. Waits while overloaded.
+        """The reply of Open, Fork or Restore; its sessions are closed after the test.
 
-        Raises NotShown if the server allows no group of that size.
+        Raises NotShown if the server allows no group of that size, or not so many sessions.
         """
-        if 0 < self.server.limits.max_group < getattr(request, "count", 0):
-            raise NotShown(f"the server's max_group is {self.server.limits.max_group}")
-        for _ in range(100):
-            try:
-                reply = await (link or self.link).call(method, request)
-            except grpc.aio.AioRpcError as error:
-                refusal = from_error(error)
-                if refusal.retry_seconds is None:
-                    raise
-                await asyncio.sleep(min(0.2, refusal.retry_seconds))
-                continue
-            self.adopt(reply.sessions)
-            return reply
-        raise Unmet("a session after waiting as RetryInfo says", "RESOURCE_EXHAUSTED a hundred times")
+        limits, count = self.server.limits, getattr(request, "count", 0)
+        if 0 < limits.max_group < count:
+            raise NotShown(f"the server's max_group is {limits.max_group}")
+        if 0 < limits.max_sessions < len(self._sessions) + max(1, count):
+            raise NotShown(f"the server's max_sessions is {limits.max_sessions}")
+        reply = await (link or self.link).call(method, request)
+        self.adopt(reply.sessions)
+        return reply
 
     def adopt(self, sessions: Iterable[pb.Session]) -> None:
         """Has the sessions closed after the test."""
-        self._sessions += [session.session_id for session in sessions]
+        self._sessions.update(session.session_id for session in sessions)
 
     async def open(self, link: Link | None = None, /, **fields: Any) -> pb.OpenResponse:
         reply: pb.OpenResponse = await self.create("Open", self.open_request(**fields), link)
@@ -225,6 +296,15 @@ class Probe:
             "answer Open with one Session per member; count 0 means 1",
         )
         return reply
+
+    async def several(self, count: int, **fields: Any) -> list[Handle]:
+        """So many sessions, in groups as large as the server allows."""
+        most = self.server.limits.max_group or count
+        handles: list[Handle] = []
+        while len(handles) < count:
+            reply = await self.open(count=min(most, count - len(handles)), **fields)
+            handles += [Handle(self.link, session) for session in reply.sessions]
+        return handles
 
     async def seeded(self, link: Link | None = None, /, **fields: Any) -> Handle:
         """A session of the episode that the script tells."""
@@ -237,15 +317,20 @@ class Probe:
         reply: pb.ForkResponse = await self.create("Fork", request)
         return [Handle(handle.link, session) for session in reply.sessions]
 
-    async def script(self) -> Script:
-        return await self.target.script(self)
+    def script(self) -> Script:
+        """As Target's."""
+        return self.target.script()
 
     async def after(self, turns: int, **fields: Any) -> tuple[Handle, Script]:
         """A session of the script that has played its first `turns` turns."""
-        script = await self.script()
+        script = self.script()
         handle = await self.seeded(**fields)
         await handle.play(script.turns[:turns])
         return handle, script
+
+    async def before_the_end(self) -> tuple[Handle, Script]:
+        """A session in the middle of the script, with a turn or more to come."""
+        return await self.after(min(MIDDLE, len(self.script().turns) - 1))
 
     def key(self) -> str:
         """A key that was never used."""
@@ -260,7 +345,7 @@ class Probe:
         return want
 
     def choices(self, observation: pb.Observation) -> Sequence[pb.Action]:
-        """Actions to try now: the valid ones, else the expert's, else by name, by tool or by shape, else "x"."""
+        """Actions to try now: the valid ones, else the expert's, else by name, by tool, by shape, else a plain one."""
         space = self.spec.action_space
         if observation.valid_actions:
             return list(observation.valid_actions)
@@ -272,7 +357,23 @@ class Probe:
             return [pb.Action(tool_call=pb.ToolCall(name=tool.name, arguments_json="{}")) for tool in space.tools]
         if space.HasField("tensor"):
             return [pb.Action(tensor=zeros(space.tensor))]
-        return [pb.Action(text="x")]
+        return [self.target.plain]
+
+    def nonsense(self) -> list[pb.Action]:
+        """Well-formed actions that make no sense, one of each kind that Describe names. Raises NotShown."""
+        space = self.spec.action_space
+        actions = [pb.Action(text=NONSENSE)] if space.names else []
+        if space.tools:
+            actions.append(pb.Action(tool_call=pb.ToolCall(name="no_such_tool", arguments_json="{}")))
+        if not actions and space.HasField("tensor"):
+            raise NotShown("no tensor is known to make no sense")
+        if not actions and self.target.plain.HasField("json"):
+            return [pb.Action(json='{"no": ["such", "action"]}')]
+        return actions or [pb.Action(text=NONSENSE)]
+
+    def turn(self, *actions: pb.Action) -> Turn:
+        """As many of the actions as one Step may carry."""
+        return actions[: self.server.limits.max_step_actions or None]
 
     def guided_want(self, **more: bool) -> pb.Want:
         """What an observation must carry so that `guide` finds the expert's action, where there is an expert."""
@@ -318,7 +419,17 @@ def expect_same(expected: Message, got: Message, what: str, mend: str = "") -> N
 
 
 def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, mend: str = "") -> None:
-    """Raises Unmet, naming the turn, unless the transitions are those of the undisturbed episode."""
+    """Raises Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
+
+    `info` does not count: a server may put in there how long the turn took.
+    """
     expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", mend)
     for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
-        expect_same(left, right, f"turn {turn} of {what}", mend)
+        expect_same(_without_info(left), _without_info(right), f"turn {turn} of {what}", mend)
+
+
+def _without_info(transition: pb.Transition) -> pb.Transition:
+    copy = pb.Transition()
+    copy.CopyFrom(transition)
+    copy.ClearField("info")
+    return copy

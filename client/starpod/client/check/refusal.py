@@ -29,6 +29,11 @@ class Refusal:
         return f"{self.code}{reason}: {self.message}"
 
     @property
+    def wait(self) -> float | None:
+        """Seconds after which an overloaded server takes the call; None where it is refused for good."""
+        return self.retry_seconds if self.code == "RESOURCE_EXHAUSTED" else None
+
+    @property
     def reason(self) -> str:
         return self.info.reason if self.info else ""
 

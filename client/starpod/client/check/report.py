@@ -94,6 +94,7 @@ def to_json(report: Report) -> str:
         "server_version": report.server_version,
         "protocol_version": report.protocol_version,
         "passed": report.passed,
+        "unreachable": report.unreachable,
         "counts": {status: counts[status] for status in _MARKS},
         "environments": [
             {
@@ -121,6 +122,10 @@ def to_json(report: Report) -> str:
 def to_junit(report: Report) -> str:
     """The report as JUnit XML: a suite per environment, a case per requirement. An unmet SHOULD is a skipped case."""
     root = ElementTree.Element("testsuites", name=f"starpod check {report.address}")
+    if report.unreachable:
+        suite = ElementTree.SubElement(root, "testsuite", name=report.address, tests="1", errors="1")
+        case = ElementTree.SubElement(suite, "testcase", classname=report.address, name="the server can be checked")
+        ElementTree.SubElement(case, "error", message=_printable(report.unreachable))
     for environment in report.environments:
         counts = Counter(_outcome(result) for result in environment.results)
         suite = ElementTree.SubElement(

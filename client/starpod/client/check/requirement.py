@@ -22,6 +22,7 @@ class Requirement:
 
     alone: run while nothing else runs, because it uses up what the others need.
     absent: about servers and environments that lack the level's capability, unlike the level's others.
+    slow: seconds that it takes by itself, if that is too long for every check; 0 otherwise.
     """
 
     id: str
@@ -30,15 +31,18 @@ class Requirement:
     test: Test
     alone: bool = False
     absent: bool = False
+    slow: float = 0.0
 
     @property
     def level(self) -> Level:
         return LEVELS[self.id[0]]
 
 
-def must(number: str, title: str, *, alone: bool = False, absent: bool = False) -> Callable[[Test], Requirement]:
+def must(
+    number: str, title: str, *, alone: bool = False, absent: bool = False, slow: float = 0.0
+) -> Callable[[Test], Requirement]:
     """Makes a test function the test of a MUST."""
-    return lambda test: Requirement(number, "MUST", title, test, alone, absent)
+    return lambda test: Requirement(number, "MUST", title, test, alone, absent, slow)
 
 
 def should(number: str, title: str) -> Callable[[Test], Requirement]:

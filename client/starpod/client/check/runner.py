@@ -7,11 +7,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 
 from starpod.client.check.link import Access, Link
+from starpod.client.check.options import Required, session_options
 from starpod.client.check.probe import Probe, Target
 from starpod.client.check.refusal import from_error
 from starpod.client.check.requirement import NotShown, Requirement, Unmet
@@ -19,10 +20,13 @@ from starpod.v1 import environment_pb2 as pb
 
 Status = Literal["passed", "failed", "skipped", "error"]
 AT_ONCE = 8
+"""Tests that run at the same time, where the server's limits allow it."""
+SESSIONS, CALLS = 8, 6
+"""What one test may need of the server at the same time."""
 
 
 class Unreachable(Exception):
-    """The server does not answer Describe, or does not host what is to be checked."""
+    """The server does not answer Describe, or what is to be checked cannot be: not hosted, no second process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,14 @@ class EnvironmentReport:
 
 @dataclass(slots=True)
 class Report:
-    """All results of one check of one server."""
+    """All results of one check of one server. unreachable: why nothing could be checked."""
 
     address: str
-    server_name: str
-    server_version: str
-    protocol_version: str
+    server_name: str = ""
+    server_version: str = ""
+    protocol_version: str = ""
     environments: list[EnvironmentReport] = field(default_factory=list)
+    unreachable: str = ""
 
     @property
     def results(self) -> list[Result]:
@@ -63,7 +68,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return not any(result.breaks for result in self.results)
+        return not self.unreachable and not any(result.breaks for result in self.results)
 
 
 class Observer:
@@ -83,23 +88,27 @@ async def check(
     access: Access | None = None,
     seconds: float = 30.0,
     call_seconds: float = 10.0,
+    options: Sequence[str] = (),
+    slow: bool = False,
     observer: Observer | None = None,
 ) -> Report:
     """Checks the environments (`name-vN` or `name`; none: the newest version of each hosted one).
 
     also: another server process that hosts the same versions. seconds: for one requirement; call_seconds: for one call.
-    Raises Unreachable.
+    options: `name=JSON` of environments. slow: test what takes more than a minute, too. Raises Unreachable.
     """
     link = Link(address, access or Access(), call_seconds)
     try:
         server = await _describe(link)
         if also:
-            await _describe_once(link.twin(also))
+            await _expect_another(server, address, link.twin(also))
+        link.portion = server.limits.max_calls_in_flight // _at_once(server)
         report = Report(address, server.server_name, server.server_version, server.protocol_version)
-        for spec in _chosen(server, environments):
+        for spec, given in _with_options(_chosen(server, environments), options):
             environment = EnvironmentReport(spec.id, spec.version)
             report.environments.append(environment)
-            await _check(Target(link, server, spec, also, seconds), requirements, environment, observer or Observer())
+            target = Target(link, server, spec, also, seconds, given)
+            await _check(target, requirements, environment, observer or Observer(), slow)
     finally:
         await link.close()
     return report
@@ -115,11 +124,32 @@ async def _describe(link: Link) -> pb.DescribeResponse:
     return server
 
 
-async def _describe_once(link: Link) -> None:
+async def _expect_another(server: pb.DescribeResponse, address: str, other: Link) -> None:
     try:
-        await _describe(link)
+        if (await _describe(other)).instance_id == server.instance_id != "":
+            raise Unreachable(f"{other.address} is the same process as {address}: name another one, or none")
     finally:
-        await link.close()
+        await other.close()
+
+
+def _at_once(server: pb.DescribeResponse) -> int:
+    """How many tests the server's limits let run at the same time."""
+    limits = server.limits
+    shares = ((limits.max_sessions, SESSIONS), (limits.max_calls_in_flight, CALLS))
+    return max(1, min([AT_ONCE, *(limit // share for limit, share in shares if limit)]))
+
+
+def _with_options(
+    specs: Sequence[pb.EnvironmentSpec], assignments: Sequence[str]
+) -> list[tuple[pb.EnvironmentSpec, dict[str, Any]]]:
+    try:
+        given = [(spec, session_options(spec, assignments)) for spec in specs]
+    except Required as error:
+        raise Unreachable(str(error)) from error
+    for name in (assignment.partition("=")[0] for assignment in assignments):
+        if not any(name in options for _, options in given):
+            raise Unreachable(f"no environment has the option {name!r}")
+    return given
 
 
 def _chosen(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.EnvironmentSpec]:
@@ -136,22 +166,34 @@ def _chosen(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.Enviro
 
 
 async def _check(
-    target: Target, requirements: Sequence[Requirement], report: EnvironmentReport, observer: Observer
+    target: Target,
+    requirements: Sequence[Requirement],
+    report: EnvironmentReport,
+    observer: Observer,
+    slow: bool,
 ) -> None:
     observer.began(report, requirements)
     results: dict[str, Result] = {}
-    room = asyncio.Semaphore(AT_ONCE)
+    room = asyncio.Semaphore(_at_once(target.server))
 
     async def run(requirement: Requirement) -> None:
-        async with room:
-            result = await _run(target, requirement)
+        if requirement.slow and not slow:
+            result = Result(requirement, "skipped", f"it takes {requirement.slow:g} s: run it with --slow")
+        elif requirement.slow:
+            result = await _run(target, requirement)  # beside the others: it waits, and calls nothing
+        else:
+            async with room:
+                result = await _run(target, requirement)
         results[requirement.id] = result
         observer.ran(report, result)
 
-    await asyncio.gather(*(run(requirement) for requirement in requirements if not requirement.alone))
+    await target.record()
+    slowest = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
+    await asyncio.gather(*(run(each) for each in requirements if not each.alone and not each.slow))
     for requirement in requirements:
         if requirement.alone:
             await run(requirement)
+    await slowest
     report.results = [results[requirement.id] for requirement in requirements]
 
 
@@ -161,9 +203,10 @@ async def _run(target: Target, requirement: Requirement) -> Result:
     probe = Probe(target)
     status: Status = "passed"
     message = ""
+    limit = target.seconds + requirement.slow
     start = time.perf_counter()
     try:
-        async with asyncio.timeout(target.seconds):
+        async with asyncio.timeout(limit):
             await requirement.test(probe)
     except NotShown as error:
         status, message = "skipped", str(error)
@@ -174,7 +217,7 @@ async def _run(target: Target, requirement: Requirement) -> Result:
     except TimeoutError:
         status, message = (
             "failed",
-            f"expected an end of the test within {target.seconds:g} s; got none: the server hangs",
+            f"expected an end of the test within {limit:g} s; got none: the server hangs",
         )
     except Exception as error:  # a fault of the check, or a reply that no server may send
         status, message = "error", f"{type(error).__name__}: {error}"

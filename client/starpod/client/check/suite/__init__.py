@@ -6,6 +6,7 @@ from starpod.client.check.requirement import Requirement
 from starpod.client.check.suite import (
     companions,
     describing,
+    ending,
     forking,
     living,
     misusing,
@@ -22,6 +23,7 @@ _MODULES = (
     opening,
     stepping,
     resetting,
+    ending,
     observing,
     living,
     misusing,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import grpc
 
 from starpod.client.check.link import SERVICE
-from starpod.client.check.probe import Probe
+from starpod.client.check.probe import Probe, expect_played
 from starpod.client.check.refusal import from_error
 from starpod.client.check.requirement import NotShown, Unmet, expect, must, should
+from starpod.client.check.suite.misusing import expect_informed
 from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.v1 import environment_pb2 as pb
 
@@ -17,6 +19,12 @@ SERVING = b"\x08\x01"
 """A grpc.health.v1.HealthCheckResponse, written by hand so that the check needs no health package."""
 LIST_SERVICES = b"\x3a\x00"
 """A ServerReflectionRequest with an empty list_services, likewise."""
+METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close")
+OWNERS = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
+"""Capabilities without which a server need not have the method."""
+PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
+AT_ONCE_SECONDS = 1.0
+"""A Stream that is refused without a look at its first message has ended by then."""
 
 
 @must(
@@ -62,25 +70,61 @@ async def reflection(probe: Probe) -> None:
 async def token(probe: Probe) -> None:
     if not probe.link.access.token:
         raise NotShown("no token was given")
+    lacking = {name for name in ("fork", "snapshot") if not _anywhere(probe, name)}
+    methods = [each for each in METHODS if OWNERS.get(each) not in lacking]
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", probe.link.access.token),)):
-        try:
-            await probe.link.raw(f"/{SERVICE}/Describe", b"", metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            fine = error.code() == grpc.StatusCode.UNAUTHENTICATED
-            expect(fine, f"UNAUTHENTICATED with {metadata or 'no token'}", from_error(error))
-        else:
-            raise Unmet(f"UNAUTHENTICATED with {metadata or 'no token'}", "OK", "check `authorization: Bearer TOKEN`")
+        for method in methods:
+            try:
+                await probe.link.raw(f"/{SERVICE}/{method}", b"", metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                _expect_unauthenticated(error, f"{method} with {metadata or 'no token'}")
+            else:
+                mend = "check `authorization: Bearer TOKEN` before every call"
+                raise Unmet(f"UNAUTHENTICATED from {method} with {metadata or 'no token'}", "OK", mend)
+        if probe.server.capabilities.stream:
+            stream = probe.link.stub.Stream(metadata=metadata, timeout=probe.link.seconds)
+            reading = asyncio.ensure_future(stream.read())
+            try:
+                # Most refuse at once; what is written into a stream that has just ended hides how it ended.
+                await asyncio.wait({reading}, timeout=AT_ONCE_SECONDS)
+                if not reading.done():
+                    await stream.write(pb.StreamRequest(calls=[pb.Call(call_id=1, renew=pb.RenewRequest())]))
+                got = await reading
+            except grpc.aio.AioRpcError as error:
+                _expect_unauthenticated(error, f"Stream with {metadata or 'no token'}")
+            else:
+                raise Unmet(f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", str(got).strip() or "its end")
+            finally:
+                reading.cancel()
+                stream.cancel()
+
+
+def _anywhere(probe: Probe, capability: str) -> bool:
+    return any(getattr(spec.capabilities, capability) for spec in probe.server.environments)
+
+
+def _expect_unauthenticated(error: grpc.aio.AioRpcError, what: str) -> None:
+    refusal = from_error(error)
+    expect(refusal.code == "UNAUTHENTICATED", f"UNAUTHENTICATED from {what}", refusal)
+    expect_informed(refusal, "UNAUTHENTICATED", f"UNAUTHENTICATED from {what}")
 
 
 @must("C-96", "Trace context in the metadata, well-formed or not, changes no reply.")
 async def trace_context(probe: Probe) -> None:
-    request = pb.DescribeRequest(environment_id=probe.spec.id).SerializeToString()
+    script = probe.script()
     for parent in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "nonsense"):
+        handle = await probe.seeded()
         metadata = (*probe.link.metadata, ("traceparent", parent), ("tracestate", "a=b"))
-        try:
-            await probe.link.raw(f"/{SERVICE}/Describe", request, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            raise Unmet(f"Describe to be served with traceparent {parent!r}", str(from_error(error))) from error
+        got = []
+        for turn in script.turns:
+            request = handle.request(turn).SerializeToString()
+            try:
+                reply = await probe.link.raw(f"/{SERVICE}/Step", request, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                raise Unmet(f"a Step to be served with traceparent {parent!r}", str(from_error(error))) from error
+            got.append(pb.StepResponse.FromString(reply).transition)
+            handle.index += 1
+        expect_played(script.transitions, got, f"the episode with traceparent {parent!r}")
 
 
 @must(
@@ -105,6 +149,31 @@ async def timing_trailer(probe: Probe) -> None:
         expect(max(own.values()) <= total, "environment and queue within total", repr(text), "count from the arrival")
     if not shown:
         raise NotShown("the server sends no server-timing")
+
+
+@must(
+    "C-98",
+    "A connection on which nothing happens bears a ping every 10 seconds, while a Stream is open on it.",
+    slow=SILENT_SECONDS,
+)
+async def pinged(probe: Probe) -> None:
+    if not probe.server.capabilities.stream:
+        raise NotShown("the server does not declare stream")
+    pings = (("grpc.keepalive_time_ms", int(1000 * PING_SECONDS)), ("grpc.http2.max_pings_without_data", 0))
+    link = probe.second_link(options=pings)
+    stream = link.stub.Stream(metadata=link.metadata)
+    try:
+        await stream.write(pb.StreamRequest())
+        got = await asyncio.wait_for(stream.read(), SILENT_SECONDS)
+    except TimeoutError:
+        return
+    except grpc.aio.AioRpcError as error:
+        expected = f"a silent Stream to live with a ping every {PING_SECONDS:g} s"
+        mend = "let the server bear them: grpc.http2.min_ping_interval_without_data_ms = 5000"
+        raise Unmet(expected, str(from_error(error)), mend) from error
+    finally:
+        stream.cancel()
+    raise Unmet("silence on a Stream without calls", str(got).strip() or "its end")
 
 
 async def _health(probe: Probe, service: str) -> bytes:

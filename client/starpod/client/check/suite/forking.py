@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from starpod.client.check.probe import Handle, Probe, Script, expect_played, expect_same
-from starpod.client.check.requirement import expect, must
+from starpod.client.check.probe import Probe, expect_played, expect_same
+from starpod.client.check.requirement import NotShown, expect, must
+from starpod.client.check.suite.living import LEASE, PATIENCE, expect_reaped
 from starpod.v1 import environment_pb2 as pb
 
 RESEED = pb.FORK_RANDOMNESS_RESEED
-PLACE = 3
-"""Turns of the script before the fork: two without an action and one with."""
 
 
 @must(
@@ -19,7 +18,7 @@ PLACE = 3
     "present observation.",
 )
 async def copies(probe: Probe) -> None:
-    handle, script = await _before_the_end(probe)
+    handle, script = await probe.before_the_end()
     expect(len(await probe.fork(handle)) == 1, "one copy for count 0", "another number")
     twins = await probe.fork(handle, count=3)
     expect(len(twins) == 3, "three copies", len(twins))
@@ -34,7 +33,7 @@ async def copies(probe: Probe) -> None:
 
 @must("F-02", "A copy that keeps its randomness goes on exactly as the original would.")
 async def keep(probe: Probe) -> None:
-    handle, script = await _before_the_end(probe)
+    handle, script = await probe.before_the_end()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         twin = (await probe.fork(handle, randomness=randomness))[0]
         mend = "copy the random stream at its present place"
@@ -44,10 +43,10 @@ async def keep(probe: Probe) -> None:
 
 @must("F-03", "A fork and what happens to its copies leave the original and the other copies as they are.")
 async def independent(probe: Probe) -> None:
-    handle, script = await _before_the_end(probe)
+    handle, script = await probe.before_the_end()
     first, second, third = await probe.fork(handle, count=3)
     rest = script.turns[handle.index :]
-    await first.step(rest[0] * 2)
+    await first.step(probe.turn(*rest[0] * 2))
     await probe.link.call("Reset", pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
     expected = script.transitions[handle.index :]
     for what, seat in (("the original", handle), ("another copy", third)):
@@ -66,7 +65,7 @@ async def survivors(probe: Probe) -> None:
 
 @must("F-05", "With RESEED each copy uses the dynamics seed given for it, and the same seed gives the same episode.")
 async def reseeded(probe: Probe) -> None:
-    handle, script = await _before_the_end(probe)
+    handle, script = await probe.before_the_end()
     twins = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
     told = [twin.session.dynamics_seed for twin in twins]
     expect(told == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", told)
@@ -110,7 +109,7 @@ async def exact(probe: Probe) -> None:
 @must(
     "F-08",
     "Fork again with the same key returns the same copies, also at the same time and after the original was "
-    "stepped; another request under it is FAILED_PRECONDITION.",
+    "stepped; another request under it, of this kind or another, is FAILED_PRECONDITION.",
 )
 async def keyed(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -125,6 +124,8 @@ async def keyed(probe: Probe) -> None:
     expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", mend)
     request.count = 3
     await probe.refused("another Fork under the same key", "Fork", request, "FAILED_PRECONDITION")
+    other = probe.open_request(key=request.key)
+    await probe.refused("an Open under a Fork's key", "Open", other, "FAILED_PRECONDITION")
 
 
 @must("F-09", "dynamics_seeds that are neither none nor one per copy are INVALID_ARGUMENT.")
@@ -159,6 +160,31 @@ async def member_alone(probe: Probe) -> None:
     expect(expected == got, f"(member, dynamics_seed) {expected}", got, "derive the seeds from Session.member")
 
 
-async def _before_the_end(probe: Probe) -> tuple[Handle, Script]:
-    script = await probe.script()
-    return await probe.after(min(PLACE, len(script.turns) - 1))
+@must("F-12", "A copy has the original's limits, what is used up of them, and its lease.")
+async def limits_and_lease(probe: Probe) -> None:
+    lasting = await probe.seeded(limits=pb.LimitOverrides(max_turns=2))
+    await lasting.step()
+    transition = await (await probe.fork(lasting))[0].step()
+    expect(transition.truncated, "the end of a copy at the second turn of two", "no end", "copy limits and counters")
+    brief = await probe.seeded(lease_seconds=LEASE)
+    twins = await probe.fork(brief, count=1) + await probe.fork(brief, count=1)
+    await expect_reaped(probe, twins, PATIENCE[1:], "copy", "a copy with the original's lease", "copy the lease")
+
+
+@must("F-13", "A count above max_group is INVALID_ARGUMENT and copies nothing.")
+async def huge_group(probe: Probe) -> None:
+    most = probe.server.limits.max_group
+    if not most:
+        raise NotShown("the server limits no group")
+    handle = await probe.seeded()
+    request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=most + 1)
+    await probe.refused(f"a Fork into {most + 1}", "Fork", request, "INVALID_ARGUMENT")
+
+
+@must("F-14", "dynamics_seeds without RESEED are INVALID_ARGUMENT.")
+async def seeds_without_reseed(probe: Probe) -> None:
+    handle = await probe.seeded()
+    request = pb.ForkRequest(
+        session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=1, dynamics_seeds=[5]
+    )
+    await probe.refused("dynamics_seeds without RESEED", "Fork", request, "INVALID_ARGUMENT")

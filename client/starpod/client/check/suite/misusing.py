@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import grpc
-from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
 from starpod.client.check.link import SERVICE
 from starpod.client.check.probe import UNLIMITED, Handle, Probe, expect_played
-from starpod.client.check.refusal import DOMAIN, from_error
+from starpod.client.check.refusal import DOMAIN, Refusal, from_error
 from starpod.client.check.requirement import NotShown, Unmet, expect, must
 from starpod.v1 import environment_pb2 as pb
 
@@ -20,6 +21,10 @@ ADVICE = {
     "OUT_OF_ORDER": "give_up",
     "EPISODE_OVER": "give_up",
     "KEY_REUSED": "give_up",
+    "UNSUPPORTED": "give_up",
+    "OVERLOADED": "retry",
+    "INCOMPATIBLE_SNAPSHOT": "give_up",
+    "UNAUTHENTICATED": "give_up",
 }
 UNKNOWN_FIELD = b"\xfa\xff\xff\xff\x0f\x03new"
 """Field 536,870,911, the highest there is, with three bytes."""
@@ -49,9 +54,9 @@ async def kindless(probe: Probe) -> None:
     good = probe.choices(handle.session.observation)[0]
     for actions in ([pb.Action()], [good, pb.Action()]):
         await probe.refused("an action without a kind", "Step", handle.request(actions), "INVALID_ARGUMENT")
-    if not probe.spec.capabilities.deterministic:
+    if not probe.target.repeats:
         return
-    script = await probe.script()
+    script = probe.script()
     mend = "look at all actions before the first"
     expect_played(script.transitions, await handle.play(script.turns), "the episode after a malformed Step", mend)
 
@@ -127,6 +132,9 @@ async def error_info(probe: Probe) -> None:
     ]
     for reason, method, request in cases:
         await _informed(probe, reason, method, request)
+    for want in _lacking(probe):
+        refusal = await _informed(probe, "UNSUPPORTED", "Open", probe.open_request(want=want))
+        expect(bool(refusal.metadata.get("capability")), "metadata `capability` with UNSUPPORTED", "none")
     await handle.step()
     await _informed(probe, "EPISODE_OVER", "Step", handle.request())
 
@@ -179,37 +187,50 @@ async def full(probe: Probe) -> None:
     refusal = None
     opened: list[Handle] = []
     for _ in range(most + 1):
-        request = probe.open_request(limits=UNLIMITED)
-        refusal = await probe.link.refusal("Open", request) if len(opened) >= most else None
-        if refusal is None:
-            try:
-                reply: pb.OpenResponse = await probe.link.call("Open", request)
-            except grpc.aio.AioRpcError as error:
-                refusal = from_error(error)
-                break
-            probe.adopt(reply.sessions)
-            opened.append(Handle(probe.link, reply.sessions[0]))
+        try:
+            reply: pb.OpenResponse = await probe.link.call_once("Open", probe.open_request(limits=UNLIMITED))
+        except grpc.aio.AioRpcError as error:
+            refusal = from_error(error)
+            break
+        probe.adopt(reply.sessions)
+        opened.append(Handle(probe.link, reply.sessions[0]))
     expect(refusal is not None, f"a refusal beyond {most} sessions", "OK", "enforce max_sessions")
     assert refusal is not None
     expect(refusal.code == "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED", refusal)
+    expect_informed(refusal, "OVERLOADED", "a refusal beyond max_sessions")
     expect(refusal.retry_seconds is not None, "a RetryInfo", "none", "say when to try again")
     expect(bool(refusal.metadata.get("limit")), "the limit's name in metadata `limit`", "none")
     expect(len(opened) > 0, "room for one session while no other test runs", "none")
     await probe.link.call("Close", pb.CloseRequest(session_ids=[opened[0].id]))
-    await probe.open()
+    again: pb.OpenResponse = await probe.link.call("Open", probe.open_request())
+    probe.adopt(again.sessions)
 
 
 def _unknown_option(probe: Probe) -> pb.OpenRequest:
-    options = struct_pb2.Struct()
-    options.update({"no_such_option": 1})
-    return probe.open_request(options=options)
+    return probe.open_request(options=probe.options(no_such_option=1))
 
 
-async def _informed(probe: Probe, reason: str, method: str, request: Message) -> None:
+def _lacking(probe: Probe) -> Iterator[pb.Want]:
+    """What this environment could never send."""
+    can = probe.spec.capabilities
+    for name in ("valid_actions", "state_key", "expert_action", "score"):
+        if not getattr(can, name):
+            yield pb.Want(**{name: True})
+    if "png" not in probe.spec.render_modes:
+        yield pb.Want(image=True)
+
+
+async def _informed(probe: Probe, reason: str, method: str, request: Message) -> Refusal:
     refusal = await probe.link.refusal(method, request)
     expected = f"an error {reason} of {method}"
     expect(refusal is not None, expected, "OK")
     assert refusal is not None
+    expect_informed(refusal, reason, expected)
+    return refusal
+
+
+def expect_informed(refusal: Refusal, reason: str, expected: str) -> None:
+    """Raises Unmet unless the error carries an ErrorInfo with this reason and the advice that goes with it."""
     if refusal.info is None:
         raise Unmet(f"{expected} with an ErrorInfo", f"{refusal} without one", "send it in grpc-status-details-bin")
     info = refusal.info

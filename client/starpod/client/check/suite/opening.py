@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from google.protobuf import struct_pb2
-
+from starpod.client.check.options import resolved
 from starpod.client.check.probe import DYNAMICS_SEED, SEED, Handle, Probe, expect_played, expect_same
 from starpod.client.check.requirement import NotShown, expect, must
 
@@ -36,7 +35,7 @@ async def group(probe: Probe) -> None:
 
 @must("C-07", "Session ids differ from each other and are 1 to 64 bytes of printable ASCII.")
 async def session_ids(probe: Probe) -> None:
-    ids = [session.session_id for _ in range(2) for session in (await probe.open(count=4)).sessions]
+    ids = [handle.id for _ in range(2) for handle in await probe.several(4)]
     expect(len(set(ids)) == len(ids), "eight different session ids", ids, "draw them at random")
     for session_id in ids:
         printable = 0 < len(session_id) <= 64 and all(" " <= letter <= "~" for letter in session_id)
@@ -59,7 +58,7 @@ async def seeds(probe: Probe) -> None:
 
 @must("C-09", "Opening again with the seed and dynamics_seed that a session tells gives the same episode.")
 async def reopened(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     for fields in ({}, {"seed": SEED}):
         first = Handle(probe.link, (await probe.open(**fields)).sessions[0])
         again = await probe.seeded(seed=first.session.seed, dynamics_seed=first.session.dynamics_seed)
@@ -70,7 +69,7 @@ async def reopened(probe: Probe) -> None:
 
 @must("C-10", "The members of a group start from the same seed and the same first observation.")
 async def common_start(probe: Probe) -> None:
-    await probe.script()
+    probe.script()
     sessions = (await probe.open(seed=SEED, count=3)).sessions
     seeds = {session.seed for session in sessions}
     expect(seeds == {SEED}, f"seed {SEED} of every member", seeds, "give the members the group's seed")
@@ -97,7 +96,7 @@ async def member_luck(probe: Probe) -> None:
 
 @must("C-12", "The first observation depends on the seed and not on the dynamics_seed.")
 async def start_without_luck(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     other = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
     mend = "draw the start from a stream that the seed alone starts"
     expect_same(script.start.observation, other.session.observation, "the same start with other luck", mend)
@@ -168,31 +167,32 @@ async def versions(probe: Probe) -> None:
 
 @must("C-19", "An unknown option is INVALID_ARGUMENT.")
 async def unknown_option(probe: Probe) -> None:
-    request = probe.open_request(options=_struct({"no_such_option": 1}))
+    request = probe.open_request(options=probe.options(no_such_option=1))
     await probe.refused("an unknown option", "Open", request, "INVALID_ARGUMENT", mend="never ignore an option")
 
 
-@must("C-20", "An option of a type that its schema does not allow is INVALID_ARGUMENT.")
+@must("C-20", "An option whose type, bounds or choices its schema does not allow is INVALID_ARGUMENT.")
 async def wrong_option(probe: Probe) -> None:
     shown = False
     for name, value in _wrong_values(json.loads(probe.spec.options_schema_json)):
         shown = True
-        request = probe.open_request(options=_struct({name: value}))
+        request = probe.open_request(options=probe.options(**{name: value}))
         await probe.refused(
             f"option {name}={value!r}", "Open", request, "INVALID_ARGUMENT", mend="validate by the schema"
         )
     if not shown:
-        raise NotShown("the environment has no option of a fixed type")
+        raise NotShown("the environment has no option whose schema forbids anything")
 
 
 @must("C-21", "An option given with its schema's default opens the same episode as when it is left out.")
 async def default_options(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     properties = json.loads(probe.spec.options_schema_json).get("properties", {})
     defaults = {name: prop["default"] for name, prop in properties.items() if prop.get("default") is not None}
+    defaults = {name: value for name, value in defaults.items() if name not in probe.target.options}
     if not defaults:
         raise NotShown("the environment has no option with a default")
-    handle = await probe.seeded(options=_struct(defaults))
+    handle = await probe.seeded(options=probe.options(**defaults))
     mend = "take whole numbers in a Struct, which knows only doubles, as integers"
     expect_same(script.start.observation, handle.session.observation, f"the same start with options {defaults}", mend)
 
@@ -222,14 +222,26 @@ async def member_alone(probe: Probe) -> None:
     expect(expected == got, f"the dynamics seeds of members 1 and 2, {expected}", got, mend)
 
 
-def _struct(options: dict[str, Any]) -> struct_pb2.Struct:
-    message = struct_pb2.Struct()
-    message.update(options)
-    return message
+@must("C-24", "A call that fails leaves its key unused.")
+async def unused_key(probe: Probe) -> None:
+    key = probe.key()
+    await probe.link.refusal("Open", probe.open_request(version=">=999.0.0", key=key))
+    refusal = await probe.link.refusal("Open", good := probe.open_request(key=key))
+    expect(refusal is None, "sessions under a key with which only an Open failed before", refusal, "forget failures")
+    await probe.create("Open", good)
+
+
+@must("C-25", "Members that do not fit into 32 bits are INVALID_ARGUMENT.")
+async def members_beyond(probe: Probe) -> None:
+    if 0 < probe.server.limits.max_group < 2:
+        raise NotShown(f"the server's max_group is {probe.server.limits.max_group}")
+    request = probe.open_request(count=2, first_member=2**32 - 1)
+    await probe.refused("members 2**32 - 1 and 2**32", "Open", request, "INVALID_ARGUMENT")
 
 
 def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """For each option whose types the schema names, a value of another type that no lenient reading could save."""
+    """Values that the options' schemas do not allow: of another type that no lenient reading could save, no whole
+    number, beyond a bound, no choice."""
     for name, prop in schema.get("properties", {}).items():
         types = _types(prop, schema)
         if not types:
@@ -242,17 +254,20 @@ def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             if kind not in types:
                 yield name, value
                 break
+        prop = resolved(prop, schema)
+        if "integer" in types and not types & {"number", "string"}:
+            yield name, prop.get("minimum", 2) + 0.5
+        if types & {"integer", "number"}:
+            for bound, beyond in (("minimum", -1), ("exclusiveMinimum", 0), ("maximum", 1), ("exclusiveMaximum", 0)):
+                if isinstance(prop.get(bound), int | float):
+                    yield name, prop[bound] + beyond
+        if choices := prop.get("enum"):
+            yield name, "no such choice" if isinstance(choices[0], str) else 987_654_321
 
 
 def _types(prop: Any, schema: dict[str, Any]) -> set[str]:
     """The JSON types that a property allows; empty where the schema does not say."""
-    if not isinstance(prop, dict):
-        return set()
-    if "$ref" in prop:
-        place: Any = schema
-        for key in str(prop["$ref"]).removeprefix("#/").split("/"):
-            place = place.get(key, {})
-        return _types(place, schema)
+    prop = resolved(prop, schema)
     if "type" in prop:
         return {prop["type"]} if isinstance(prop["type"], str) else set(prop["type"])
     if "enum" in prop or "const" in prop:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+
+import grpc
 from google.protobuf import struct_pb2
 
+from starpod.client.check.options import resolved
 from starpod.client.check.probe import DYNAMICS_SEED, SEED, Handle, Probe, expect_played, expect_same
-from starpod.client.check.requirement import expect, must
+from starpod.client.check.requirement import NotShown, expect, must
 from starpod.v1 import environment_pb2 as pb
+
+TRIED = 8
+"""Other values of options that are tried, until one changes what is seen."""
 
 
 @must(
@@ -31,7 +39,7 @@ async def plain(probe: Probe) -> None:
     "Reset with given seeds starts the episode that Open with these seeds starts, whatever was played before.",
 )
 async def as_open(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     handle = await probe.seeded(seed=SEED + 1, dynamics_seed=3)
     await handle.play(script.turns)
     reply = await _reset(probe, handle, seed=SEED, dynamics_seed=DYNAMICS_SEED)
@@ -97,12 +105,54 @@ async def kept(probe: Probe) -> None:
 @must("C-56", "A Reset that is refused for its options leaves the running episode as it was.")
 async def refused(probe: Probe) -> None:
     handle, script = await probe.after(1)
-    options = struct_pb2.Struct()
-    options.update({"no_such_option": 1})
+    options = probe.options(no_such_option=1)
     request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, options=options)
     await probe.refused("Reset with an unknown option", "Reset", request, "INVALID_ARGUMENT")
     rest = await handle.play(script.turns[1:])
     expect_played(script.transitions[1:], rest, "the episode after a refused Reset", "validate before anything changes")
+
+
+@must("C-57", "Reset keeps the options of the session where it names none.")
+async def options_kept(probe: Probe) -> None:
+    probe.script()
+    usual = await probe.open(seed=SEED)
+    for options in _other_options(probe):
+        try:
+            reply: pb.OpenResponse = await probe.create("Open", probe.open_request(seed=SEED, options=options))
+        except grpc.aio.AioRpcError:
+            continue  # the schema does not tell which values go together
+        same_start = reply.sessions[0].observation == usual.sessions[0].observation
+        if same_start and reply.instructions == usual.instructions:
+            continue
+        handle = Handle(probe.link, reply.sessions[0])
+        again = await _reset(probe, handle, seed=SEED)
+        mend = "keep the options with the session"
+        what = f"the start with options {dict(options)} after a Reset without options"
+        expect_same(reply.sessions[0].observation, again.session.observation, what, mend)
+        told = (reply.instructions, again.instructions)
+        expect(
+            told[0] == told[1], f"the instructions {told[0][:80]!r} after a Reset without options", told[1][:80], mend
+        )
+        return
+    raise NotShown("no option is known to change the start or the instructions")
+
+
+def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
+    """Options that differ in one value from those of every session."""
+    schema = json.loads(probe.spec.options_schema_json)
+    tried = 0
+    for name, prop in schema.get("properties", {}).items():
+        prop = resolved(prop, schema)
+        usual = probe.target.options.get(name, prop.get("default"))
+        values = [*prop.get("enum", ())[:3], prop.get("minimum")]
+        if prop.get("type") == "boolean":
+            values = [not usual]
+        elif prop.get("type") in ("integer", "number") and usual is not None and usual < prop.get("maximum", usual):
+            values.append(min(usual + 1, prop["maximum"]))
+        for value in values:
+            if value is not None and value != usual and tried < TRIED:
+                tried += 1
+                yield probe.options(**{name: value})
 
 
 async def _reset(probe: Probe, handle: Handle, **fields: object) -> pb.ResetResponse:

@@ -6,11 +6,9 @@ import asyncio
 import hashlib
 
 from starpod.client.check.probe import Handle, Probe, Script, expect_played, expect_same
-from starpod.client.check.requirement import expect, must
+from starpod.client.check.requirement import NotShown, expect, must
+from starpod.client.check.suite.misusing import expect_informed
 from starpod.v1 import environment_pb2 as pb
-
-PLACE = 3
-"""Turns of the script before the snapshot: two without an action and one with."""
 
 
 @must(
@@ -37,7 +35,7 @@ async def digest(probe: Probe) -> None:
     "original would, even when that is closed.",
 )
 async def restored(probe: Probe) -> None:
-    handle, script = await _before_the_end(probe)
+    handle, script = await probe.before_the_end()
     snapshot = (await _snapshot(probe, handle)).snapshot
     await probe.link.call("Close", pb.CloseRequest(session_ids=[handle.id]))
     twin = (await _restore(probe, snapshot))[0]
@@ -46,7 +44,7 @@ async def restored(probe: Probe) -> None:
 
 @must("N-03", "Snapshot changes nothing: the original goes on undisturbed.")
 async def harmless(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     handle = await probe.seeded()
     got = []
     for turn in script.turns:
@@ -100,6 +98,7 @@ async def incompatible(probe: Probe) -> None:
     snapshot.digest = _digest(snapshot)
     request = pb.RestoreRequest(snapshot=snapshot)
     refusal = await probe.refused("a snapshot of version 999.0.0", "Restore", request, "FAILED_PRECONDITION")
+    expect_informed(refusal, "INCOMPATIBLE_SNAPSHOT", "the refusal of a snapshot of version 999.0.0")
     if refusal.info is not None:
         told = refusal.metadata
         expect(told.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", told)
@@ -117,7 +116,7 @@ async def incompatible(probe: Probe) -> None:
     "the others.",
 )
 async def group(probe: Probe) -> None:
-    handle, script = await _before_the_end(probe)
+    handle, script = await probe.before_the_end()
     twins = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
     expect(len({twin.id for twin in twins}) == 3, "three copies with ids of their own", len(twins))
     members = [twin.session.member for twin in twins]
@@ -128,8 +127,8 @@ async def group(probe: Probe) -> None:
 
 @must(
     "N-08",
-    "Restore again with the same key returns the same sessions, also at the same time; another request under it "
-    "is FAILED_PRECONDITION.",
+    "Restore again with the same key returns the same sessions, also at the same time; another request under it, of "
+    "this kind or another, is FAILED_PRECONDITION.",
 )
 async def keyed(probe: Probe) -> None:
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
@@ -140,6 +139,8 @@ async def keyed(probe: Probe) -> None:
     expect(len(ids) == 1, "one session from five Restores with one key", len(ids))
     request.count = 2
     await probe.refused("another Restore under the same key", "Restore", request, "FAILED_PRECONDITION")
+    other = probe.open_request(key=request.key)
+    await probe.refused("an Open under a Restore's key", "Open", other, "FAILED_PRECONDITION")
 
 
 @must("N-09", "Restore keeps the limits of the session and how much of them is used up.")
@@ -162,7 +163,7 @@ async def limits_kept(probe: Probe) -> None:
     "A snapshot can be restored in another process that hosts the same version, and goes on as the original would.",
 )
 async def elsewhere(probe: Probe) -> None:
-    handle, script = await _before_the_end(probe)
+    handle, script = await probe.before_the_end()
     link = await probe.other_process()
     snapshot = (await _snapshot(probe, handle)).snapshot
     reply: pb.RestoreResponse = await probe.create(
@@ -177,9 +178,14 @@ async def unsupported(probe: Probe) -> None:
     await probe.refused("Snapshot", "Snapshot", pb.SnapshotRequest(session_id=handle.id), "UNIMPLEMENTED")
 
 
-async def _before_the_end(probe: Probe) -> tuple[Handle, Script]:
-    script = await probe.script()
-    return await probe.after(min(PLACE, len(script.turns) - 1))
+@must("N-12", "A count above max_group is INVALID_ARGUMENT and restores nothing.")
+async def huge_group(probe: Probe) -> None:
+    most = probe.server.limits.max_group
+    if not most:
+        raise NotShown("the server limits no group")
+    snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
+    request = pb.RestoreRequest(snapshot=snapshot, count=most + 1)
+    await probe.refused(f"a Restore of {most + 1}", "Restore", request, "INVALID_ARGUMENT")
 
 
 async def _snapshot(probe: Probe, handle: Handle) -> pb.SnapshotResponse:
@@ -188,7 +194,8 @@ async def _snapshot(probe: Probe, handle: Handle) -> pb.SnapshotResponse:
 
 
 async def _restore(probe: Probe, snapshot: pb.SessionSnapshot, count: int = 0) -> list[Handle]:
-    request = pb.RestoreRequest(snapshot=snapshot, count=count, lease_seconds=60, want=probe.target.want)
+    target = probe.target
+    request = pb.RestoreRequest(snapshot=snapshot, count=count, lease_seconds=target.lease, want=target.want)
     reply: pb.RestoreResponse = await probe.create("Restore", request)
     expect(len(reply.sessions) == max(1, count), f"{max(1, count)} sessions", len(reply.sessions))
     return [Handle(probe.link, session) for session in reply.sessions]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import grpc
 
-from starpod.client.check.probe import Handle, Probe, expect_played, expect_same
+from starpod.client.check.link import Conversation
+from starpod.client.check.probe import NONSENSE, Handle, Probe, expect_played, expect_same
 from starpod.client.check.refusal import DOMAIN, from_status
 from starpod.client.check.requirement import NotShown, expect, must
 from starpod.v1 import environment_pb2 as pb
@@ -33,18 +35,38 @@ async def one_reply(probe: Probe) -> None:
         for call, reply in zip((*first, calls[9]), replies, strict=True):
             kind = call.WhichOneof("request")
             expect(reply.WhichOneof("response") == kind, f"a {kind} reply to call {call.call_id}", _kind(reply))
+        copies = await _copied(probe, stream, handle)
         closed = await stream.ask(pb.Call(call_id=1, close=pb.CloseRequest(session_ids=[handle.id])))
         expect(closed[0].WhichOneof("response") == "close", "a close reply to a close", _kind(closed[0]))
         await stream.finish()
-        sent = {2**64 - 1, *calls, 1}
+        sent = {2**64 - 1, *calls, 1, *copies}
         expect(set(stream.replies) == sent, f"replies to the calls {sorted(sent)}", sorted(stream.replies))
         twice = [call_id for call_id, replies in stream.replies.items() if len(replies) > 1]
         expect(not twice, "one reply to each call", f"several to {twice}")
 
 
+async def _copied(probe: Probe, stream: Conversation, handle: Handle) -> list[int]:
+    """Sends Fork, Snapshot and Restore where the environment has them; returns the ids of these calls."""
+    can, asked = probe.spec.capabilities, []
+    if can.fork:
+        fork = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch + 1)  # after the Reset
+        asked.append((await stream.ask(pb.Call(call_id=20, fork=fork)))[0])
+        probe.adopt(asked[-1].fork.sessions)
+    if can.snapshot:
+        asked += await stream.ask(pb.Call(call_id=21, snapshot=pb.SnapshotRequest(session_id=handle.id)))
+        restore = pb.RestoreRequest(snapshot=asked[-1].snapshot.snapshot)
+        expect(_kind(asked[-1]) == "snapshot", "a snapshot reply to a snapshot", _kind(asked[-1]))
+        asked += await stream.ask(pb.Call(call_id=22, restore=restore))
+        probe.adopt(asked[-1].restore.sessions)
+    for reply in asked:
+        kind = {20: "fork", 21: "snapshot", 22: "restore"}[reply.call_id]
+        expect(_kind(reply) == kind, f"a {kind} reply to a {kind}", _kind(reply))
+    return [reply.call_id for reply in asked]
+
+
 @must("S-02", "The calls of one session on a Stream are worked on in the order in which they were sent.")
 async def in_order(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     handle = await probe.seeded()
     async with probe.link.stream() as stream:
         calls = _calls(handle, script.turns)
@@ -55,7 +77,7 @@ async def in_order(probe: Probe) -> None:
 
 @must("S-03", "A Stream may interleave many sessions in one message; each plays its episode undisturbed.")
 async def interleaved(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     handles = [await probe.seeded() for _ in range(4)]
     async with probe.link.stream() as stream:
         calls = [
@@ -111,7 +133,7 @@ async def same_errors(probe: Probe) -> None:
 
 @must("S-06", "After a half-close the server answers what it has received and ends the Stream with OK.")
 async def drained(probe: Probe) -> None:
-    handles = [Handle(probe.link, session) for session in (await probe.open(count=8)).sessions]
+    handles = await probe.several(8)
     async with probe.link.stream() as stream:
         await stream.send(*(pb.Call(call_id=n, step=handle.request()) for n, handle in enumerate(handles)))
         code = await stream.finish()
@@ -121,7 +143,7 @@ async def drained(probe: Probe) -> None:
 
 @must("S-07", "Cancelling a Stream leaves its sessions alive, and what it began is finished and cached.")
 async def cancelled(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     handle = await probe.seeded()
     got = []
     for number, turn in enumerate(script.turns):
@@ -135,7 +157,7 @@ async def cancelled(probe: Probe) -> None:
 
 @must("S-08", "The same Step again, on the same Stream, on another or as a unary call, has the same reply.")
 async def repeated(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     handle = await probe.seeded()
     got = []
     async with probe.link.stream() as one, probe.second_link().stream() as two:
@@ -151,9 +173,9 @@ async def repeated(probe: Probe) -> None:
 
 @must("S-09", "A call on a Stream past its timeout_ms is finished and cached: asking again has its reply.")
 async def timeout(probe: Probe) -> None:
-    script = await probe.script()
+    script = probe.script()
     handle = await probe.seeded()
-    got = []
+    got, passed = [], False
     async with probe.link.stream() as stream:
         for number, turn in enumerate(script.turns):
             call = pb.Call(call_id=number, timeout_ms=1, step=handle.request(turn))
@@ -161,8 +183,11 @@ async def timeout(probe: Probe) -> None:
             if reply.WhichOneof("response") == "error":
                 refusal = from_status(reply.error)
                 expect(refusal.code == "DEADLINE_EXCEEDED", "the reply or DEADLINE_EXCEEDED", refusal)
+                passed = True
             got.append(await handle.step(turn))
     expect_played(script.transitions, got, "the episode with calls past their timeout")
+    if not passed:
+        raise NotShown("the server answers within the shortest timeout, 1 ms")
 
 
 @must("S-10", "A call without a request gets an error reply, and an empty message none.")
@@ -185,7 +210,7 @@ async def hollow(probe: Probe) -> None:
 )
 async def columns(probe: Probe) -> None:
     _needs_columns(probe)
-    script = await probe.script()
+    script = probe.script()
     handle = await probe.seeded()
     if any(not action.HasField("text") for turn in script.turns for action in turn):
         raise NotShown("the environment's actions are not texts")
@@ -208,7 +233,8 @@ async def columns(probe: Probe) -> None:
                     actions=[turn[0].text],
                 )
                 reply = (await stream.ask(steps=row))[0]
-                expect_same(script.transitions[number], _transition(reply), "a row without action_counts", mend)
+                expected = script.transitions[number : number + 1]
+                expect_played(expected, [_transition(reply)], "a row without action_counts", mend)
                 alone.index += 1
             else:
                 await alone.step(turn)
@@ -221,7 +247,7 @@ async def columns(probe: Probe) -> None:
 )
 async def full_rows(probe: Probe) -> None:
     _needs_columns(probe)
-    await probe.script()
+    probe.script()
     choices = probe.choices((await probe.open(want=probe.acting_want(), seed=1)).sessions[0].observation)
     actions = [action for action in choices if action.HasField("text")][:2]
     if not actions:
@@ -232,13 +258,14 @@ async def full_rows(probe: Probe) -> None:
     for want in wants:
         pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
     async with probe.link.stream() as stream:
-        for number, turn in enumerate(([], [*actions, pb.Action(text="\u2620 nonsense")])):
+        for number, turn in enumerate(([], probe.turn(*actions, pb.Action(text=NONSENSE)))):
             steps = pb.StepColumns()
             for place, (columned, _) in enumerate(pairs):
                 _add_row(steps, 10 * number + place, columned.request(turn))
             replies = await stream.ask(steps=steps)
             for reply, (columned, unary) in zip(replies, pairs, strict=True):
-                expect_same(await unary.step(turn), _transition(reply), f"turn {number} in columns as in a unary call")
+                what = f"a Step of {len(turn)} sub-actions, in columns as in a unary call"
+                expect_played([await unary.step(turn)], [_transition(reply)], what)
                 columned.index += 1
 
 
@@ -263,15 +290,27 @@ async def bad_row(probe: Probe) -> None:
 async def ragged(probe: Probe) -> None:
     _needs_columns(probe)
     handle = await probe.seeded()
-    ragged = pb.StepColumns(call_ids=[1, 2], session_ids=[handle.id], epochs=[handle.epoch], step_indices=[0, 0])
-    async with probe.link.stream() as stream:
-        await stream.send(steps=ragged)
-        code = await stream.finish()
-    errors = all(reply.WhichOneof("response") == "error" for replies in stream.replies.values() for reply in replies)
-    refused = code == grpc.StatusCode.INVALID_ARGUMENT or (errors and len(stream.replies) > 0)
-    expect(refused, "errors to the rows or INVALID_ARGUMENT", f"{code.name} and {len(stream.replies)} replies")
+    both: dict[str, Any] = {
+        "call_ids": [1, 2],
+        "session_ids": [handle.id] * 2,
+        "epochs": [handle.epoch] * 2,
+        "step_indices": [0, 1],
+    }
+    cases: dict[str, dict[str, Any]] = {
+        "one session id for two rows": {**both, "session_ids": [handle.id], "action_counts": [0, 0]},
+        "one action count for two rows": {**both, "action_counts": [0]},
+        "counts of two actions, and one action": {**both, "action_counts": [1, 1], "actions": ["x"]},
+        "two rows without counts, and one action": {**both, "actions": ["x"]},
+    }
+    for what, fields in cases.items():
+        async with probe.link.stream() as stream:
+            await stream.send(steps=pb.StepColumns(**fields))
+            code = await stream.finish()
+        kinds = {call_id: [_kind(reply).partition(" ")[0] for reply in got] for call_id, got in stream.replies.items()}
+        refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
+        expect(refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
     mend = "check the lengths before the first row is played"
-    refusal = await probe.link.refusal("Step", handle.request())
+    refusal = await probe.link.refusal("Step", handle.request(probe.choices(handle.session.observation)[:1]))
     expect(refusal is None, "the session at step 0 as before", refusal, mend)
 
 
@@ -281,7 +320,7 @@ async def ragged(probe: Probe) -> None:
     " total_ms.",
 )
 async def timing(probe: Probe) -> None:
-    handles = [Handle(probe.link, session) for session in (await probe.open(count=2)).sessions]
+    handles = await probe.several(2)
     async with probe.link.stream() as stream:
         await stream.ask(*(pb.Call(call_id=place, step=handle.request()) for place, handle in enumerate(handles)))
         if probe.server.capabilities.step_columns:
