@@ -55,6 +55,14 @@ def test_each_subcommand_has_help(name: str) -> None:
     assert result.stdout.startswith(f"Usage: starpod {name} ")
 
 
+@pytest.mark.parametrize("words", [(), ("webshop",), ("--debug",)])
+def test_a_group_without_a_command_shows_its_help(words: tuple[str, ...]) -> None:
+    result = starpod(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: starpod ")
+    assert "\nCommands:\n" in result.stderr
+
+
 def test_version() -> None:
     result = starpod("--version")
     assert result.returncode == 0
@@ -93,7 +101,7 @@ def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert result.returncode == 1
-    assert "pip install 'starpod[server]'" in complaint(result)
+    assert "from a clone of the repository: pip install '.[server]'" in complaint(result)
 
 
 # --- list and describe -------------------------------------------------------------------------------------------
@@ -154,6 +162,9 @@ def test_an_address_without_a_port_is_a_wrong_call() -> None:
     result = starpod("list", "localhost")
     assert result.returncode == 2
     assert "host:port" in complaint(result)
+    debugged = starpod("list", "localhost", "--debug")
+    assert debugged.returncode == 2
+    assert "Traceback" in debugged.stderr
 
 
 def test_a_token_is_asked_for_and_taken(tmp_path: Path) -> None:
@@ -255,7 +266,7 @@ def test_a_mistyped_option_gets_the_nearest_name_and_the_schema(server: ServerPr
 
 def test_a_bad_option_value_is_the_servers_one_line(server: ServerProcess) -> None:
     result = starpod("play", server.address, "frozen_lake", "--option", "size=999")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "size" in complaint(result)
 
 

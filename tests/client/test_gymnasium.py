@@ -67,6 +67,34 @@ def test_render_modes(fleet: SyncFleet) -> None:
         StarpodEnv(fleet, "frozen_lake-v1", render_mode="human")
 
 
+@pytest.mark.parametrize("action", [-1, 4, np.int64(-4)])
+def test_a_number_that_is_no_action_is_refused(fleet: SyncFleet, action: Any) -> None:
+    env = StarpodEnv(fleet, "frozen_lake-v1")
+    env.reset(seed=1)
+    with pytest.raises(ValueError, match=rf"no action {action}.*0 to 3"):
+        env.step(action)
+    envs = StarpodVectorEnv(2, fleet, "frozen_lake-v1")
+    envs.reset(seed=1)
+    with pytest.raises(ValueError, match=rf"no action {action}.*0 to 3"):
+        envs.step(np.array([0, action]))
+
+
+@pytest.mark.parametrize(("environment_id", "action"), [("frozen_lake-v1", 0), ("countdown-v1", "1 + 1")])
+def test_a_vector_env_takes_one_action_for_each(fleet: SyncFleet, environment_id: str, action: Any) -> None:
+    envs = StarpodVectorEnv(3, fleet, environment_id)
+    envs.reset(seed=1)
+    for count in (2, 4):
+        with pytest.raises(ValueError, match=f"{count} actions for 3 environments: give one for each"):
+            envs.step((action,) * count)
+
+
+def test_actions_of_environments_that_are_reset_are_ignored(fleet: SyncFleet) -> None:
+    envs = StarpodVectorEnv(2, fleet, "frozen_lake-v1", limits=Limits(max_turns=1))
+    envs.reset(seed=1)
+    envs.step(np.zeros(2, dtype=np.int64))
+    envs.step(np.array([-1, -1]))
+
+
 def test_options_of_one_episode_do_not_stay(fleet: SyncFleet) -> None:
     env = StarpodEnv(fleet, "frozen_lake-v1")
     usual, _ = env.reset(seed=1)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from benchmarks.placement import Result, measure, open_groups
 from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
-from starpod.client import Fleet, Unreachable, roster
-from tests.client.fake_server import FakeServer
+from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable, roster
+from starpod.v1 import environment_pb2 as pb
+from tests.client.fake_server import FakeServer, overloaded
 from tests.client.test_fleet import eventually
 
 
@@ -154,3 +155,84 @@ def test_balance_is_the_fullest_over_the_mean() -> None:
     one.sessions.update("abc")
     two.sessions.update("a")
     assert balance(cluster.living) == 1.5
+
+
+async def test_a_server_that_is_full_is_left_alone_as_long_as_it_asks_while_another_has_room() -> None:
+    async with (
+        FakeServer() as full,
+        FakeServer() as other,
+        Fleet([full.address, other.address], health_seconds=600) as fleet,
+    ):
+        full.before = refuse(600.0)
+        opened = [session for seed in range(6) for session in await fleet.open("walk-v1", seed=seed)]
+        restored = [await fleet.restore(await opened[0].snapshot()) for _ in range(6)]
+        assert {session.address for session in opened + restored} == {other.address}
+        assert full.calls["open"] + full.calls.get("restore", 0) == 1
+        # A new process there has room for all that is known.
+        full.before = lambda kind, request: None
+        await full.restart()
+        await eventually(lambda: all(replica.accepting for replica in fleet.replicas))
+        (session,) = await fleet.open("walk-v1", seed=9)
+        assert session.address == full.address
+
+
+async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends() -> None:
+    async with (
+        FakeServer() as one,
+        FakeServer() as two,
+        Fleet([one.address, two.address], patience=0.5) as hasty,
+        Fleet([one.address, two.address]) as patient,
+    ):
+        one.before = refuse(0.01)
+        two.before = refuse(600.0)
+        with pytest.raises((Overloaded, DeadlineExceeded)):  # the latter where the last call is cut off
+            await hasty.open("walk-v1", seed=3)
+        assert one.calls["open"] > 1
+        assert two.calls["open"] == 1
+        opening = asyncio.gather(*(patient.open("walk-v1", seed=seed) for seed in range(5)))
+        await eventually(lambda: not any(replica.accepting for replica in patient.replicas))
+        one.before = lambda kind, request: None
+        assert {session.address for group in await opening for session in group} == {one.address}
+
+
+async def test_a_lost_session_is_brought_back_where_there_is_room() -> None:
+    async with FakeServer() as one, FakeServer() as two, Fleet([one.address, two.address]) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        home, other = (one, two) if session.address == one.address else (two, one)
+        home.sessions.clear()
+        for _ in range(5):
+            other._open(pb.OpenRequest(seed=1))
+        await fleet.describe()
+        home.before = refuse(600.0)
+        async with asyncio.timeout(10):
+            await session.step("left")
+        assert session.address == other.address
+
+
+async def test_who_waits_for_a_server_is_told_when_the_fleet_is_closed() -> None:
+    async with FakeServer() as server:
+        fleet = Fleet(server.address)
+        await fleet.start()
+        (session,) = await fleet.open("walk-v1", seed=3)
+        snapshot = await session.snapshot()
+        server.before = refuse(10.0)
+        waiting = asyncio.gather(fleet.open("walk-v1"), fleet.restore(snapshot), return_exceptions=True)
+        await eventually(lambda: not fleet.replicas[0].accepting)
+        server.lose = lambda kind: kind == "render"
+        calls = asyncio.gather(session.render(), session.render(), return_exceptions=True)
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            await fleet.close()
+            later = [fleet.open("walk-v1"), fleet.restore(snapshot), session.render(), session.fork()]
+            results = [*await waiting, *await calls, *await asyncio.gather(*later, return_exceptions=True)]
+        assert [type(result) for result in results] == [Unreachable] * 8
+
+
+def refuse(retry: float) -> Callable[[str, object], None]:
+    """A server that takes no more sessions."""
+
+    def before(kind: str, _: object) -> None:
+        if kind in ("open", "restore"):
+            raise overloaded(retry)
+
+    return before

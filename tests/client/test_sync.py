@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from starpod.client import Limits, SyncFleet, Unreachable, Want
+from starpod.client import (
+    EpisodeOver,
+    Fleet,
+    Limits,
+    Session,
+    SyncFleet,
+    SyncSession,
+    Transition,
+    Unreachable,
+    Want,
+)
 from tests.support import ServerProcess
 
 LIMITS = Limits(max_turns=0, max_actions=0)
@@ -44,7 +56,25 @@ def test_many_at_once(fleet: SyncFleet) -> None:
     observations = fleet.reset_many(sessions, list(range(8)))
     assert [session.seed for session in sessions] == list(range(8))
     assert [observation.text for observation in observations] == [session.observation.text for session in sessions]
+    (ended,) = fleet.open("bandit-v1", seed=1, limits=Limits(max_turns=1))
+    ended.step("Phoenix")
+    results = fleet.step_many([sessions[0], ended], ["Left", "Phoenix"], return_exceptions=True)
+    assert [type(result) for result in results] == [Transition, EpisodeOver]
+    assert len(fleet.reset_many(sessions)) == 8
     fleet.close_sessions(sessions)
+
+
+@pytest.mark.parametrize(("blocking", "waiting"), [(SyncFleet, Fleet), (SyncSession, Session)])
+def test_calls_take_what_their_originals_take(blocking: type, waiting: type) -> None:
+    def taken(kind: type, name: str) -> list[tuple[Any, ...]]:
+        parameters = inspect.signature(getattr(kind, name)).parameters.values()
+        return [(each.name, each.kind, each.default) for each in parameters]
+
+    calls = [name for name, value in vars(blocking).items() if inspect.isfunction(value) and hasattr(waiting, name)]
+    names = [name for name in calls if not name.startswith("_")]
+    assert len(names) >= 6
+    for name in names:
+        assert taken(blocking, name) == taken(waiting, name), name
 
 
 def test_many_threads(fleet: SyncFleet) -> None:

@@ -71,28 +71,39 @@ def access_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def connect(address: str, transport: Transport = Transport()) -> Iterator[Connection]:  # noqa: B008 - frozen
-    """A connection to `host:port`. Failed calls inside the context become one readable error."""
+def connect(
+    address: str,
+    transport: Transport = Transport(),  # noqa: B008 - frozen
+    server_name: str = "",
+) -> Iterator[Connection]:
+    """A connection to `host:port`. Failed calls inside the context become one readable error.
+
+    server_name: whom a resolved address stands for.
+    """
     tls = transport.tls
-    with grpc.secure_channel(address, tls.credentials()) if tls else grpc.insecure_channel(address) as channel:
+    name = tls and (tls.server_name or server_name)
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    with grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address) as channel:
         try:
             yield Connection(EnvironmentServiceStub(channel), transport.metadata())
         except grpc.RpcError as error:
-            raise click.ClickException(explain_failure(error, address)) from error
+            raise explain_failure(error, address) from error
 
 
-def explain_failure(error: grpc.RpcError, address: str) -> str:
-    """A failed call of Describe or the like, as one sentence that says what to do."""
+def explain_failure(error: grpc.RpcError, address: str) -> click.ClickException:
+    """A failed call as one sentence that says what to do; a UsageError if the server refused what it was asked."""
     assert isinstance(error, grpc.Call)
     details = error.details() or error.code().name
     match error.code():
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return click.UsageError(details)
         case grpc.StatusCode.UNAVAILABLE:
-            return f"no server answers at {address} ({details}); start one with: starpod serve"
+            details = f"no server answers at {address} ({details}); start one with: starpod serve"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"{address} gave no answer within {TIMEOUT_SECONDS:.0f} s"
+            details = f"{address} gave no answer within {TIMEOUT_SECONDS:.0f} s"
         case grpc.StatusCode.UNIMPLEMENTED:
-            return f"{address} is not an environment server, or lacks this: {details}"
-    return details
+            details = f"{address} is not an environment server, or lacks this: {details}"
+    return click.ClickException(details)
 
 
 def hosted(connection: Connection) -> pb.DescribeResponse:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, overload
 
 from google.protobuf import struct_pb2
 
-from starpod.client.errors import BadArgument, StarpodError
+from starpod.client.errors import BadArgument, Overloaded, StarpodError
 from starpod.client.log import History, Opened, Reseeded, Restored, digest_observation
 from starpod.client.mending import Mender
 from starpod.client.nearest import explain_options
@@ -18,7 +18,7 @@ from starpod.client.recovery import new_key
 from starpod.client.replica import Replica
 from starpod.client.restart import Restart
 from starpod.client.roster import Roster, quiet
-from starpod.client.session import Gather, Session
+from starpod.client.session import CLOSED, Gather, Session
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import TLS, Backoff, Transport, as_addresses
 from starpod.v1 import environment_pb2 as pb
@@ -174,9 +174,7 @@ class Fleet:
             except BadArgument as error:
                 raise explain_options(error, spec, options) from None
             except StarpodError as error:
-                if error.advice != "reopen" or self.loop.time() > until:
-                    raise
-                await asyncio.sleep(backoff.wait())
+                await self._pause(error, backoff, until)
             finally:
                 replica.placing -= count
         self._roster.renew_within(response.lease_seconds)
@@ -193,7 +191,12 @@ class Fleet:
                 lease_seconds,
             )
             sessions.append(self._session(replica, spec, message, response, want, origin))
-        await self._mender.checkpoint_all(sessions)
+        try:
+            await self._mender.checkpoint_all(sessions)
+        except BaseException:
+            for session in sessions:
+                session._replica.orphans.append(session._session_id)
+            raise
         return sessions
 
     async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:
@@ -214,9 +217,7 @@ class Fleet:
                 response: pb.RestoreResponse = await replica.call("restore", request, until)
                 break
             except StarpodError as error:
-                if error.advice != "reopen" or self.loop.time() > until:
-                    raise
-                await asyncio.sleep(backoff.wait())
+                await self._pause(error, backoff, until)
         self._roster.renew_within(response.lease_seconds)
         origin = Restored(request.snapshot, response.environment_version, request.want, lease_seconds)
         return self._session(replica, spec, response.sessions[0], response, want, origin)
@@ -245,29 +246,32 @@ class Fleet:
         """One turn in each session, together: the transitions in their order.
 
         An error costs its own session only. All turns are finished before the first error is raised; with
-        `return_exceptions` errors stand in the list instead.
+        `return_exceptions` errors stand in the list instead. Raises TypeError for what is no action before any turn.
         """
         count = len(sessions)
         if len(actions) != count:
             raise ValueError(f"{count} sessions and {len(actions)} turns: give one turn for each session.")
         if not count:
             return []
+        # All of them before the first is sent: what is no action must not leave the turns half played.
+        plain = set(map(type, actions)) == {str}
+        turns: Sequence[Any] = actions if plain else [as_turn(action) for action in actions]
         gather = Gather(count, self.loop.create_future())
         replica: Replica | None = None
-        for slot, (session, action) in enumerate(zip(sessions, actions, strict=True)):
+        for slot, (session, turn) in enumerate(zip(sessions, turns, strict=True)):
             if session._busy:
-                await session._free()
+                await session._acquire()
                 replica = None  # woken before, it has sent what was ready by then
             if session._replica is not replica:
                 replica = session._replica
                 replica.wake()
                 ready = replica.ready_steps
-            if type(action) is not str or session.closed or not replica.columns:
-                session._submit(as_turn(action), None, gather, slot)
+            if not plain or session.closed or not replica.columns:
+                session._submit((turn,) if plain else turn, None, gather, slot)
                 continue
             # The hot path: what Session._submit and Replica.submit do, written out.
             session._busy = session._plain = True
-            session._turn = (action,)
+            session._turn = (turn,)
             session._turn_want = None
             session._sink = gather
             session._slot = slot
@@ -287,10 +291,17 @@ class Fleet:
         limits: Limits | None,
     ) -> Observation:
         """See Session.reset."""
+        request = pb.ResetRequest(
+            seed=seed,
+            dynamics_seed=dynamics_seed,
+            options=_struct(options),
+            want=want.to_proto(state_key=_keyed(session)) if want else None,
+            limits=limits.to_proto() if limits else None,
+        )
         if session._busy:
-            await session._free()
+            await session._acquire()
         future: asyncio.Future[Observation] = self.loop.create_future()
-        self._restart(session, seed, dynamics_seed, options, want, limits, future, -1)
+        self._restart(session, request, want, options, future, -1)
         return await future
 
     async def reset_many(
@@ -312,35 +323,30 @@ class Fleet:
             raise ValueError(f"{count} sessions and {len(seeds)} seeds: give one seed for each session.")
         if not count:
             return []
+        struct = _struct(options)
+        requests = [pb.ResetRequest(seed=seed, options=struct) for seed in seeds]
         gather = Gather(count, self.loop.create_future())
-        for slot, (session, seed) in enumerate(zip(sessions, seeds, strict=True)):
+        for slot, (session, request) in enumerate(zip(sessions, requests, strict=True)):
             if session._busy:
-                await session._free()
-            self._restart(session, seed, None, options, None, None, gather, slot)
+                await session._acquire()
+            self._restart(session, request, None, options, gather, slot)
         return await gather.all()
 
     def _restart(
         self,
         session: Session,
-        seed: int | None,
-        dynamics_seed: int | None,
-        options: Mapping[str, Any] | None,
+        request: pb.ResetRequest,
         want: Want | None,
-        limits: Limits | None,
+        options: Mapping[str, Any] | None,
         sink: Any,
         slot: int,
     ) -> None:
-        if session.closed:
-            raise RuntimeError("The session is closed: open another one.")
-        request = pb.ResetRequest(
-            seed=seed,
-            dynamics_seed=dynamics_seed,
-            options=_struct(options),
-            want=want.to_proto(state_key=_keyed(session)) if want else None,
-            limits=limits.to_proto() if limits else None,
-        )
         session._busy = True
-        Restart(self._mender, session, request, want, options, sink, slot).submit()
+        restart = Restart(self._mender, session, request, want, options, sink, slot)
+        if session.closed:
+            restart._fail(RuntimeError(CLOSED))
+        else:
+            restart.submit()
 
     async def render(self, session: Session, mode: str) -> str | bytes:
         """See Session.render."""
@@ -417,13 +423,12 @@ class Fleet:
         """Ends sessions, one call per server. One that cannot be reached lets them go when their leases run out."""
         by_replica: dict[Replica, list[str]] = {}
         for session in sessions:
-            if session.closed:
-                continue
-            if session._busy:
-                await session._free()
-            session.closed = True
-            session._replica.sessions.discard(session)
-            by_replica.setdefault(session._replica, []).append(session._session_id)
+            await session._acquire()
+            if not session.closed:
+                session.closed = True
+                session._replica.sessions.discard(session)
+                by_replica.setdefault(session._replica, []).append(session._session_id)
+            session._release()
         until = self.loop.time() + CLOSE_SECONDS
         await asyncio.gather(
             *(
@@ -434,6 +439,14 @@ class Fleet:
         )
 
     # --- small parts -----------------------------------------------------------------------------------------------
+
+    async def _pause(self, error: StarpodError, backoff: Backoff, until: float) -> None:
+        """Before another server is asked for a session. Raises the error where that does not help."""
+        if isinstance(error, Overloaded) and error.advice == "retry":
+            return  # The roster waits where none has room.
+        if error.advice != "reopen" or self.loop.time() > until:
+            raise error
+        await asyncio.sleep(backoff.wait())
 
     def _session(
         self,

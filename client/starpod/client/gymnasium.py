@@ -206,11 +206,12 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(
                 f"The episodes of environments {over.tolist()} are over: reset them with reset_mask first."
             )
-        turns = [codec.act(action) for action in iterate(self.action_space, actions)]
+        given = list(iterate(self.action_space, actions))
+        if len(given) != count:
+            raise ValueError(f"{len(given)} actions for {count} environments: give one for each.")
         live = np.flatnonzero(~self._over).tolist()
-        transitions = self._fleet.run(
-            self._fleet.fleet.step_many([self._sessions[i] for i in live], [turns[i] for i in live])
-        )
+        turns = [codec.act(given[i]) for i in live]
+        transitions = self._fleet.run(self._fleet.fleet.step_many([self._sessions[i] for i in live], turns))
         fresh = self._reset(over.tolist())
         for index, info in fresh.items():
             infos = self._add_info(infos, info, index)
@@ -303,8 +304,10 @@ class Codec:
             self.observation_space = AnyText()
 
     def act(self, action: Any) -> Action:
-        """What a member of the action space says to the environment."""
+        """What a member of the action space says to the environment. Raises ValueError for a number that is none."""
         if self._names:
+            if not 0 <= int(action) < len(self._names):
+                raise ValueError(f"There is no action {action}: they are 0 to {len(self._names) - 1}.")
             return self._names[int(action)]
         return str(action) if isinstance(self.action_space, AnyText) else np.asarray(action)
 

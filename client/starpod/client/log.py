@@ -103,17 +103,18 @@ class History:
             raise ReplayDiverged(step, expected, key, "another observation or reward")
 
     @property
+    def start(self) -> Opened | Restored | Restarted:
+        """How the episode began that the line of copies goes back to."""
+        origin = self.origin
+        while isinstance(origin, Reseeded):
+            origin = origin.parent.origin
+        return origin
+
+    @property
     def root(self) -> Opened | Restored:
         """Where the line of copies and resets began: it knows the environment, its options and its version."""
-        origin = self.origin
-        while True:
-            match origin:
-                case Reseeded():
-                    origin = origin.parent.origin
-                case Restarted():
-                    return origin.base
-                case _:
-                    return origin
+        start = self.start
+        return start.base if isinstance(start, Restarted) else start
 
     @property
     def environment(self) -> tuple[str, str]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from starpod.client.polling import prefer_poller
 from starpod.client.spelling import nearest
 from starpod.client.terminal import visible
+
+# Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
+NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class Subcommand:
@@ -31,9 +35,8 @@ class Subcommand:
             missing = (error.name or "").partition(".")[0]
             if not self.extra or missing in ("", "starpod"):
                 raise
-            raise click.ClickException(
-                f"this command needs the package {missing}: pip install 'starpod[{self.extra}]'"
-            ) from error
+            hint = f"from a clone of the repository: pip install '.[{self.extra}]'"
+            raise click.ClickException(f"this command needs the package {missing}; {hint}") from error
         command: click.Command = getattr(module, self.attribute)
         return command
 
@@ -106,21 +109,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = starpod.main(words, prog_name="starpod", standalone_mode=False)
     except click.exceptions.Abort:
         status = 130
+    except NO_COMMAND as error:
+        print(error.format_message(), file=sys.stderr)
+        status = error.exit_code
     except click.ClickException as error:
-        if debug:
-            raise
-        _complain(error.format_message())
+        _complain(error.format_message(), debug)
         status = error.exit_code
     except Exception as error:
-        if debug:
-            raise
-        _complain(str(error) or type(error).__name__)
+        _complain(str(error) or type(error).__name__, debug)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _complain(message: str) -> None:
-    print("starpod:", visible(" ".join(message.split())), file=sys.stderr)
+def _complain(message: str, debug: bool) -> None:
+    """One line, or the traceback of the error that is being handled."""
+    if debug:
+        traceback.print_exc()
+    else:
+        print("starpod:", visible(" ".join(message.split())), file=sys.stderr)
 
 
 if __name__ == "__main__":

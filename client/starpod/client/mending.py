@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
@@ -171,18 +171,12 @@ class Mender:
             return "recovery is off"
         return f"{session.environment_id} is not deterministic, and there is no snapshot to go on from"
 
-    async def alone(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
-        """Runs a call when no other is in flight on the session. If the caller is cancelled it still runs to its end:
-        the session has to know what the server did."""
-
-        async def run() -> T:
-            await session._acquire()
-            try:
-                return await work()
-            finally:
-                session._release()
-
-        task = self._spawn(run())
+    async def alone(self, session: Session, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs a call once those that were made before it on the session are over. If the caller is cancelled then, it
+        still runs to its end: the session has to know what the server did."""
+        await session._acquire()
+        task = self._spawn(work())
+        task.add_done_callback(lambda _: session._release())
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -203,11 +197,11 @@ class Mender:
             try:
                 await self._take_checkpoint(session)
             except StarpodError as error:
-                if error.advice == "reopen":
-                    self.refused(session, error)
-                    return
-                logger.warning("%s cannot be checkpointed and will not be recovered: %s", session, error)
-                session._history, session._checkpoints = None, False
+                self.refused(session, error)
+                return
+            except asyncio.CancelledError:
+                session._fail(Unreachable("The fleet was closed."))
+                raise
             # The snapshot stands for the turn: nothing is left to replay.
             history, session._history = session._history, None
             session._finish(transition, key, digest)
@@ -216,15 +210,23 @@ class Mender:
         self._spawn(checkpoint())
 
     async def _take_checkpoint(self, session: Session) -> None:
+        """Where the server refuses it, the session goes on without recovery. Raises what advises to reopen."""
         history = session._history
         assert history is not None
-        response: pb.SnapshotResponse = await session._replica.call(
-            "snapshot",
-            pb.SnapshotRequest(session_id=session._session_id),
-            _now() + self._patience,
-        )
-        root = history.root
-        history.begin(Restored(response.snapshot, session.version, root.want, root.lease_seconds), b"", None)
+        try:
+            response: pb.SnapshotResponse = await session._replica.call(
+                "snapshot",
+                pb.SnapshotRequest(session_id=session._session_id),
+                _now() + self._patience,
+            )
+        except StarpodError as error:
+            if error.advice == "reopen":
+                raise
+            logger.warning("%s cannot be checkpointed and will not be recovered: %s", session, error)
+            session._history, session._checkpoints = None, False
+            return
+        want, lease_seconds = session.want.to_proto(), history.root.lease_seconds
+        history.begin(Restored(response.snapshot, session.version, want, lease_seconds), b"", None)
 
     def checkpoint_first(self, session: Session, restart: Restart) -> None:
         """Takes a snapshot of the new episode before its first observation is handed on."""
@@ -243,13 +245,14 @@ class Mender:
         self._spawn(checkpoint())
 
     async def checkpoint_all(self, sessions: Iterable[Session]) -> None:
+        """Takes a snapshot of each, bringing back what is lost before that."""
         for session in sessions:
+            trouble = Trouble((), 0, _now() + self._patience)
             while session._checkpoints:
                 try:
                     await self._take_checkpoint(session)
                     break
                 except StarpodError as error:
-                    trouble = Trouble((), 0, _now() + self._patience)
                     await self._bring_back(session, error, trouble)
 
 

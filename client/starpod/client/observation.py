@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import json
@@ -264,16 +265,26 @@ class Transition:
 
 
 def as_turn(actions: Action | Iterable[Action]) -> Turn:
-    """One action or several as a turn. Raises TypeError for what is no action."""
-    if isinstance(actions, Action):
-        return (actions,)
-    turn = tuple(actions)
-    for action in turn:
-        if not isinstance(action, Action):
-            raise TypeError(
-                f"An action is a str, ToolCall, JSON or numpy array, not {type(action).__name__}: {action!r}."
-            )
-    return turn
+    """One action or several as a turn, which is logged: what the caller may change later is copied.
+
+    Raises TypeError for what is no action.
+    """
+    if isinstance(actions, Action | Mapping | bytes) or not isinstance(actions, Iterable):
+        return (_own(actions),)
+    return tuple(map(_own, actions))
+
+
+def _own(action: Any) -> Action:
+    match action:
+        case str():
+            return action
+        case ToolCall():
+            return ToolCall(action.name, copy.deepcopy(dict(action.arguments)))
+        case JSON():
+            return JSON(copy.deepcopy(action.value))
+        case np.ndarray():
+            return action.copy()
+    raise TypeError(f"An action is a str, ToolCall, JSON or numpy array, not {type(action).__name__}: {action!r}.")
 
 
 def action_to_proto(action: Action) -> pb.Action:

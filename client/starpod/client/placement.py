@@ -26,5 +26,5 @@ def least_loaded(servers: Sequence[Server]) -> Server | None:
     docs/benchmarks.md has the balance that comes of it.
     """
     candidates = _random.sample(servers, min(CANDIDATES, len(servers)))
-    ready = [server for server in candidates if server[0].ready and not server[0].draining]
-    return min(ready, key=lambda server: server[0].load) if ready else None
+    accepting = [server for server in candidates if server[0].accepting]
+    return min(accepting, key=lambda server: server[0].load) if accepting else None

@@ -10,16 +10,19 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from itertools import chain, pairwise, repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import grpc
 from google.protobuf.message import Message
 
+from starpod.client.columns import take_transitions, write_steps
+from starpod.client.entries import Entry, Repeated, Request, unsendable, unwanted
 from starpod.client.errors import (
     DeadlineExceeded,
     Draining,
+    Overloaded,
     ServerBug,
     StarpodError,
     TooLarge,
@@ -28,13 +31,12 @@ from starpod.client.errors import (
     from_rpc,
     from_status,
 )
-from starpod.client.observation import EndReason, Transition
 from starpod.client.transport import Backoff, Transport
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
-    from starpod.client.session import Gather, Session
+    from starpod.client.session import Session
 
 PROTOCOL_MAJOR = "1"
 MAX_ROWS = 1024
@@ -55,78 +57,10 @@ METHODS = {
     "renew": "Renew",
     "close": "Close",
 }
-_SUCCESS = (None, False, True)
-_ENDS = tuple(EndReason)
+# What any server can do as well as another.
+PLACED = ("open", "restore")
 
 logger = logging.getLogger("starpod.client")
-
-
-class Entry(Protocol):
-    """Something that is asked of a server: a turn (the Session itself) or any other call (a Request)."""
-
-    def _encode(self) -> tuple[str, Any]: ...
-    def _answer(self, kind: str, response: Any) -> None: ...
-    def _refuse(self, error: StarpodError) -> None: ...
-
-
-class Request:
-    """One call other than a turn, with the future of its reply."""
-
-    __slots__ = ("future", "kind", "message")
-
-    def __init__(self, kind: str, message: Message, future: asyncio.Future[Any]) -> None:
-        self.kind = kind
-        self.message = message
-        self.future = future
-
-    def _encode(self) -> tuple[str, Message]:
-        return self.kind, self.message
-
-    def _answer(self, kind: str, response: Any) -> None:
-        if self.future.done():
-            return
-        if kind == self.kind:
-            self.future.set_result(response)
-        else:
-            self.future.set_exception(ServerBug(f"The server answered a {self.kind} call with {kind or 'nothing'}."))
-
-    def _refuse(self, error: StarpodError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class Repeated:
-    """A call that is asked again for want of a reply. since: the loop time at which it was first asked, about."""
-
-    __slots__ = ("entry", "since")
-
-    # Where the reply comes in a row of columns, it is settled by `_settle`.
-    _checkpoints = True
-    _show_key = True
-
-    def __init__(self, entry: Entry, since: float) -> None:
-        self.entry = entry
-        self.since = since
-
-    def _settle(self, transition: Transition, key: bytes, digest: int) -> None:
-        session: Any = self.entry
-        transition._key = key if session._show_key else b""
-        session._settle(transition, key, digest)
-
-    def _encode(self) -> tuple[str, Any]:
-        return self.entry._encode()
-
-    def _answer(self, kind: str, response: Any) -> None:
-        self.entry._answer(kind, response)
-
-    def _refuse(self, error: StarpodError) -> None:
-        self.entry._refuse(error)
-
-
-def _unwanted(entry: Entry) -> bool:
-    """Nobody waits for its reply any more."""
-    entry = entry.entry if isinstance(entry, Repeated) else entry
-    return isinstance(entry, Request) and entry.future.done()
 
 
 class Replica:
@@ -138,7 +72,10 @@ class Replica:
     ready: it is connected. lost: it has been gone for longer than the grace, so its sessions are moved elsewhere.
     columns: turns of plain text go in columns.
     ready_steps: sessions whose turns go with the next message in columns.
-    orphans: sessions that were brought back elsewhere while it was away, and may still be alive on it.
+    orphans: sessions that nobody holds and that may be alive on it: brought back elsewhere while it was away, or opened
+        for a caller who has gone.
+    full: why it took no session when it was last asked for one. It is not asked again before the loop time
+        `full_until`.
     error: why it is not ready.
     """
 
@@ -163,6 +100,8 @@ class Replica:
         self.lost = False
         self.tried = False
         self.error: StarpodError | None = None
+        self.full: Overloaded | None = None
+        self.full_until = 0.0
         self.placing = 0
         self.messages_sent = 0
         self.reconnects = 0
@@ -175,6 +114,7 @@ class Replica:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff()
+        self._room = Backoff()
         self._heard = self._loop.time()
         self._parting: asyncio.TimerHandle | None = None
         self._unary = False
@@ -211,6 +151,11 @@ class Replica:
         return self.description.draining if self.description else False
 
     @property
+    def accepting(self) -> bool:
+        """It takes sessions, as far as is known."""
+        return self.ready and not self.draining and self._loop.time() >= self.full_until
+
+    @property
     def specs(self) -> list[pb.EnvironmentSpec]:
         return list(self.description.environments) if self.description else []
 
@@ -238,26 +183,43 @@ class Replica:
     async def call(self, kind: str, message: Message, until: float) -> Any:
         """The response to one call; retried where that helps, up to the loop time `until`.
 
-        Raises StarpodError; where its advice is "reopen", another replica may do better. DeadlineExceeded with the
-        advice to give up: it is still unanswered then.
+        Raises StarpodError; where its advice is "reopen", another replica may do better, and so it may where it is
+        Overloaded by a session more. DeadlineExceeded with the advice to give up: it is still unanswered then.
         """
         backoff = Backoff()
         while True:
             future: asyncio.Future[Any] = self._loop.create_future()
-            self._queue(Request(kind, message, future))
+            request = Request(kind, message, future)
+            self._queue(request)
             try:
                 async with asyncio.timeout_at(until):
-                    return await future
+                    response = await future
+                if kind in PLACED:
+                    self._room.reset()
+                return response
             except TimeoutError:
                 raise self._unanswered(kind) from None
+            except asyncio.CancelledError:
+                if not future.cancel() and not future.cancelled() and future.exception() is None:
+                    self._hand(request, kind, future.result())  # it had come already
+                raise
             except StarpodError as error:
                 if isinstance(error, Draining) and self.description is not None:
                     # Now, and not when it is next asked how it is: the least loaded one would be chosen again.
                     self.description.draining = True
+                if isinstance(error, Overloaded) and error.advice == "retry" and kind in PLACED:
+                    self._fill(error)
+                    raise
                 wait = backoff.wait(error.retry_after)
                 if error.advice != "retry" or self._loop.time() + wait > until:
                     raise
                 await asyncio.sleep(wait)
+
+    def _fill(self, error: Overloaded) -> None:
+        """Others are asked for sessions, as long as it says; what it refuses meanwhile does not prolong that."""
+        now = self._loop.time()
+        if now >= self.full_until:
+            self.full, self.full_until = error, now + self._room.wait(error.retry_after)
 
     def _queue(self, entry: Entry) -> None:
         if self.lost:
@@ -285,10 +247,7 @@ class Replica:
         except StarpodError:
             silent = self._loop.time() - self._heard
             if self.ready and silent >= self._timeout:
-                self.error = Unreachable(f"The server at {self.address} has been silent for {silent:.1f} s.")
-                self._broken.set()
-                if self._stream is not None:
-                    self._stream.cancel()
+                self._break(Unreachable(f"The server at {self.address} has been silent for {silent:.1f} s."))
             raise
 
     async def describe(self) -> pb.DescribeResponse:
@@ -299,7 +258,7 @@ class Replica:
             response: pb.DescribeResponse = await self._stub.Describe(
                 pb.DescribeRequest(),
                 timeout=min(DESCRIBE_SECONDS, self._timeout),
-                metadata=self._transport.metadata(),
+                metadata=self._metadata(),
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
@@ -362,7 +321,7 @@ class Replica:
         self._stub = pb_grpc.EnvironmentServiceStub(self._channel)
         try:
             response = await self._stub.Describe(
-                pb.DescribeRequest(), timeout=DESCRIBE_SECONDS, metadata=self._transport.metadata()
+                pb.DescribeRequest(), timeout=DESCRIBE_SECONDS, metadata=self._metadata()
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
@@ -374,6 +333,7 @@ class Replica:
         if self.description is not None and response.instance_id != self.instance_id:
             self._abandon(Unreachable(f"The server at {self.address} was restarted: its sessions are gone."))
             self.orphans.clear()
+            self.full_until = 0.0
         self._adopt(response)
         self._heard = self._loop.time()
         self._unary = self._stream_refused or not response.capabilities.stream
@@ -392,6 +352,19 @@ class Replica:
                 self._spawn(self._ask(self._calls.popleft()))
         self._changed()
 
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        try:
+            return self._transport.metadata()
+        except OSError as error:
+            raise Unreachable(f"The token for {self.address} cannot be read: {error}") from None
+
+    def _break(self, error: StarpodError) -> None:
+        """Gives the connection up; `_run` makes another one."""
+        self.error = error
+        self._broken.set()
+        if self._stream is not None:
+            self._stream.cancel()
+
     async def _disconnect(self) -> None:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
@@ -403,7 +376,7 @@ class Replica:
 
     def _resume(self) -> None:
         """All that has no reply is asked again, unchanged: the server has kept the replies to what it did."""
-        entries = [entry for entry in (*self._pending.values(), *self.ready_steps) if not _unwanted(entry)]
+        entries = [entry for entry in (*self._pending.values(), *self.ready_steps) if not unwanted(entry)]
         self._pending.clear()
         self._batches.clear()
         self.ready_steps.clear()
@@ -432,27 +405,36 @@ class Replica:
     # --- unary -----------------------------------------------------------------------------------------------------
 
     async def _ask(self, entry: Entry) -> None:
+        if unwanted(entry):
+            return
         call_id, self._next_id = self._next_id, self._next_id + 1
         self._pending[call_id] = entry
-        kind, message = entry._encode()
+        try:
+            kind, message = entry._encode()
+        except Exception as error:
+            del self._pending[call_id]
+            entry._refuse(unsendable(error))
+            return
         method = getattr(self._stub, METHODS[kind])
         try:
-            response = await method(message, timeout=self._timeout, metadata=self._transport.metadata())
-        except grpc.aio.AioRpcError as rpc_error:
-            error = from_rpc(rpc_error)
-            if isinstance(error, Unreachable):
-                self._broken.set()
+            response = await method(message, timeout=self._timeout, metadata=self._metadata())
+        except (grpc.aio.AioRpcError, Unreachable) as failure:
+            refusal = from_rpc(failure) if isinstance(failure, grpc.aio.AioRpcError) else failure
+            if isinstance(refusal, Unreachable):
+                self._break(refusal)
             elif self._pending.pop(call_id, None) is not None:
-                entry._refuse(error)
+                entry._refuse(refusal)
             return
         if self._pending.pop(call_id, None) is not None:
-            entry._answer(kind, response)
+            self._hand(entry, kind, response)
 
     # --- the stream ------------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        self._stream = stream = self._stub.Stream(metadata=self._transport.metadata())
+        self._stream = stream = self._stub.Stream(metadata=self._metadata())
         helpers = [self._spawn(self._write(stream)), self._spawn(self._repeat_overdue())]
+        for task in helpers:
+            task.add_done_callback(self._helper_ended)
         try:
             while True:
                 message = await stream.read()
@@ -469,12 +451,18 @@ class Replica:
             if not self._broken.is_set():
                 raise
             assert self.error is not None
-            raise self.error from None  # given up by `probe`
+            raise self.error from None  # given up by `_break`
         finally:
             self._stream = None
             for task in helpers:
                 task.cancel()
             stream.cancel()
+
+    def _helper_ended(self, task: asyncio.Task[None]) -> None:
+        """Without its writer a stream would stand still for ever: better it breaks."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("The connection to %s failed.", self.address, exc_info=error)
+            self._break(ServerBug(f"The connection to {self.address} failed: {error!r}"))
 
     async def _write(self, stream: Any) -> None:
         try:
@@ -490,9 +478,11 @@ class Replica:
                     else:
                         self._batches.popleft()
                 else:
+                    first = self._next_id
                     message = self._collect()
-                    self.messages_sent += 1
-                    await stream.write(message)
+                    if self._next_id > first:
+                        self.messages_sent += 1
+                        await stream.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The stream is over; its reader hears of that too, and why.
             return
@@ -538,7 +528,13 @@ class Replica:
         size = count = 0
         while self._calls and count < room and size < self._bytes_allowed // 2:
             entry = self._calls.popleft()
-            kind, message = entry._encode()
+            if unwanted(entry):
+                continue
+            try:
+                kind, message = entry._encode()
+            except Exception as error:
+                entry._refuse(unsendable(error))
+                continue
             bytes_ = message.ByteSize()
             if bytes_ + 256 > self._bytes_allowed:
                 entry._refuse(self._too_large(bytes_))
@@ -568,7 +564,7 @@ class Replica:
             if count > 1:
                 self._collect_steps(request, count // 2)
                 return
-            size = sum(len(str(action).encode()) for action in actions)
+            size = sum(len(str(action).encode(errors="replace")) for action in actions)
             del self.ready_steps[:1]
             if size + 512 > self._bytes_allowed:
                 sessions[0]._refuse(self._too_large(size))
@@ -576,18 +572,28 @@ class Replica:
                 # Alone in the next message.
                 self._calls.append(sessions[0])
             return
+        try:
+            write_steps(request.steps, sessions, actions, counts, self._next_id)
+        except UnicodeEncodeError:
+            request.ClearField("steps")
+            self._refuse_unsendable(count)
+            return
         del self.ready_steps[:count]
-        first = self._next_id
-        self._next_id = first + count
-        ids = range(first, first + count)
-        self._pending.update(zip(ids, sessions, strict=True))
-        columns = request.steps
-        columns.call_ids.extend(ids)
-        columns.session_ids.extend([session._session_id for session in sessions])
-        columns.epochs.extend([session._epoch for session in sessions])
-        columns.step_indices.extend([session._step_index for session in sessions])
-        columns.action_counts.extend(counts)
-        columns.actions.extend(actions)  # type: ignore[arg-type]
+        self._pending.update(enumerate(sessions, self._next_id))
+        self._next_id += count
+
+    def _refuse_unsendable(self, count: int) -> None:
+        """Takes the turns that are no Unicode out of the first `count` that are ready."""
+        sendable, refused = [], []
+        for session in self.ready_steps[:count]:
+            try:
+                "".join(session._turn).encode()  # type: ignore[arg-type]
+                sendable.append(session)
+            except UnicodeEncodeError as error:
+                refused.append((session, error))
+        self.ready_steps[:count] = sendable
+        for session, reason in refused:
+            session._refuse(unsendable(reason))
 
     def _too_large(self, size: int) -> TooLarge:
         return TooLarge(
@@ -601,7 +607,13 @@ class Replica:
         if message.HasField("transitions"):
             columns = message.transitions
             if columns.call_ids:
-                self._take_columns(columns)
+                try:
+                    take_transitions(columns, self._pending)
+                except Exception as error:
+                    refusal = self._unreadable(error)
+                    for entry in [self._pending.pop(call_id, None) for call_id in columns.call_ids]:
+                        if entry is not None:
+                            entry._refuse(refusal)
                 self._free_batch(columns.call_ids[0])
         for reply in message.replies:
             self._free_batch(reply.call_id)
@@ -612,74 +624,22 @@ class Replica:
             if kind == "error":
                 entry._refuse(from_status(reply.error))
             else:
-                entry._answer(kind, getattr(reply, kind) if kind else None)
+                self._hand(entry, kind, getattr(reply, kind) if kind else None)
         self.wake()
 
-    def _take_columns(self, columns: pb.TransitionColumns) -> None:
-        # Slices: a repeated field is slow to walk through.
-        call_ids = columns.call_ids[:]
-        count = len(call_ids)
-        pop: Callable[[int, None], Any] = self._pending.pop
-        none = EndReason.NONE
-        keys = columns.state_keys[:] or repeat(b"", count)
-        flags: Any = columns.outcome_flags[:]
-        outcome_rewards: Any = columns.outcome_rewards[:]
-        if columns.outcome_counts:
-            ends = [0]
-            for outcome_count in columns.outcome_counts:
-                ends.append(ends[-1] + outcome_count)
-            slices = [slice(start, end) for start, end in pairwise(ends)]
-            flags = [tuple(flags[part]) for part in slices]
-            outcome_rewards = (
-                [tuple(outcome_rewards[part]) for part in slices] if outcome_rewards else repeat((), count)
-            )
-        else:
-            outcome_rewards = [(reward,) for reward in outcome_rewards] if outcome_rewards else repeat((), count)
-        over: dict[int, tuple[int, int]] = {}
-        if columns.ended_rows:
-            ends_with = zip(columns.end_reasons, columns.end_successes, strict=True)
-            over = dict(zip(columns.ended_rows, ends_with, strict=True))
-        texts, rewards = columns.texts[:], columns.rewards[:]
-        digests = map(hash, zip(texts, rewards, strict=True))
-        rows = zip(call_ids, texts, rewards, keys, digests, flags, outcome_rewards, strict=True)
-        # The hot path: what Session._finish does, written out.
-        gather: Gather | None = None
-        gathered = 0
-        for row, (call_id, text, reward, key, digest, flag, shares) in enumerate(rows):
-            session = pop(call_id, None)
-            if session is None:
-                continue
-            end_reason, success = none, None
-            if over and row in over:
-                end, solved = over[row]
-                end_reason, success = _ENDS[end], _SUCCESS[solved]
-            shown = key if session._show_key else b""
-            transition = Transition(text, reward, flag, shares, shown, end_reason, success, None)
-            if session._checkpoints or session._waiting is not None:
-                session._settle(transition, key, digest)
-                continue
-            session._step_index += 1
-            session._last = transition
-            history = session._history
-            if history is not None:
-                history.turns.append(session._turn)
-                history.keys.append(key)
-                history.digests.append(digest)
-            session._busy = False
-            slot, sink = session._slot, session._sink
-            if slot < 0:
-                if not sink.done():
-                    sink.set_result(transition)
-                continue
-            sink.results[slot] = transition
-            if sink is gather:
-                gathered += 1
-            else:
-                if gather is not None:
-                    gather.count(gathered)
-                gather, gathered = sink, 1
-        if gather is not None:
-            gather.count(gathered)
+    def _hand(self, entry: Entry, kind: str, response: Any) -> None:
+        """Hands a reply to who waits for it."""
+        if kind in ("open", "fork", "restore") and unwanted(entry):
+            self.orphans.extend(session.session_id for session in response.sessions)
+            return
+        try:
+            entry._answer(kind, response)
+        except Exception as error:
+            entry._refuse(self._unreadable(error))
+
+    def _unreadable(self, error: Exception) -> ServerBug:
+        logger.error("A reply of %s cannot be read.", self.address, exc_info=error)
+        return ServerBug(f"A reply of {self.address} cannot be read: {error!r}")
 
     def _free_batch(self, call_id: int) -> None:
         for batch in self._batches:
@@ -697,7 +657,7 @@ class Replica:
             now = self._loop.time()
             for call_id in overdue:
                 entry = self._pending.pop(call_id)
-                if _unwanted(entry):
+                if unwanted(entry):
                     continue
                 if not isinstance(entry, Repeated):
                     entry = Repeated(entry, now - self._timeout)

@@ -16,6 +16,7 @@ from starpod.v1 import environment_pb2 as pb
 if TYPE_CHECKING:
     from starpod.client.mending import Mender
     from starpod.client.observation import Want
+    from starpod.client.replica import Replica
 
 
 class Restart:
@@ -27,7 +28,7 @@ class Restart:
     options: as the caller wrote them, to explain what is wrong with them.
     """
 
-    __slots__ = ("_mender", "_options", "_request", "_session", "_sink", "_slot", "_want", "trouble")
+    __slots__ = ("_home", "_mender", "_options", "_request", "_session", "_sink", "_slot", "_want", "trouble")
 
     def __init__(
         self,
@@ -47,6 +48,8 @@ class Restart:
         self._sink = sink
         self._slot = slot
         self.trouble: Trouble | None = None
+        # Where the old episode is, once the reset was refused there.
+        self._home: tuple[Replica, pb.Session] | None = None
 
     def submit(self) -> None:
         """Sends it to where the session lives now."""
@@ -62,6 +65,7 @@ class Restart:
             self._fail(ServerBug(f"The server answered a reset call with {kind or 'nothing'}."))
             return
         session, message, want = self._session, response.session, self._want
+        self._home = None
         if want is not None:
             session.want, session._show_key = want, want.state_key
         session.instructions = response.instructions
@@ -81,13 +85,21 @@ class Restart:
         session._release()
 
     def _refuse(self, error: StarpodError) -> None:
-        self._mender.reset_refused(self._session, self, error)
+        session = self._session
+        if self._home is None:
+            place = pb.Session(session_id=session._session_id, epoch=session._epoch, step_index=session._step_index)
+            self._home = session._replica, place
+        self._mender.reset_refused(session, self, error)
 
     def _fail(self, error: BaseException) -> None:
-        """It failed for good: the old episode goes on."""
+        """It failed for good: the old episode goes on. Where a stand-in without its turns was begun for the reset, the
+        session goes back to where it was lost, so that its next call brings it back with them."""
         session = self._session
         if isinstance(error, BadArgument):
             error = explain_options(error, _spec_of(session), self._options)
+        if self._home is not None and session._session_id != self._home[1].session_id:
+            session._replica.orphans.append(session._session_id)
+            session._place(*self._home)
         hand_error(self._sink, self._slot, error)
         session._release()
 
@@ -101,29 +113,30 @@ def _spec_of(session: Session) -> pb.EnvironmentSpec:
 
 def _log(history: History, request: pb.ResetRequest, response: pb.ResetResponse, *, checkpoints: bool) -> None:
     """Begins the log of the new episode."""
-    message, root = response.session, history.root
+    message, before = response.session, history.start
     origin: Opened | Restarted
-    if isinstance(root, Opened):
+    if isinstance(before, Opened):
         origin = Opened(
-            root.environment_id,
-            root.version,
-            request.options if request.HasField("options") else root.options,
+            before.environment_id,
+            before.version,
+            request.options if request.HasField("options") else before.options,
             message.seed,
             message.dynamics_seed,
             response.limits,
-            request.want if request.HasField("want") else root.want,
-            root.lease_seconds,
+            request.want if request.HasField("want") else before.want,
+            before.lease_seconds,
         )
     else:
         again = pb.ResetRequest()
-        if isinstance(history.origin, Restarted):
-            again.CopyFrom(history.origin.reset)
+        if isinstance(before, Restarted):
+            again.CopyFrom(before.reset)
+            before = before.base
         if request.HasField("options"):
             again.options.CopyFrom(request.options)
         if request.HasField("want"):
             again.want.CopyFrom(request.want)
         again.seed, again.dynamics_seed = message.seed, message.dynamics_seed
         again.limits.CopyFrom(overrides(response.limits))
-        origin = Restarted(root, again)
+        origin = Restarted(before, again)
     digest = None if checkpoints else digest_observation(message.observation)
     history.begin(origin, message.observation.state_key, digest)

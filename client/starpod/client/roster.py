@@ -14,7 +14,7 @@ from starpod.client.nearest import unknown_environment, unknown_version
 from starpod.client.placement import Server, least_loaded
 from starpod.client.replica import Replica
 from starpod.client.snapshot import Snapshot
-from starpod.client.transport import Transport, join_endpoint, split_address
+from starpod.client.transport import Backoff, Transport, join_endpoint, split_address
 from starpod.client.versions import parse_version, satisfies
 from starpod.v1 import environment_pb2 as pb
 
@@ -53,6 +53,7 @@ class Roster:
         self._discover = discover
         self._health_seconds = health_seconds
         self._renew_seconds = float("inf")
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[int] = set()
         self._change: asyncio.Event
@@ -67,14 +68,16 @@ class Roster:
         unresolved = await self._resolve()
         if not self.replicas and unresolved is not None:
             raise unresolved
-        while not all(replica.tried for replica in self.replicas):
+        while not self._closed and not all(replica.tried for replica in self.replicas):
             await self._change.wait()
         if not any(replica.ready for replica in self.replicas):
             raise self._nobody()
         self._spawn(self._tend())
 
     async def close(self) -> None:
-        """Closes the connections. Calls in flight fail."""
+        """Closes the connections. Calls in flight fail, and so does who waits for a server."""
+        self._closed = True
+        self._change.set()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -99,7 +102,7 @@ class Roster:
     async def choose(self, environment_id: str, version: str, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
         """The least loaded server with the newest version that fits, waiting for it until the loop time `until`.
 
-        Raises UnknownEnvironment, UnknownVersion, BadArgument for a range that is none, Unreachable.
+        Raises UnknownEnvironment, UnknownVersion, BadArgument for a range that is none, Overloaded, Unreachable.
         """
 
         def fits(spec: pb.EnvironmentSpec) -> bool:
@@ -136,12 +139,14 @@ class Roster:
     async def _least_loaded(
         self, wanted: tuple[str, ...], fits: Callable[[pb.EnvironmentSpec], bool], until: float
     ) -> tuple[Replica, pb.EnvironmentSpec] | None:
-        """Waits while servers that would fit are away. None if no server fits, here or away.
+        """Waits while servers that would fit are away or full. None if no server fits, here or away.
 
         wanted: a name for what fits.
         """
         asked = False
         while True:
+            if self._closed:
+                raise Unreachable("The fleet is closed.")
             change = self._change
             if found := least_loaded(self._hosts.get(wanted, ())):
                 return found
@@ -149,7 +154,10 @@ class Roster:
             ready = [(r, spec) for r, spec in candidates if r.ready and not r.draining]
             if ready:
                 newest = max(parse_version(spec.version) for _, spec in ready)
-                self._hosts[wanted] = [item for item in ready if parse_version(item[1].version) == newest]
+                hosts = self._hosts[wanted] = [item for item in ready if parse_version(item[1].version) == newest]
+                if found := least_loaded([server for server in hosts if server[0].accepting]):
+                    return found
+                await self._wait_for_room([replica for replica, _ in hosts], change, until)
                 continue
             if not asked:
                 asked = True
@@ -165,6 +173,18 @@ class Roster:
                     await change.wait()
             except TimeoutError:
                 asked = False
+
+    async def _wait_for_room(self, full: list[Replica], change: asyncio.Event, until: float) -> None:
+        """Until one of them may be asked again, or the fleet changes. Raises Overloaded if that is after `until`."""
+        first = min(full, key=lambda replica: replica.full_until)
+        now = self._loop.time()
+        # With jitter: many may wait for the same one.
+        wait = Backoff().wait(first.full_until - now)
+        if first.full is not None and now + wait > until:
+            raise first.full
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await change.wait()
 
     def _nobody(self) -> StarpodError:
         reasons = "; ".join(
@@ -212,7 +232,7 @@ class Roster:
         self._spawn(replica.close())
 
     def _add(self, address: str, server_name: str = "") -> None:
-        if address in self._by_address:
+        if address in self._by_address or self._closed:
             return
         replica = self._by_address[address] = Replica(
             address,

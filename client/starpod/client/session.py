@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from starpod.client.replica import Replica
     from starpod.client.snapshot import Snapshot
 
+CLOSED = "The session is closed: open another one."
+
 
 class Gather:
     """Collects the results of one `step_many` or `reset_many`: one future for all of them."""
@@ -93,8 +95,9 @@ class Trouble:
 class Session:
     """One agent's place in an environment: an episode now, another after `reset`.
 
-    Made by `Fleet.open`, `Fleet.restore` and `fork`. Calls on one session run one after the other; calls on different
-    sessions run together. If its server is lost, the session moves to another one and the caller sees a slow call.
+    Made by `Fleet.open`, `Fleet.restore` and `fork`. Calls on one session run one after the other, in the order in
+    which they were made; calls on different sessions run together. If its server is lost, the session moves to another
+    one and the caller sees a slow call.
 
     seed, dynamics_seed: those of the episode; opening again with both gives the same episode.
     member: place in the group that it was opened with, from 0.
@@ -220,7 +223,7 @@ class Session:
         """
         turn = (actions,) if type(actions) is str else as_turn(actions)
         if self._busy:
-            await self._free()
+            await self._acquire()
         future = self._fleet.loop.create_future()
         self._submit(turn, want, future, -1)
         transition: Transition = await future
@@ -261,16 +264,18 @@ class Session:
     # --- the turn in flight ----------------------------------------------------------------------------------------
 
     def _submit(self, turn: Turn, want: Want | None, sink: Any, slot: int) -> None:
-        if self.closed:
-            raise RuntimeError("The session is closed: open another one.")
+        """Sends a turn: no other call may be in flight. What becomes of it, the sink is told."""
         self._busy = True
+        self._sink = sink
+        self._slot = slot
+        if self.closed:
+            self._fail(RuntimeError(CLOSED))
+            return
         self._turn = turn
         self._plain = want is None and (
             type(turn[0]) is str if len(turn) == 1 else all(type(action) is str for action in turn)
         )
         self._turn_want = want
-        self._sink = sink
-        self._slot = slot
         self._replica.submit(self)
 
     def _settle(self, transition: Transition, key: bytes, digest: int) -> None:
@@ -327,34 +332,32 @@ class Session:
 
     # --- one call at a time ----------------------------------------------------------------------------------------
 
-    async def _free(self) -> None:
-        """Waits until no call is in flight on this session."""
-        while self._busy:
-            if self._waiting is None:
-                self._waiting = deque()
-            future = self._fleet.loop.create_future()
-            self._waiting.append(future)
-            try:
-                await future
-            finally:
-                if future.cancelled() and future in self._waiting:
-                    self._waiting.remove(future)
-                elif future.cancelled() and not self._busy:
-                    self._release()
-
     async def _acquire(self) -> None:
-        if self._busy:
-            await self._free()
-        self._busy = True
+        """Waits until all calls that were made before are over. The session is the caller's then: `_submit` or a
+        Restart ends that with the reply, anything else with `_release`."""
+        if not self._busy:
+            self._busy = True
+            return
+        if self._waiting is None:
+            self._waiting = deque()
+        turn = self._fleet.loop.create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if not turn.cancel() and not turn.cancelled():
+                self._release()  # it had come already
+            raise
 
     def _release(self) -> None:
-        self._busy = False
+        """Hands the session, busy as it is, to the call that has waited longest: none that comes later overtakes it."""
         while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(None)
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
                 return
         self._waiting = None
+        self._busy = False
 
     # --- where it lives --------------------------------------------------------------------------------------------
 

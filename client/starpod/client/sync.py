@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 from starpod.client.fleet import Fleet
 from starpod.client.observation import Action, EndReason, Limits, Observation, Transition, Want
@@ -87,16 +87,38 @@ class SyncFleet:
         """See Fleet.restore."""
         return SyncSession(self, self.run(self.fleet.restore(snapshot, want=want, lease_seconds=lease_seconds)))
 
+    @overload
     def step_many(
         self, sessions: Sequence[SyncSession], actions: Sequence[Action | Iterable[Action]]
-    ) -> list[Transition]:
+    ) -> list[Transition]: ...
+
+    @overload
+    def step_many(
+        self,
+        sessions: Sequence[SyncSession],
+        actions: Sequence[Action | Iterable[Action]],
+        *,
+        return_exceptions: Literal[True],
+    ) -> list[Transition | BaseException]: ...
+
+    def step_many(
+        self,
+        sessions: Sequence[SyncSession],
+        actions: Sequence[Action | Iterable[Action]],
+        *,
+        return_exceptions: bool = False,
+    ) -> Any:
         """See Fleet.step_many."""
-        return self.run(self.fleet.step_many([session.session for session in sessions], actions))
+        inner = [session.session for session in sessions]
+        if return_exceptions:
+            return self.run(self.fleet.step_many(inner, actions, return_exceptions=True))
+        return self.run(self.fleet.step_many(inner, actions))
 
     def reset_many(
         self,
         sessions: Sequence[SyncSession],
-        seeds: Sequence[int | None],
+        seeds: Sequence[int | None] | None = None,
+        *,
         options: Mapping[str, Any] | None = None,
     ) -> list[Observation]:
         """See Fleet.reset_many."""

@@ -37,6 +37,7 @@ def complaint(err: str) -> str:
         pytest.param(("-e", "frozen_lake", "--think", "1s", "--rate", "5"), "leave one out", marks=minutes),
         pytest.param(("-e", "waits", "--policy", "expert"), "waits-v1 has no expert", marks=minutes),
         pytest.param(("-e", "frozen_lake", "--policy", "recorded:README.md"), "not a recording", marks=minutes),
+        (("-e", "frozen_lake", "--option", "size=99"), "options.size"),
         pytest.param((), "give the --environment to play", marks=minutes),
         pytest.param(("-e", "frozen_lake", "--html", "no/such/x.html"), "no folder no/such", marks=minutes),
         pytest.param(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -43,8 +44,9 @@ class GrpcLink(Link):
     async def _describe(self, stub: Any) -> None:
         await stub.Describe(pb.DescribeRequest(), timeout=CONNECT_SECONDS, metadata=self._plan.transport.metadata())
 
+    @abstractmethod
     async def _run(self, stub: Any, up: Callable[[], None]) -> None:
-        raise NotImplementedError
+        """Says that it is up, and raises StarpodError when the connection is lost."""
 
     def _answer(self, player: Player, kind: str, response: Any, now: float) -> None:
         if kind != "step":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -87,7 +88,7 @@ class Director(Protocol):
     def connected(self, link: Link) -> None: ...
 
 
-class Link:
+class Link(ABC):
     """A connection that comes back by itself.
 
     number: of the server in the plan. ready: calls can be sent. error: why not. sees: observations are kept.
@@ -114,17 +115,17 @@ class Link:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @abstractmethod
     def send(self, player: Player) -> None:
         """Sends the player's call; the director hears what becomes of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _serve(self, up: Callable[[], None]) -> None:
         """Connects, says so, and raises StarpodError when the connection is lost."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _drop(self, error: StarpodError) -> None:
         """Fails the calls in flight."""
-        raise NotImplementedError
 
     async def _keep(self) -> None:
         backoff = Backoff(0.05, 0.5)

@@ -14,7 +14,14 @@ from starpod.client.figures import show
 from starpod.client.load.plan import Place, Plan, Stage, Turns
 from starpod.client.load.policies import read_recording
 from starpod.client.load.schedule import Arrivals
-from starpod.client.load.servers import check_plan, choose_wire, find_openenv, find_servers, openenv_actions
+from starpod.client.load.servers import (
+    check_plan,
+    choose_wire,
+    find_openenv,
+    find_servers,
+    openenv_actions,
+    try_options,
+)
 
 WARMUP_SHARE = 0.2
 LONGEST_WARMUP = 5.0
@@ -65,6 +72,7 @@ def make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
     )
     plan = replace(plan, columns=plan.wire == "stream" and servers.description.capabilities.step_columns)
     check_plan(plan, spec)
+    try_options(plan)
     return plan, servers.as_json()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import selectors
 import signal
@@ -11,6 +10,7 @@ from collections.abc import Coroutine
 from multiprocessing.connection import Connection
 from typing import Any
 
+from starpod.client.garbage import look_rarely
 from starpod.client.load.generator import Doomed, Generator
 from starpod.client.load.log import Interval
 from starpod.client.load.plan import Plan
@@ -22,10 +22,7 @@ from starpod.client.load.plan import Plan
 def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
     """The main function of a generator process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who tells us
-    # What was loaded stays. A look at all of it takes milliseconds, and would count as the server's.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    look_rarely()
     with asyncio.Runner(loop_factory=lambda: _loop(plan)) as runner:
         runner.run(_obey(plan, process, pipe))
     # gRPC's threads have nothing left to do that is worth waiting for.

@@ -13,11 +13,10 @@ from typing import Any
 import click
 import grpc
 
-from starpod.client.catalog import TIMEOUT_SECONDS, explain_failure, find_environment
+from starpod.client.catalog import TIMEOUT_SECONDS, connect, find_environment, hosted
 from starpod.client.load.plan import Place, Plan, Wire
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,8 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
         if place.address in asked:
             continue
         asked.add(place.address)
-        answer = _describe(place, transport)
+        with connect(place.address, transport, place.server_name) as connection:
+            answer = hosted(connection)
         if answer.instance_id in known:
             continue  # another name for a server that we have
         known[answer.instance_id] = place
@@ -90,6 +90,24 @@ def check_plan(plan: Plan, spec: pb.EnvironmentSpec) -> None:
             f"{spec.id} neither names its actions nor lists valid ones ({spec.action_space.grammar or 'no grammar'}):"
             " give some with --action, or a recording with --policy recorded:FILE"
         )
+
+
+def try_options(plan: Plan) -> None:
+    """Opens and closes a session with the plan's options. Raises UsageError if the server refuses what was asked.
+
+    Whatever else is wrong, a full server say, is for the run to meet and to count.
+    """
+    place = plan.places[0]
+    request = pb.OpenRequest(environment_id=plan.environment_id, version=plan.version, seed=plan.seed)
+    request.options.update(dict(plan.options or {}))
+    with connect(place.address, plan.transport, place.server_name) as connection:
+        try:
+            opened = connection.call(connection.stub.Open, request)
+            ids = [session.session_id for session in opened.sessions]
+            connection.call(connection.stub.Close, pb.CloseRequest(session_ids=ids))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                raise
 
 
 def find_openenv(url: str) -> dict[str, Any]:
@@ -155,25 +173,3 @@ def _resolve(address: str) -> list[Place]:
         raise click.ClickException(f"{host} cannot be resolved: {error}") from None
     hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in found}
     return [Place(f"{member}:{port}", host) for member in sorted(hosts)]
-
-
-def _describe(place: Place, transport: Transport) -> pb.DescribeResponse:
-    options = []
-    name = (transport.tls.server_name if transport.tls else "") or place.server_name
-    if transport.tls and name:
-        options.append(("grpc.ssl_target_name_override", name))
-    channel = (
-        grpc.secure_channel(place.address, transport.tls.credentials(), options)
-        if transport.tls
-        else grpc.insecure_channel(place.address)
-    )
-    with channel:
-        try:
-            answer: pb.DescribeResponse = EnvironmentServiceStub(channel).Describe(
-                pb.DescribeRequest(), timeout=TIMEOUT_SECONDS, metadata=transport.metadata()
-            )
-        except grpc.RpcError as error:
-            raise click.ClickException(explain_failure(error, place.address)) from error
-    if answer.protocol_version.partition(".")[0] != "1":
-        raise click.ClickException(f"the server speaks protocol {answer.protocol_version}; this client speaks 1.x")
-    return answer

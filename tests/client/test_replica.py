@@ -1,0 +1,154 @@
+"""One bad call, or one bad reply, costs nobody but its own caller; and what nobody waits for leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
+from starpod.v1 import environment_pb2 as pb
+from tests.client import fake_server
+from tests.client.fake_server import FakeServer
+from tests.client.test_fleet import eventually, seen, undisturbed
+
+
+@pytest.fixture(params=["columns", "messages", "unary"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[FakeServer]:
+    """The three ways in which turns travel."""
+    async with FakeServer(stream=request.param != "unary", columns=request.param == "columns") as server:
+        yield server
+
+
+UNSENDABLE: list[Any] = [
+    "\ud800",
+    ["left", "\udfff", "left"],
+    ["\ud83d", "\ude00"],
+    ToolCall("open", {"n": np.int64(1)}),
+    ToolCall("\ud800"),
+]
+
+
+@pytest.mark.parametrize("turn", UNSENDABLE, ids=ascii)
+async def test_an_action_that_cannot_be_sent_is_refused_alone(server: FakeServer, turn: Any) -> None:
+    async with Fleet(server.address) as fleet, asyncio.timeout(10):
+        sessions = await fleet.open("walk-v1", seed=3, count=3)
+        results = await fleet.step_many(sessions, ["left", turn, "left"], return_exceptions=True)
+        assert isinstance(results[1], BadArgument)
+        assert "cannot be sent" in str(results[1])
+        with pytest.raises(BadArgument):
+            await sessions[0].step(turn)
+        for result in results[0], await sessions[1].step("left"):
+            assert isinstance(result, Transition)
+        assert seen(results[0]) == (await undisturbed(3, ["left"]))[0]
+        assert fleet.replicas[0].reconnects == 1
+
+
+async def test_nor_is_it_sent_where_it_is_long() -> None:
+    server = FakeServer()
+    server.limits.max_message_bytes = 4096
+    async with server, Fleet(server.address) as fleet, asyncio.timeout(10):
+        (session,) = await fleet.open("walk-v1", seed=3)
+        with pytest.raises(BadArgument):
+            await session.step("\ud800" * 1_000)
+        await session.step("left")
+
+
+async def test_a_stream_whose_writer_fails_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeServer() as server, Fleet(server.address, grace=5.0) as fleet, asyncio.timeout(10):
+        (session,) = await fleet.open("walk-v1", seed=3)
+        (replica,) = fleet.replicas
+        collect = replica._collect
+
+        def fail() -> pb.StreamRequest:
+            replica._collect = collect  # type: ignore[method-assign]
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(replica, "_collect", fail)
+        assert seen(await session.step("left")) == (await undisturbed(3, ["left"]))[0]
+        assert replica.reconnects == 2
+
+
+async def test_a_token_file_may_be_away_for_a_while(server: FakeServer, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret")
+    server.token = "secret"
+    async with Fleet(server.address, token=file, timeout=0.5) as fleet, asyncio.timeout(10):
+        (session,) = await fleet.open("walk-v1", seed=3)
+        file.unlink()
+        step = asyncio.create_task(session.step("left"))
+        await asyncio.sleep(0.05)
+        assert [spec.id for spec in await fleet.describe()] in (["walk-v1"], [])
+        file.write_text("secret")
+        assert seen(await step) == (await undisturbed(3, ["left"]))[0]
+
+
+async def test_a_reply_that_cannot_be_read_costs_its_own_call_only(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet, asyncio.timeout(10):
+        one, other = await fleet.open("walk-v1", seed=3, count=2)
+        reset = server._reset
+
+        def garble(request: pb.ResetRequest) -> pb.ResetResponse:
+            response = reset(request)
+            response.session.observation.parts.add(json="{no")
+            return response
+
+        server._reset = garble  # type: ignore[method-assign]
+        results = await asyncio.gather(one.reset(seed=5), other.step("left"), return_exceptions=True)
+        assert isinstance(results[0], ServerBug)
+        assert isinstance(results[1], Transition)
+        assert fleet.replicas[0].reconnects == 1
+
+
+@pytest.mark.parametrize("wrong", ["end_reasons", "texts"])
+async def test_rows_that_cannot_be_read_end_the_calls_that_wait_for_them(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = fake_server._add_row
+
+    def garble(columns: pb.TransitionColumns, call_id: int, transition: pb.Transition) -> None:
+        add(columns, call_id, transition)
+        if wrong == "texts" and len(columns.texts) == 3:
+            columns.texts.pop()
+        elif wrong == "end_reasons" and len(columns.call_ids) == 2:
+            columns.ended_rows.append(1)
+            columns.end_reasons.append(77)  # type: ignore[arg-type]
+            columns.end_successes.append(0)
+
+    async with FakeServer() as server, Fleet(server.address) as fleet, asyncio.timeout(10):
+        sessions = await fleet.open("walk-v1", seed=3, count=3)
+        monkeypatch.setattr(fake_server, "_add_row", garble)
+        results = await fleet.step_many(sessions, ["left"] * 3, return_exceptions=True)
+        good = 2 if wrong == "texts" else 0
+        assert [type(result) for result in results] == [Transition] * good + [ServerBug] * (3 - good)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_a_cancelled_open_leaves_no_sessions_behind(server: FakeServer, deterministic: bool) -> None:
+    server.deterministic = deterministic
+    async with Fleet(server.address, health_seconds=0.02) as fleet, asyncio.timeout(20):
+        for moment in range(40):
+            server.delay = lambda kind, seconds=0.002 * (moment % 3): seconds  # type: ignore[misc]
+            task = asyncio.create_task(fleet.open("walk-v1", seed=moment, count=2))
+            for _ in range(moment // 3):
+                await asyncio.sleep(0)
+            if moment % 5 == 0:
+                await asyncio.sleep(0.002)
+            if not task.cancel():
+                for session in await task:
+                    await session.close()
+        await eventually(lambda: not server.sessions)
+
+
+async def test_a_call_that_is_cancelled_before_it_was_sent_is_not_sent(server: FakeServer) -> None:
+    async with Fleet(server.address) as fleet:
+        task = asyncio.create_task(fleet.open("walk-v1", seed=3))
+        await asyncio.sleep(0)
+        task.cancel()
+        (session,) = await fleet.open("walk-v1", seed=4)
+        await session.step("left")
+        assert server.calls["open"] == 1
