@@ -8,14 +8,13 @@ CPU time, of the server and its children, because wall time tells how busy the m
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import gymnasium
 
+from benchmarks.usage import cpu_seconds, descendants
 from starpod.client import SyncFleet
 from tests.support import start_server
 
@@ -35,27 +34,15 @@ def in_process(steps: int) -> float:
     return (time.process_time() - begin) / steps
 
 
-def family(pid: int) -> Iterator[int]:
-    """A process and all that descend from it."""
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            yield from family(int(child))
-
-
 def cpu(pid: int) -> float:
-    """Seconds that a process, its children and those that ended have used."""
-    total = 0
-    for each in family(pid):
-        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        total += sum(map(int, fields[11:15]))
-    return total / os.sysconf("SC_CLK_TCK")
+    """Seconds that a process and all that descend from it have used."""
+    return sum(map(cpu_seconds, (pid, *descendants(pid))))
 
 
 def memory(pid: int) -> int:
     """Bytes of a process and all that descend from it, what they share counted once."""
     total = 0
-    for each in family(pid):
+    for each in (pid, *descendants(pid)):
         lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
         total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total * 1024

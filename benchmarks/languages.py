@@ -22,7 +22,7 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.sessions import cpu_seconds
+from benchmarks.usage import cpu_seconds
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess

@@ -73,12 +73,18 @@ METRICS = {"echo_trap": TRAP, "echo_trap_parts": TRAP, "webshop": (RETURN, EVALU
 
 
 def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
-    """Trains once. Returns what came of it. A folder that holds a finished run is not trained again."""
+    """Trains once; says what came of it. A folder of the same configuration is gone on with, and kept if finished."""
+    command = [sys.executable, "-m", "starpod.client.main", "train", variant.config, *variant.changes, *words]
+    command += [f"seed={seed}", "monitor.screen=plain"]
+    asked = subprocess.run([*command, "--dry-run"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    before = folder / "asked.yaml"
+    if not before.exists() or before.read_text() != asked:
+        shutil.rmtree(folder, ignore_errors=True)
     if not (folder / "report.html").exists():
-        command = [sys.executable, "-m", "starpod.client.main", "train", variant.config, *variant.changes, *words]
-        command += [f"seed={seed}", "monitor.screen=plain", "--run-dir", str(folder), "--resume"]
+        folder.mkdir(parents=True, exist_ok=True)
+        before.write_text(asked)
         began = perf_counter()
-        subprocess.run(command, check=True)
+        subprocess.run([*command, "--run-dir", str(folder), "--resume"], check=True)
         (folder / "seconds").write_text(f"{perf_counter() - began:.1f}\n")
     evaluations = RunFolder(folder).read_evaluations()
     first, last = evaluations[0], evaluations[-1]

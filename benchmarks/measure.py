@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -31,6 +31,10 @@ class Measurement:
     @property
     def rate(self) -> float:
         return self.steps / self.seconds
+
+
+Run = Callable[[float], Awaitable[Measurement]]
+"""Steps all sessions for that many seconds."""
 
 
 def summarise(steps: int, seconds: float, waits: Sequence[float]) -> Measurement:

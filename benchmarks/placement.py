@@ -32,6 +32,7 @@ from rich.table import Table
 
 from benchmarks.report import machine
 from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, Server, balance
+from benchmarks.usage import resident_bytes
 from starpod.client import Fleet, Session, placement
 from tests.support import ROOT
 
@@ -73,17 +74,12 @@ class Result:
         """Measures what is done within."""
         part = Part(name, what, items)
         gc.collect()
-        memory, cpu = resident(), time.process_time()
+        memory, cpu = resident_bytes(os.getpid()), time.process_time()
         yield part
         part.cpu = time.process_time() - cpu
         gc.collect()
-        part.bytes = (resident() - memory) / items
+        part.bytes = (resident_bytes(os.getpid()) - memory) / items
         self.parts.append(part)
-
-
-def resident() -> int:
-    """Bytes. Linux."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_fleet(cluster: Cluster, health_seconds: float) -> Fleet:

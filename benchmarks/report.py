@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-BASELINES = ("in process", "openenv-core", "dm-env-rpc", "Ray actors", "AsyncVectorEnv")
+BASELINES = ("in process", "SyncVectorEnv", "openenv-core", "openenv-core, tuned", "dm-env-rpc", "dm-env-rpc, tuned")
+PEERS = (*BASELINES, "Ray actors", "AsyncVectorEnv")
 PACKAGES = ("starpod", "grpcio", "protobuf", "openenv-core", "uvicorn", "websockets", "dm-env-rpc", "ray", "gymnasium")
 
 
@@ -134,10 +135,10 @@ def write_plot(path: Path, results: list[Result]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.set_prop_cycle(color=[*plt.get_cmap("tab10").colors, "black", "gold"])  # as many as there are ways
+    axes.set_prop_cycle(color=plt.get_cmap("tab20").colors)  # as many as there are ways, and more
     for name in dict.fromkeys(result.way for result in results):
         points = sorted((result.sessions, result.steps_per_second) for result in results if result.way == name)
-        style = "--" if name in BASELINES else "-"
+        style = "--" if name in PEERS else "-"
         axes.plot(*zip(*points, strict=True), style, marker="o", label=name)
     axes.set(xscale="log", yscale="log", xlabel="sessions", ylabel="steps per second")
     counts = sorted({result.sessions for result in results})

@@ -68,7 +68,7 @@ class Server:
                 return pb.CloseResponse()
             case "renew":
                 return pb.RenewResponse()
-        raise NotImplementedError(kind)
+        raise ValueError(f"a fleet that places sessions makes no {kind} calls")
 
     def kill(self) -> None:
         """It is gone, and what it held."""

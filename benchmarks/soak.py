@@ -29,6 +29,7 @@ from rich.table import Table
 
 from benchmarks.report import machine
 from benchmarks.trend import Tolerance, Trend, trend
+from benchmarks.usage import descendants, resident_bytes
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, start_server
@@ -168,22 +169,11 @@ def watch(server: int, address: str, client: Client, seconds: float) -> tuple[li
 def facts(pid: int) -> dict[str, float]:
     """Resident bytes, open file descriptors and threads of a process."""
     folder = Path(f"/proc/{pid}")
-    resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return {
-        "memory": float(resident),
+        "memory": float(resident_bytes(pid)),
         "descriptors": float(len(os.listdir(folder / "fd"))),
         "threads": float(len(os.listdir(folder / "task"))),
     }
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that it, or one of them, has started."""
-    found: list[int] = []
-    with suppress(OSError):  # it ended meanwhile
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def print_table(trends: dict[str, Trend], peak: float, done: dict[str, int], seconds: list[float]) -> None:

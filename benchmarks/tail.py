@@ -4,7 +4,8 @@
 
 `starpod load` in processes of its own: first a closed loop, as fast as it goes, for the rate that server and generator
 reach together on this machine; then open loops with Poisson arrivals at shares of that rate. Latencies of the open
-loops count from when a step was due. Medians over rounds in which the shares take turns.
+loops count from when a step was due. Medians over rounds in which the shares take turns. The server has one core, the
+generator and the program that gathers its figures share the other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -22,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import cores
 from benchmarks.report import machine
 from tests.support import ROOT, start_server
 
@@ -48,7 +51,10 @@ def main() -> None:
     arguments = parser.parse_args()
     found: defaultdict[float, list[Result]] = defaultdict(list)
     console = Console(stderr=True)
-    with start_server("frozen_lake") as server:
+    with ExitStack() as stack:
+        with cores.only(cores.SERVER):
+            server = stack.enter_context(start_server("frozen_lake"))
+        stack.enter_context(cores.only(cores.CLIENT))
         for number in range(arguments.rounds):
             peak = 0.0
             for share in (1.0, *SHARES):

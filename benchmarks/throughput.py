@@ -2,8 +2,9 @@
 
     python -m benchmarks.throughput [--sessions 1,16,64,256,1024,10000] [--seconds 2] [--rounds 3] [--way NAME ...]
 
-Each server is a process of its own on this machine; the client is this process. All ways are measured in turn, round
-after round, so that a slow minute of the machine hits all of them; the medians over the rounds are reported.
+Each server is a process of its own on this machine; the client is this process. Where there is one server, both have a
+core each; other ways use all cores. All ways are measured in turn, round after round, so that a slow minute of the
+machine hits all of them; the medians over the rounds are reported.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import asyncio
 import sys
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,11 +21,13 @@ from statistics import median
 import uvloop
 from rich.console import Console
 
+from benchmarks import cores
 from benchmarks.lake import TASK
 from benchmarks.measure import Measurement
 from benchmarks.report import Result, machine, print_table, write_json, write_markdown, write_plot
 from benchmarks.usage import Usage
 from benchmarks.ways import WAYS, Way
+from starpod.client.garbage import look_rarely
 from tests.support import ROOT, ServerProcess
 
 WARM_UP_SECONDS = 0.3
@@ -32,8 +35,12 @@ COMMANDS = {
     "starpod": ["-m", "starpod.client.main", "serve", *TASK.serve, "--max-sessions", "20000"],
     "starpod_2": ["-m", "starpod.client.main", "serve", *TASK.serve, "--max-sessions", "20000", "--workers", "2"],
     "openenv": ["-m", "benchmarks.peers.openenv_server"],
+    "openenv_tuned": ["-m", "benchmarks.peers.openenv_server", "--tuned"],
     "dm_env_rpc": ["-m", "benchmarks.peers.dm_env_rpc_server"],
 }
+
+SEVERAL = ("starpod_2",)
+"""Servers of several processes: they share all cores with the client."""
 
 
 def main() -> None:
@@ -47,6 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     ways = [way for way in WAYS if not arguments.way or way.name in arguments.way]
     counts = [int(count) for count in arguments.sessions.split(",")]
+    look_rarely()  # as `starpod serve` and `starpod load` do
     # The clients of all ways run in the faster event loop, as the servers do.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(measure(ways, counts, arguments.seconds, arguments.rounds))
@@ -66,7 +74,8 @@ async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: in
     with ExitStack() as stack:
         addresses = {"none": ""}
         for name in {way.server for way in ways} - {"none"}:
-            server = ServerProcess([sys.executable, *COMMANDS[name]])
+            with nullcontext() if name in SEVERAL else cores.only(cores.SERVER):
+                server = ServerProcess([sys.executable, *COMMANDS[name]])
             stack.callback(server.close)
             addresses[name] = server.address
         for number in range(rounds):
@@ -74,7 +83,9 @@ async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: in
                 for way in ways:
                     if count > way.most:
                         continue
-                    with console.status(f"round {number + 1} of {rounds}: {way.name}, {count} sessions"):
+                    apart = nullcontext() if way.server in (*SEVERAL, "none") else cores.only(cores.CLIENT)
+                    status = console.status(f"round {number + 1} of {rounds}: {way.name}, {count} sessions")
+                    with apart, status:
                         async with way.open(addresses[way.server], count) as run:
                             await run(WARM_UP_SECONDS)
                             before = Usage.now()

@@ -28,12 +28,12 @@ class Usage:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far; 0 where it is gone."""
+    """User and system time of a process and of its children that have ended, so far; 0 where it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return sum(map(int, fields[11:15])) / _TICKS
 
 
 def resident_bytes(pid: int) -> int:

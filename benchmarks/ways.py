@@ -11,19 +11,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import grpc
 
 from benchmarks.lake import ENVIRONMENT, OPTIONS, WALK, new_episode
-from benchmarks.measure import Measurement, Player, check, drive, summarise
+from benchmarks.measure import Measurement, Run, check, drive, summarise
 from starpod.client import Fleet, Limits, Session
 from starpod.env_server.episode import Want
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT
-
-Run = Callable[[float], Awaitable[Measurement]]
-"""Steps all sessions for that many seconds."""
 
 MOST_IN_A_GROUP = 1024
 UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
@@ -31,8 +29,9 @@ UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """server: what `address` must serve: starpod, starpod_2 (two workers), openenv, dm_env_rpc, or none. open: readies
-    that many sessions. most: sessions beyond which it is left out, where one more costs a process or a connection."""
+    """server: what `address` must serve: starpod, starpod_2 (two workers), openenv, openenv_tuned, dm_env_rpc, or none.
+    open: readies that many sessions. most: sessions beyond which it is left out, where one more costs a process, a
+    connection or a thread."""
 
     name: str
     server: str
@@ -118,6 +117,31 @@ async def open_unary(address: str, sessions: int) -> AsyncIterator[Run]:
         players = [UnaryPlayer(stub, session) for session in opened]
         yield lambda seconds: drive(players, seconds)
         await stub.Close(pb.CloseRequest(session_ids=[session.session_id for session in opened]))
+
+
+@contextlib.asynccontextmanager
+async def open_blocking_unary(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One unary call per step, made by gRPC's blocking client: what a script without an event loop does."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = EnvironmentServiceStub(channel)
+        request = pb.OpenRequest(environment_id=ENVIRONMENT, seed=0, count=sessions, limits=UNLIMITED)
+        request.options.update(OPTIONS)
+        (session,) = stub.Open(request).sessions
+        epoch = session.epoch
+
+        async def reset() -> None:
+            nonlocal epoch
+            epoch = stub.Reset(pb.ResetRequest(session_id=session.session_id, epoch=epoch, seed=0)).session.epoch
+
+        async def step(place: int, action: str) -> None:
+            request = pb.StepRequest(
+                session_id=session.session_id, epoch=epoch, step_index=place - 1, actions=[pb.Action(text=action)]
+            )
+            transition = stub.Step(request).transition
+            check(place, transition.reward, transition.terminated or transition.truncated)
+
+        yield lambda seconds: _march(sessions, seconds, reset, step)
+        stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
 
 
 @contextlib.asynccontextmanager
@@ -275,22 +299,21 @@ def _peer(name: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
     async def open_peer(address: str, sessions: int) -> AsyncIterator[Run]:
         from benchmarks.peers import clients  # only where the peers are installed
 
-        players: Sequence[Player]
-        async with getattr(clients, name)(address, sessions) as players:
-            yield lambda seconds: drive(players, seconds)
+        async with getattr(clients, name)(address, sessions) as run:
+            yield run
 
     return open_peer
 
 
 @contextlib.asynccontextmanager
-async def _driver(module: str, sessions: int) -> AsyncIterator[Run]:
+async def _driver(module: str, *arguments: str) -> AsyncIterator[Run]:
     """A program that steps its environments itself, in processes of its own: it is told for how long, and answers with
     the measurement as JSON."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         module,
-        str(sessions),
+        *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -303,7 +326,7 @@ async def _driver(module: str, sessions: int) -> AsyncIterator[Run]:
         stdin.write(f"{seconds}\n".encode())
         line = await stdout.readline()
         if not line:
-            raise RuntimeError(f"{module} failed; run it by hand: echo 1 | python -m {module} {sessions}")
+            raise RuntimeError(f"{module} failed; run it by hand: echo 1 | python -m {module} {' '.join(arguments)}")
         return Measurement(**json.loads(line))
 
     try:
@@ -313,6 +336,10 @@ async def _driver(module: str, sessions: int) -> AsyncIterator[Run]:
         await process.wait()
 
 
+def _vector_env(kind: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
+    return lambda _, sessions: _driver("benchmarks.peers.vector_env", kind, str(sessions))
+
+
 WAYS = (
     Way("in process", "none", open_in_process),
     Way("starpod, step_many", "starpod", open_step_many),
@@ -320,9 +347,13 @@ WAYS = (
     Way("starpod, coroutines", "starpod", open_coroutines),
     Way("starpod, without columns", "starpod", open_stream_calls, most=1024),
     Way("starpod, unary", "starpod", open_unary, most=1024),
+    Way("starpod, unary, blocking", "starpod", open_blocking_unary, most=1),
     Way("empty unary call", "starpod", open_empty_calls, most=1024),
     Way("openenv-core", "openenv", _peer("open_openenv"), most=1024),
-    Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env_rpc"), most=1024),
-    Way("Ray actors", "none", lambda _, sessions: _driver("benchmarks.peers.ray_actors", sessions), most=64),
-    Way("AsyncVectorEnv", "none", lambda _, sessions: _driver("benchmarks.peers.vector_env", sessions), most=256),
+    Way("openenv-core, tuned", "openenv_tuned", _peer("open_openenv"), most=1024),
+    Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env"), most=1024),
+    Way("dm-env-rpc, tuned", "dm_env_rpc", _peer("open_dm_env_rpc"), most=1024),
+    Way("Ray actors", "none", lambda _, sessions: _driver("benchmarks.peers.ray_actors", str(sessions)), most=64),
+    Way("SyncVectorEnv", "none", _vector_env("SyncVectorEnv")),
+    Way("AsyncVectorEnv", "none", _vector_env("AsyncVectorEnv"), most=256),
 )

@@ -39,7 +39,7 @@ from benchmarks.webshop_episodes import Played, Waits
 from benchmarks.webshop_original import CLICKS
 from benchmarks.webshop_report import Build, Result, Steps, Wait, print_tables, write
 from starpod.env_server.webshop.store import Manifest
-from tests.support import ROOT
+from tests.support import ROOT, children_of
 
 WARM_UP, TIMED = 200, 500
 """Episodes of a latency measurement."""
@@ -171,7 +171,7 @@ async def memory_of_workers(
     """Of each of the workers of one server, which all play the same."""
     server = wire.serve(store, "--workers", str(WORKERS))
     try:
-        workers = wire.workers_of(server)
+        workers = children_of(server.pid)
         started = [wire.Memory.of(worker) for worker in workers]
         for address in await wire.endpoints_of(server):
             await wire.one_by_one(address, warm_up, timed)

@@ -13,7 +13,7 @@ from time import perf_counter, process_time
 import grpc
 
 from benchmarks.measure import summarise
-from benchmarks.sessions import cpu_seconds
+from benchmarks.usage import cpu_seconds
 from benchmarks.webshop_episodes import ENVIRONMENT, KINDS, NAME, OPTIONS, RESET, Played, Waits
 from starpod.client import Fleet, Limits, Session
 from starpod.v1 import environment_pb2 as pb
@@ -81,11 +81,6 @@ async def start(store: Path) -> Start:
         return Start(ready, perf_counter() - begin, cpu_seconds(server.pid))
     finally:
         server.close()
-
-
-def workers_of(server: ServerProcess) -> list[int]:
-    """The ids of a server's worker processes."""
-    return [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
 
 
 async def endpoints_of(server: ServerProcess) -> list[str]:

@@ -16,15 +16,12 @@ import sys
 from benchmarks.lake import VARIABLE
 from tests.support import ROOT
 
-WAITING = ("in process", "starpod, coroutines", "openenv-core", "dm-env-rpc", "Ray actors", "AsyncVectorEnv")
-COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "openenv-core")
+WAITING = ("in process", "starpod, coroutines", "openenv-core", "dm-env-rpc, tuned", "Ray actors", "AsyncVectorEnv")
+COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "openenv-core", "openenv-core, tuned")
 TASKS = {
     "wait": ("steps of 5 ms", WAITING),
     "tail": ("steps with a heavy tail", WAITING),
-    "webshop": (
-        "webshop-v1, 1,000 products",
-        ("in process", "starpod, step_many", "starpod, coroutines", "openenv-core"),
-    ),
+    "webshop": ("webshop-v1, 1,000 products", COMPUTING),
 }
 
 

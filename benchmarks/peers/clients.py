@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 from typing import Any
 
 import grpc
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as dm
 from dm_env_rpc.v1.async_connection import AsyncConnection
+from dm_env_rpc.v1.connection import Connection
+from dm_env_rpc.v1.dm_env_adaptor import DmEnvAdaptor, create_and_join_world
 from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
 from openenv.core.generic_client import GenericEnvClient
 
-from benchmarks.measure import Player
+from benchmarks.lake import WALK
+from benchmarks.measure import Measurement, Run, check, drive, summarise
 from benchmarks.peers.dm_env_rpc_server import ACTION_UID, REWARD_UID, TEXT_UID
 from starpod.env_server.environments.frozen_lake import ACTIONS
 
@@ -54,7 +60,7 @@ class DmEnvRpcPlayer:
 
 
 @contextlib.asynccontextmanager
-async def open_openenv(address: str, sessions: int) -> AsyncIterator[Sequence[Player]]:
+async def open_openenv(address: str, sessions: int) -> AsyncIterator[Run]:
     """As many WebSockets as sessions: with openenv-core a connection is a session."""
     gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
     clients: list[GenericEnvClient] = []
@@ -67,14 +73,62 @@ async def open_openenv(address: str, sessions: int) -> AsyncIterator[Sequence[Pl
 
     try:
         await asyncio.gather(*(connect() for _ in range(sessions)))
-        yield [OpenEnvPlayer(client) for client in clients]
+        players = [OpenEnvPlayer(client) for client in clients]
+        yield lambda seconds: drive(players, seconds)
     finally:
         await asyncio.gather(*(client.close() for client in clients))
 
 
 @contextlib.asynccontextmanager
-async def open_dm_env_rpc(address: str, sessions: int) -> AsyncIterator[Sequence[Player]]:
-    """As many streams as sessions over one connection."""
+async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
+    """As the catch example's agent plays: a connection that blocks, and so a thread, for each session."""
+    pool = ThreadPoolExecutor(sessions)
+    loop = asyncio.get_running_loop()
+
+    async def together(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+        return await asyncio.gather(*(loop.run_in_executor(pool, function, argument) for argument in arguments))
+
+    def join(_: int) -> DmEnvAdaptor:
+        connection = Connection(grpc.insecure_channel(address))
+        return create_and_join_world(connection, create_world_settings={}, join_world_settings={}).env
+
+    environments = await together(join, range(sessions))
+
+    async def run(seconds: float) -> Measurement:
+        await together(DmEnvAdaptor.reset, environments)
+        ready = threading.Barrier(sessions + 1)
+        waits: list[float] = []
+
+        def play(environment: DmEnvAdaptor) -> None:
+            ready.wait()
+            start = perf_counter()
+            while True:
+                for place, action in enumerate(WALK, 1):
+                    before = perf_counter()
+                    step = environment.step({"action": ACTIONS.index(action)})
+                    after = perf_counter()
+                    waits.append(after - before)
+                    check(place, float(step.reward), step.last())
+                    if after - start >= seconds:
+                        return
+                environment.reset()
+
+        playing = asyncio.create_task(together(play, environments))
+        await asyncio.to_thread(ready.wait)
+        start = perf_counter()
+        await playing
+        return summarise(len(waits), perf_counter() - start, waits)
+
+    try:
+        yield run
+    finally:
+        await together(DmEnvAdaptor.close, environments)
+        pool.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def open_dm_env_rpc(address: str, sessions: int) -> AsyncIterator[Run]:
+    """As many streams as sessions over one connection, in one event loop."""
     async with grpc.aio.insecure_channel(address) as channel:
         connections = [AsyncConnection(channel) for _ in range(sessions)]
 
@@ -83,4 +137,5 @@ async def open_dm_env_rpc(address: str, sessions: int) -> AsyncIterator[Sequence
             await connection.send(dm.JoinWorldRequest(world_name="lake"))
 
         await asyncio.gather(*map(join, connections))
-        yield [DmEnvRpcPlayer(connection) for connection in connections]
+        players = [DmEnvRpcPlayer(connection) for connection in connections]
+        yield lambda seconds: drive(players, seconds)

@@ -1,17 +1,15 @@
-"""Texts of a given size served by openenv-core: python -m benchmarks.peers.openenv_payload --port N."""
+"""Texts of a given size served by openenv-core, tuned: python -m benchmarks.peers.openenv_payload --port N."""
 
 from __future__ import annotations
 
 import argparse
-import socket
 from typing import Any
 
-import uvicorn
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
-MAX_SESSIONS = 256
+from benchmarks.peers.openenv_server import MAX_SESSIONS, TUNED, serve
 
 
 class PayloadAction(Action):
@@ -56,11 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     port = parser.parse_args().port
-    app = create_app(Payload, PayloadAction, PayloadObservation, max_concurrent_envs=MAX_SESSIONS)
-    listener = socket.create_server(("127.0.0.1", port), backlog=MAX_SESSIONS)
-    print(f"Serving payloads on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
-    config = uvicorn.Config(app, log_level="warning", ws_per_message_deflate=False, ws_ping_interval=None)
-    uvicorn.Server(config).run(sockets=[listener])
+    serve(create_app(Payload, PayloadAction, PayloadObservation, max_concurrent_envs=MAX_SESSIONS), port, **TUNED)
 
 
 if __name__ == "__main__":

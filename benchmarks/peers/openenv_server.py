@@ -1,7 +1,8 @@
-"""The lake served by openenv-core: python -m benchmarks.peers.openenv_server --port N.
+"""The lake served by openenv-core: python -m benchmarks.peers.openenv_server --port N [--tuned].
 
-Asynchronous methods, so that openenv-core steps it in its event loop instead of handing each step to a thread: several
-times faster for steps of microseconds. Where steps wait, ordinary methods on its threads.
+As `openenv init` writes an environment and its server, but for the number of sessions, which is raised from 1. With
+--tuned everything is set that we found to help steps of microseconds: asynchronous methods, so that openenv-core steps
+them in its event loop instead of handing each to a thread, and WebSockets without compression and pings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
-from benchmarks.lake import WAITS, new_episode
+from benchmarks.lake import new_episode
 from starpod.env_server.episode import Want
 
 NOTHING = Want()
@@ -52,7 +53,7 @@ class LakeEnvironment(Environment[LakeAction, LakeObservation, State]):
         return State(step_count=self._episode.turns)
 
 
-class EventLoopLake(LakeEnvironment):
+class TunedLake(LakeEnvironment):
     """Stepped in the event loop."""
 
     async def reset_async(
@@ -64,18 +65,25 @@ class EventLoopLake(LakeEnvironment):
         return self.step(action)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    port = parser.parse_args().port
-    app = create_app(
-        LakeEnvironment if WAITS else EventLoopLake, LakeAction, LakeObservation, max_concurrent_envs=MAX_SESSIONS
-    )
+TUNED: dict[str, Any] = {"ws_per_message_deflate": False, "ws_ping_interval": None}
+"""uvicorn's settings."""
+
+
+def serve(app: Any, port: int, **settings: Any) -> None:
+    """Serves the application and prints one line when it listens. settings: uvicorn's."""
     listener = socket.create_server(("127.0.0.1", port), backlog=MAX_SESSIONS)
-    print(f"Serving the lake on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
-    # Without per-message compression, which only costs time on messages as short as these.
-    config = uvicorn.Config(app, log_level="warning", ws_per_message_deflate=False, ws_ping_interval=None)
-    uvicorn.Server(config).run(sockets=[listener])
+    print(f"Serving on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", **settings)).run(sockets=[listener])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tuned", action="store_true")
+    arguments = parser.parse_args()
+    lake = TunedLake if arguments.tuned else LakeEnvironment
+    app = create_app(lake, LakeAction, LakeObservation, max_concurrent_envs=MAX_SESSIONS)
+    serve(app, arguments.port, **(TUNED if arguments.tuned else {}))
 
 
 if __name__ == "__main__":

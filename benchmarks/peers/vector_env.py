@@ -1,6 +1,6 @@
-"""The lake in Gymnasium's AsyncVectorEnv: one process per environment, one pipe each, stepped in step.
+"""The lake in Gymnasium's vector environments: stepped together, in this process or in one process and pipe for each.
 
-    echo 2 | python -m benchmarks.peers.vector_env SESSIONS
+    echo 2 | python -m benchmarks.peers.vector_env SyncVectorEnv|AsyncVectorEnv SESSIONS
 
 For each number of seconds on standard input it steps that long and prints the measurement as JSON.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from benchmarks.lake import new_episode
 from benchmarks.peers.driver import Pipes, serve_runs
@@ -42,8 +42,9 @@ class Lake(gymnasium.Env[str, int]):
 
 def main() -> None:
     pipes = Pipes()
-    count = int(sys.argv[1])
-    environments = AsyncVectorEnv([Lake] * count, autoreset_mode=AutoresetMode.DISABLED)
+    count = int(sys.argv[2])
+    kind = {"SyncVectorEnv": SyncVectorEnv, "AsyncVectorEnv": AsyncVectorEnv}[sys.argv[1]]
+    environments = kind([Lake] * count, autoreset_mode=AutoresetMode.DISABLED)
     everywhere = np.ones(count, bool)
 
     def reset() -> None:
