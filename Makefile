@@ -1,8 +1,9 @@
 # Every target makes the virtual environment that it needs on first use, from constraints.txt.
 #   make test ARGS="-k fleet"       further arguments for the program that the target runs
-#   make test PYTHON=python3.13     another interpreter (3.11 to 3.13)
+#   make test PYTHON=python3.13     another interpreter than the first of 3.11, 3.12 and 3.13 that is there
 
-PYTHON ?= python3.11
+PYTHONS := python3.11 python3.12 python3.13
+PYTHON ?= $(firstword $(shell for each in $(PYTHONS); do if $$each -c 'import ensurepip' 2> /dev/null; then echo $$each; fi; done) python3.11)
 ARGS ?=
 # Processes that run the tests.
 JOBS ?= 2
@@ -91,7 +92,7 @@ audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vul
 	@$(BIN)/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(PROTO_VENV) $(GPU_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(PROTO_VENV) $(GPU_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.

@@ -1,8 +1,10 @@
-"""Commands that pages show exist: subcommands and options of `starpod`, targets of make, modules of benchmarks."""
+"""Commands that pages show exist: subcommands and options of `starpod`, targets of make, modules of benchmarks,
+extras that are to be installed."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import click
@@ -76,3 +78,13 @@ def test_targets_and_benchmarks_exist(page: Path) -> None:
     assert {name for name in targets if not re.search(rf"^{name}:", MAKEFILE, re.MULTILINE)} == set()
     modules = {name for piece in code for name in re.findall(r"python -m benchmarks\.([a-z_.]+)", piece)}
     assert {name for name in modules if not (ROOT / "benchmarks" / f"{name.replace('.', '/')}.py").exists()} == set()
+
+
+def test_what_is_to_be_installed_can_be() -> None:
+    """No package index has starpod: pages and errors install a clone, with extras that there are."""
+    sources = [file for folder in ("client", "env_server", "trainer") for file in (ROOT / folder).rglob("*.py")]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in [*pages(), *sources])
+    assert re.findall(r"pip install .*starpod\[.*", text) == []
+    wanted = {extra for extras in re.findall(r"pip install '\.\[([a-z,]+)\]'", text) for extra in extras.split(",")}
+    assert wanted
+    assert wanted <= set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,25 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> 
     assert learnt(folder) == learnt(undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model.tiny.hidden=32"], "model.tiny"),
+        (["algorithm=starpo-grpo"], "has no critic"),
+        (["seed=7"], "resume with the same seeds"),
+        (["algorithm.kl.where=reward"], "holds no reference policy"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused_and_changes_nothing(
+    undisturbed: Path, tmp_path: Path, words: list[str], told: str
+) -> None:
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    errors = train("stop.iterations=7", *words, run_dir=folder, resume=True, status=2)
+    assert told in errors
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     folder = tmp_path / "run"
@@ -221,8 +241,24 @@ def test_a_mistake_is_explained_in_a_line(tmp_path: Path, words: list[str], told
 
 
 def test_an_unknown_option_of_the_environment_is_named(tmp_path: Path) -> None:
-    errors = train("environment.options.sise=4", "stop.iterations=1", run_dir=tmp_path / "run", status=1)
-    assert "size" in errors.splitlines()[-1]
+    for word in ("environment.options.sise=4", "evaluation.options.sise=4"):
+        errors = train(word, "stop.iterations=1", run_dir=tmp_path / word, status=2)
+        assert "size" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["environment=frozen_lak-v1"], "frozen_lake-v1"),
+        (["environment.serve=[--prot, '1']"], "--prot"),
+        (["rewards.shaping={absent: 1.0}"], "no reward function"),
+        (["replay.offline=absent.jsonl"], "does not exist"),
+        (["warm_start.thought={words[99]}"], "warm_start.thought"),
+    ],
+)
+def test_a_configuration_that_turns_out_wrong_begins_nothing(tmp_path: Path, words: list[str], told: str) -> None:
+    assert told in train(*words, "stop.iterations=1", run_dir=tmp_path / "run", status=2).splitlines()[-1]
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_dry_run_prints_what_would_be_used(tmp_path: Path) -> None:
