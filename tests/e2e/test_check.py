@@ -24,7 +24,8 @@ NEVER_SHOWN = {
     "F-10": "the environment declares fork",
     "N-11": "the environment declares snapshot",
 }
-NOT_BY_ALL = ("C-44", "C-58", "C-64", "C-65")  # one action ends it; it cannot list its actions; it has no score
+NOT_BY_ALL = ("C-44", "C-58", "C-64", "C-65", "C-70")
+"""One action ends it; it cannot list its actions; it has no score; it draws no PNG, as the shop without a Chromium."""
 TOO_FAST = "S-09"  # 1 ms is the shortest timeout
 COMMAND = (sys.executable, "-m", "starpod.client.main", "check")
 

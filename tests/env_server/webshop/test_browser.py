@@ -31,6 +31,7 @@ from starpod.env_server.config import ServerConfig
 from starpod.env_server.environment import Busy, Unavailable
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.webshop import environment as shopping
 from starpod.env_server.webshop.browser.chromium import Browser
 from starpod.env_server.webshop.browser.config import BrowserConfig
 from starpod.env_server.webshop.browser.environment import WebShopBrowser
@@ -72,6 +73,22 @@ def test_settings_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv(f"STARPOD_BROWSER_{name}", value)
     with pytest.raises(Unavailable, match=f"STARPOD_BROWSER_{name} is '{value}'"):
         BrowserConfig.from_environment()
+
+
+def test_pictures_are_offered_where_they_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shopping, "open_stores", lambda: None)
+    monkeypatch.setattr(shopping.WebShop, "spec", shopping.WebShop.spec)  # prepare changes it
+    for variable in ("STARPOD_CHROMIUM", "STARPOD_CHROMEDRIVER"):
+        monkeypatch.setenv(variable, sys.executable)
+    shopping.WebShop.prepare()
+    assert shopping.WebShop.spec.render_modes == ("text", "html", "png")
+    assert not caplog.text
+    monkeypatch.setenv("STARPOD_CHROMIUM", "no-such-browser")
+    shopping.WebShop.prepare()
+    assert shopping.WebShop.spec.render_modes == ("text", "html")
+    assert "webshop-v1 draws no png: there is no no-such-browser here; install Chromium" in caplog.text
 
 
 # --- the pool ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ from starpod.env_server.webshop.store import StoreError
 
 if TYPE_CHECKING:
     from starpod.env_server.webshop.store import Store
+
+logger = logging.getLogger(__name__)
 
 OPEN_SCORE = 0.99
 """The most that `score` says before the purchase: only a purchase solves the task."""
@@ -59,7 +63,7 @@ class WebShop(Environment):
             "characters"
         ),
         observation_modes=("text", "text_rich", "html", "url"),
-        render_modes=("text", "html", "png") if find_spec("selenium") else ("text", "html"),
+        render_modes=("text", "html", "png"),
         limits=Limits(max_turns=15, max_actions_per_turn=1, max_actions=15),
         slow_render=True,
     )
@@ -75,10 +79,14 @@ class WebShop(Environment):
 
     @classmethod
     def prepare(cls) -> None:
+        """Opens the stores. Where there is no Chromium, the class no longer offers pictures, and the log says why."""
         try:
             open_stores()
         except StoreError as error:
             raise Unavailable(str(error)) from error
+        if lacking := _lacks_for_pictures():
+            logger.warning("%s draws no png: %s", cls.spec.id, lacking)
+            cls.spec = replace(cls.spec, render_modes=tuple(mode for mode in cls.spec.render_modes if mode != "png"))
 
     def reset(self, rng: random.Random) -> None:
         options = self.options
@@ -264,7 +272,20 @@ def _html(shop: Shop) -> str:
     return render_html(shop)
 
 
+def _lacks_for_pictures() -> str:
+    """What is missing on this machine to draw a page as a PNG; empty if nothing is."""
+    if find_spec("selenium") is None:
+        return "it needs the package selenium; from a clone of the repository: pip install '.[browser]'"
+    from starpod.env_server.webshop.browser.config import BrowserConfig
+
+    try:
+        BrowserConfig.from_environment()
+    except Unavailable as error:
+        return str(error)
+    return ""
+
+
 def _png(shop: Shop) -> bytes:
-    from starpod.env_server.webshop.browser import png  # raises Unavailable, with what to install
+    from starpod.env_server.webshop.browser import png
 
     return png(shop)

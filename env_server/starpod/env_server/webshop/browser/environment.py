@@ -72,8 +72,8 @@ class WebShopBrowser(WebShop):
     @classmethod
     def prepare(cls) -> None:
         """Raises Unavailable where Chromium, its driver or a package is missing."""
-        super().prepare()
         shared_pool()
+        super().prepare()
 
     def reset(self, rng: random.Random) -> None:
         super().reset(rng)
