@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc
+from tests.skipped import not_by_time
 from tests.support import ROOT, ServerProcess
 
 EXAMPLE = ROOT / "examples" / "typescript"
@@ -25,8 +26,8 @@ STARPOD = (sys.executable, "-m", "starpod.client.main")
 SNAPSHOTS = {*(f"N-{number:02}" for number in range(1, 11)), "N-12"}
 UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ERR_SOCKET_TIMEOUT")
 """npm's codes where no registry answers."""
-NEVER_SHOWN = {"C-70", "C-95", "C-97", "C-98", "F-10", "S-09", "S-11", "S-12", "S-13", "S-14", "S-15"}
-"""It draws no pictures, wants no token, tells no timing, declares fork, answers within 1 ms, takes no columns; pings
+NEVER_SHOWN = {"C-70", "C-95", "C-97", "C-98", "F-10", "S-11", "S-12", "S-13", "S-14", "S-15"}
+"""It draws no pictures, wants no token, tells no timing, declares fork, takes no columns; pings
 take long."""
 
 
@@ -89,8 +90,8 @@ def test_it_keeps_the_contract(serve: Callable[..., ServerProcess]) -> None:
     results = {result["id"]: result for result in environment["results"]}
     bad = [f"{r['id']}: {r['message']}" for r in results.values() if r["status"] not in ("passed", "skipped")]
     assert not bad, "\n".join(bad)
-    skipped = {number for number, result in results.items() if result["status"] == "skipped"}
-    assert skipped - NEVER_SHOWN == SNAPSHOTS, "snapshots alone are left out"
+    skipped = not_by_time((number, r["message"]) for number, r in results.items() if r["status"] == "skipped")
+    assert set(skipped) - NEVER_SHOWN == SNAPSHOTS, "snapshots alone are left out"
     assert {"C-92", "C-94", "S-07", "F-08"} <= {n for n, result in results.items() if result["status"] == "passed"}
     assert done.returncode == 0
     assert server.log == "", "something was thrown that is no refusal"

@@ -93,7 +93,7 @@ class RacesOnKeys(Faulty):
     async def once(self, request: Any, create: Any) -> Any:
         if request.key and request.key not in self.keys and len(request.key.encode()) <= 128:
             reply = asyncio.ensure_future(create())
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.0)
             await reply
             self.keys[request.key] = (
                 type(request).__name__.encode() + request.SerializeToString(deterministic=True),
@@ -202,7 +202,7 @@ class PoisonsKeys(Faulty):
             return await super()._unary(context, self.open(request))
         if request.key not in self.keys:
             self.keys[request.key] = (b"abandoned", asyncio.get_running_loop().create_future())
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)
             del self.keys[request.key]
         return await super()._unary(context, self.open(request))
 

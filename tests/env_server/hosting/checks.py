@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from starpod.client.check.runner import EnvironmentReport, check
 from starpod.client.check.suite import REQUIREMENTS
+from tests.skipped import not_by_time
 
 WITHOUT = {
     "C-65": "the environment has no score",
@@ -16,8 +17,6 @@ WITHOUT = {
     "C-98": "it takes 75 s: run it with --slow",
 }
 """What no hosted environment can show."""
-BY_TIME = ("too busy", "past its deadline", "the shortest timeout")
-"""What this machine's pace decides."""
 
 
 async def _all(address: str, ids: Sequence[str], also: str) -> list[EnvironmentReport]:
@@ -33,11 +32,9 @@ def check_all(address: str, ids: Sequence[str], also: str = "") -> dict[str, dic
     for report in asyncio.run(_all(address, ids, also)):
         broken = [f"{result.requirement.id}: {result.message}" for result in report.results if result.breaks]
         assert not broken, (report.id, broken)
-        skipped[report.id] = {
-            result.requirement.id: result.message
-            for result in report.results
-            if result.status == "skipped" and not any(words in result.message for words in BY_TIME)
-        }
+        skipped[report.id] = not_by_time(
+            (result.requirement.id, result.message) for result in report.results if result.status == "skipped"
+        )
         assert skipped[report.id].items() >= WITHOUT.items()
     assert sorted(skipped) == sorted(ids)
     return skipped

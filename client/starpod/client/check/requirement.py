@@ -61,6 +61,13 @@ class NotShown(Exception):
     """This server or environment has nothing by which the requirement could be shown."""
 
 
+class TooBusy(NotShown):
+    """This machine was held up while it had to be in time, so nothing can be said of the server."""
+
+    def __init__(self) -> None:
+        super().__init__("this machine is too busy to call in time")
+
+
 def expect(met: bool, expected: str, got: object, mend: str = "") -> None:
     """Raises Unmet with what was expected, what came and how to mend it, unless `met`."""
     if not met:

@@ -21,6 +21,8 @@ from starpod.v1 import environment_pb2 as pb
 Status = Literal["passed", "failed", "skipped", "error"]
 AT_ONCE = 8
 """Tests that run at the same time, where the server's limits allow it."""
+CONNECTING = 10.0
+"""Seconds for the first call, with its connection, however little a call may take."""
 SESSIONS, CALLS = 8, 6
 """What one test may need of the server at the same time."""
 
@@ -116,7 +118,8 @@ async def check(
 
 async def _describe(link: Link) -> pb.DescribeResponse:
     try:
-        server: pb.DescribeResponse = await link.call("Describe", pb.DescribeRequest())
+        seconds = max(link.seconds, CONNECTING)
+        server: pb.DescribeResponse = await link.call("Describe", pb.DescribeRequest(), seconds=seconds)
     except grpc.aio.AioRpcError as error:
         raise Unreachable(f"{link.address} does not answer Describe: {from_error(error)}") from error
     if not server.environments:

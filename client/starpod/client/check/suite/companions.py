@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 import grpc
 
@@ -23,8 +24,6 @@ METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "R
 OWNERS = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
 """Capabilities without which a server need not have the method."""
 PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
-AT_ONCE_SECONDS = 1.0
-"""A Stream that is refused without a look at its first message has ended by then."""
 
 
 @must(
@@ -82,21 +81,33 @@ async def token(probe: Probe) -> None:
                 mend = "check `authorization: Bearer TOKEN` before every call"
                 raise Unmet(f"UNAUTHENTICATED from {method} with {metadata or 'no token'}", "OK", mend)
         if probe.server.capabilities.stream:
-            stream = probe.link.stub.Stream(metadata=metadata, timeout=probe.link.seconds)
-            reading = asyncio.ensure_future(stream.read())
-            try:
-                # Most refuse at once; what is written into a stream that has just ended hides how it ended.
-                await asyncio.wait({reading}, timeout=AT_ONCE_SECONDS)
-                if not reading.done():
-                    await stream.write(pb.StreamRequest(calls=[pb.Call(call_id=1, renew=pb.RenewRequest())]))
-                got = await reading
-            except grpc.aio.AioRpcError as error:
+            await _expect_no_stream(probe, metadata)
+
+
+async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -> None:
+    """Most refuse at once: what is written into a Stream that has just ended hides how it ended, so it comes later."""
+    wanted, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
+    for seconds in (1.0, 2.0, 4.0):
+        stream = probe.link.stub.Stream(metadata=tuple(metadata), timeout=probe.link.seconds)
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            await asyncio.wait({reading}, timeout=seconds)
+            if not reading.done():
+                await stream.write(pb.StreamRequest(calls=[pb.Call(call_id=1, renew=pb.RenewRequest())]))
+            reply = await reading
+        except asyncio.InvalidStateError:
+            got = "its end"
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.INTERNAL:
                 _expect_unauthenticated(error, f"Stream with {metadata or 'no token'}")
-            else:
-                raise Unmet(f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", str(got).strip() or "its end")
-            finally:
-                reading.cancel()
-                stream.cancel()
+                return
+            got = str(from_error(error))
+        else:
+            raise Unmet(wanted, str(reply).strip() or "its end")
+        finally:
+            reading.cancel()
+            stream.cancel()
+    raise Unmet(wanted, got)
 
 
 def _anywhere(probe: Probe, capability: str) -> bool:

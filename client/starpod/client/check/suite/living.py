@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from starpod.client.check.link import Conversation
 from starpod.client.check.probe import SAME, SEED, Handle, Probe, expect_played, expect_same
 from starpod.client.check.refusal import Refusal, from_error, from_status
-from starpod.client.check.requirement import NotShown, Unmet, expect, must
+from starpod.client.check.requirement import NotShown, TooBusy, Unmet, expect, must
 from starpod.v1 import environment_pb2 as pb
 
 LEASE = 0.5
@@ -25,6 +25,8 @@ PATIENCE = (1.0, 2.0, 5.0)
 """Seconds to wait for the reaping of a session whose lease of LEASE ran out, one session for each look."""
 AT_ONCE = 0.0
 """The deadline of a caller who sends a call and leaves."""
+LEAVERS = 4
+"""Callers who leave before their Step is done, some early and some late, before the server is believed."""
 SENT = 3
 """Turns of the event loop until a call is sent."""
 
@@ -80,32 +82,40 @@ async def expect_reaped(
 
 @must("C-74", "Renew and every other call keep a session alive for another lease.")
 async def renewal(probe: Probe) -> None:
+    for lease in (1.0, 3.0, 8.0):
+        if await _outlived(probe, lease):
+            return
+        await probe.clean_up()
+    raise TooBusy
+
+
+async def _outlived(probe: Probe, lease: float) -> bool:
+    """Whether sessions that are called again and again outlive the lease, in seconds. Raises Unmet if one does not.
+
+    False: this machine was late, so that a correct server may have reaped them. The server counts a lease from some
+    moment between the beginning and the end of a call, which is all that can be known of it from here.
+    """
     async with contextlib.AsyncExitStack() as stack:
         streams = []
         if probe.server.capabilities.stream:
             streams = [await stack.enter_async_context(probe.link.stream()) for _ in range(2)]
         calls = _calls(probe, streams, itertools.count())
-        for lease in (1.0, 4.0):
-            called = time.monotonic()  # no later than the server counts the lease from
-            handles = await probe.several(len(calls), lease_seconds=lease)
-            refusals: dict[str, Refusal | None] = dict.fromkeys(calls)
-            longest, rounds = 0.0, 0
-            while longest < 0.8 * lease and rounds < 4:
-                await asyncio.sleep(0.4 * lease)
-                before, called = called, time.monotonic()
-                got = await asyncio.gather(
-                    *(call(handle) for call, handle in zip(calls.values(), handles, strict=True))
-                )
-                refusals = {name: refusals[name] or refusal for name, refusal in zip(calls, got, strict=True)}
-                longest, rounds = max(longest, time.monotonic() - before), rounds + 1
-            if longest < 0.8 * lease:
-                for name, refusal in refusals.items():
-                    what = (
-                        f"a session that is called by {name} every {0.4 * lease:g} s to outlive a lease of {lease:g} s"
-                    )
-                    expect(refusal is None, what, refusal, "count the lease from the last call")
-                return
-    raise NotShown("this machine is too busy to call in time")
+        called = time.monotonic()
+        handles = await probe.several(len(calls), lease_seconds=lease)
+        for _ in range(3):
+            await asyncio.sleep(0.4 * lease)
+            before, called = called, time.monotonic()
+            outcomes = await asyncio.gather(
+                *(call(handle) for call, handle in zip(calls.values(), handles, strict=True)), return_exceptions=True
+            )
+            if time.monotonic() - before > 0.8 * lease:
+                return False
+            for name, outcome in zip(calls, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                what = f"a session that is called by {name} every {0.4 * lease:g} s to outlive a lease of {lease:g} s"
+                expect(outcome is None, what, outcome, "count the lease from the last call")
+    return True
 
 
 def _calls(
@@ -249,9 +259,10 @@ async def past_deadline(probe: Probe) -> None:
             left += await _hurried(probe, "Step", handle.request(turn), next(deadlines)) is None
             got.append(await handle.step(turn))
         expect_played(script.transitions, got, "the episode with Steps past their deadline", mend)
-        if left:
+        if left >= LEAVERS:
             return
-    raise NotShown("no Step ran past its deadline")
+    if not left:
+        raise NotShown("no Step ran past its deadline")
 
 
 @must(
