@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from starpod.client import BadArgument, Fleet, SessionLost, Unreachable, Want
+from starpod.client import BadArgument, Fleet, ReplayDiverged, SessionLost, Unreachable, Want
 from tests.client.fake_server import FakeServer, Refusal, overloaded, session_lost
 from tests.client.test_fleet import seen, undisturbed
 
@@ -52,6 +52,25 @@ async def test_so_does_one_that_was_refused_on_another_server() -> None:
             async with asyncio.timeout(10):
                 while len(two.sessions) > 1:  # the one in which the reset was tried is closed
                     await asyncio.sleep(0.01)
+
+
+async def test_what_could_not_be_closed_is_closed_later() -> None:
+    def before(kind: str, request: Any) -> None:
+        if kind == "close" and server.calls["close"] <= 2:
+            raise Refusal(grpc.StatusCode.INTERNAL, "ENVIRONMENT_ERROR", "it would not be closed", "give_up")
+
+    async with FakeServer() as server, Fleet(server.address, health_seconds=0.05) as fleet:
+        server.before = before
+        (session,) = await fleet.open("walk-v1", seed=3)
+        await session.step("left")
+        server.sessions.clear()
+        server.noise = 1  # so that what is rebuilt comes out differently, and is given up
+        with pytest.raises(ReplayDiverged):
+            await session.step("right")
+        assert len(server.sessions) == 1
+        async with asyncio.timeout(30):
+            while server.sessions:
+                await asyncio.sleep(0.01)
 
 
 # --- full servers ----------------------------------------------------------------------------------------------------

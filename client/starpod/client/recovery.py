@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 from starpod.client.errors import StarpodError
@@ -33,6 +34,9 @@ async def rebuild(
                 digest_observation(transition.observation, transition.reward),
             )
             session.step_index = response.next_step_index
+    except asyncio.CancelledError:
+        replica.orphans.append(session.session_id)
+        raise
     except StarpodError:
         await _discard(replica, session, until)
         raise
@@ -105,8 +109,7 @@ async def _discard(replica: Replica, session: pb.Session, until: float) -> None:
     try:
         await replica.call("close", pb.CloseRequest(session_ids=[session.session_id]), until)
     except StarpodError:
-        # Its lease runs out.
-        return
+        replica.orphans.append(session.session_id)
 
 
 def step_request(session: pb.Session, turn: Turn) -> pb.StepRequest:

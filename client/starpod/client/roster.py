@@ -305,10 +305,13 @@ class Roster:
     async def _probe(self, replica: Replica) -> None:
         before = replica.hosts
         await quiet(replica.probe)
-        orphans, replica.orphans = replica.orphans, []
-        if orphans and replica.ready:
-            request = pb.CloseRequest(session_ids=orphans)
-            await quiet(replica.call, "close", request, self._loop.time() + self._timeout)
+        if (orphans := set(replica.orphans)) and replica.ready:
+            try:
+                await replica.call("close", pb.CloseRequest(session_ids=orphans), self._loop.time() + self._timeout)
+            except StarpodError as error:
+                logger.debug("orphans are closed later: %s", error)
+            else:
+                replica.orphans = [each for each in replica.orphans if each not in orphans]
         if replica.hosts != before:
             self._changed(replica.address)
 
