@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -19,16 +20,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starpod.client import TLS, Fleet, Unauthenticated
 from starpod.env_server.seal import SnapshotSeal
 from tests.deploy.manifests import containers, find, of_kind, read, words
-from tests.support import ServerProcess
+from tests.support import ServerProcess, held_port
 
 TOKEN = "a-token-of-the-trainer"
 KEY = "of the servers alone, 32 characters"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture
@@ -57,10 +52,11 @@ def server(files: Path) -> Iterator[ServerProcess]:
     _, container, _ = next(containers(read("secure")))
     given = [word.replace("/etc/starpod", str(files / "server")) for word in words(container)[1:]]
     # Later options count: a free port of this machine each, and an environment that starts at once.
-    ports = [f"--health-port={free_port()}", f"--metrics-port={free_port()}", "--host=127.0.0.1"]
-    process = ServerProcess([sys.executable, "-m", "starpod.client.main", *given, "bandit", *ports])
-    yield process
-    process.close()
+    with held_port() as health, held_port() as metrics:
+        ports = [f"--health-port={health}", f"--metrics-port={metrics}", "--host=127.0.0.1"]
+        process = ServerProcess([sys.executable, "-m", "starpod.client.main", *given, "bandit", *ports])
+        with contextlib.closing(process):
+            yield process
 
 
 async def test_a_rendered_pod_serves_is_probed_and_drains(

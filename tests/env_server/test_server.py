@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.env_server.conftest import Client, Serve
 from tests.env_server.troublesome import ALL
+from tests.support import held_port
 
 
 async def test_health_per_environment_and_while_draining(serve: Serve) -> None:
@@ -134,18 +134,13 @@ async def test_tls_and_mtls(serve: Serve, tmp_path: Path) -> None:
         await tls.stub.Describe(pb.DescribeRequest(), timeout=5)  # without TLS
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 async def test_a_health_port_needs_no_certificate(serve: Serve, tmp_path: Path) -> None:
     ca = trustme.CA()
     ca.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both"))
     ca.cert_pem.write_to_path(str(tmp_path / "ca"))
     tls = TLS(tmp_path / "both", tmp_path / "both", client_ca=tmp_path / "ca")
-    client = await serve(tls=tls, health_port=free_port())
+    with held_port() as port:
+        client = await serve(tls=tls, health_port=port)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.server.config.health_port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="walk-v1")
@@ -177,8 +172,8 @@ async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp
 
 
 async def test_metrics_count_what_happened(serve: Serve) -> None:
-    port = free_port()
-    client = await serve(metrics_port=port)
+    with held_port() as port:
+        client = await serve(metrics_port=port)
     session = await client.open("walk-v1")
     gone = await client.open("walk-v1", lease_seconds=0.05)
     for index in range(3):

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 logger = logging.getLogger(__name__)
@@ -52,22 +52,27 @@ def supervise(
 
     arguments: the command line after the program's name, which the workers get too, each with its own port.
     """
-    ports = _ports(host, port, workers)
-    shown = f"[{host}]" if ":" in host else host
-    endpoints = ",".join(f"{shown}:{each}" for each in ports)
-    shared = _without(arguments, _OVERRIDDEN)
-    crew = [
-        _Worker(
-            [
-                *(sys.executable, "-m", "starpod.env_server", *shared, "--end-with-stdin"),
-                *("--port", str(each), "--endpoints", endpoints),
-                *("--metrics-port", str(metrics_port and metrics_port + place)),
-                *("--health-port", str(health_port and health_port + place)),
-            ],
-            f"worker {place}",
-        )
-        for place, each in enumerate(ports)
-    ]
+    with _ports(host, port, workers) as ports:
+        shown = f"[{host}]" if ":" in host else host
+        endpoints = ",".join(f"{shown}:{each}" for each in ports)
+        shared = _without(arguments, _OVERRIDDEN)
+        crew = [
+            _Worker(
+                [
+                    *(sys.executable, "-m", "starpod.env_server", *shared, "--end-with-stdin"),
+                    *("--port", str(each), "--endpoints", endpoints),
+                    *("--metrics-port", str(metrics_port and metrics_port + place)),
+                    *("--health-port", str(health_port and health_port + place)),
+                ],
+                f"worker {place}",
+            )
+            for place, each in enumerate(ports)
+        ]
+        return _run(crew, f"with {workers} workers on {shown}:{ports[0]}", drain_seconds)
+
+
+def _run(crew: Sequence[_Worker], title: str, drain_seconds: float) -> int:
+    """Runs the workers until a signal; returns the exit status."""
     signals: SimpleQueue[int] = SimpleQueue()  # which a signal handler may fill, unlike what waits on a lock
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda number, _: signals.put(number))
@@ -83,7 +88,7 @@ def supervise(
                 if not ready and worker.process is not None:
                     return worker.process.wait() or 1
                 line = line or ready
-        print(f"{line.rpartition(' on ')[0]} with {workers} workers on {shown}:{ports[0]}", flush=True)
+        print(f"{line.rpartition(' on ')[0]} {title}", flush=True)
         first = _watch(crew, signals)
     finally:
         _end(crew, first, signals, drain_seconds)
@@ -138,16 +143,20 @@ def _pass_on(number: int, processes: Sequence[subprocess.Popen[str]], seconds: f
     return time.monotonic() + seconds + _MERCY_SECONDS
 
 
-def _ports(host: str, port: int, workers: int) -> list[int]:
-    """Consecutive ports from `port` on, or as many free ones."""
+@contextlib.contextmanager
+def _ports(host: str, port: int, workers: int) -> Iterator[list[int]]:
+    """Consecutive ports from `port` on, or as many free ones, which nobody else is given while the workers are down: a
+    socket that does not listen holds each, and as it may be reused, gRPC can listen on the same port."""
     if port:
-        return list(range(port, port + workers))
+        yield list(range(port, port + workers))
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket(family)) for _ in range(workers)]
         for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
+        yield [each.getsockname()[1] for each in sockets]
 
 
 def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
