@@ -8,7 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import grpc
+
 from starpod.client import Fleet, Limits, Session, Want
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
 ENVIRONMENTS = {
     "frozen_lake-v1": ["Left", "Down", "Right", "Up"],
@@ -33,6 +37,12 @@ class Count:
 
 TALLY: dict[str, Count] = {}
 """By fault; conftest.py prints it at the end."""
+
+
+async def live_sessions(address: str) -> int:
+    """How many sessions the server holds, whoever opened them."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        return int((await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())).live_sessions)
 
 
 @dataclass
@@ -74,16 +84,20 @@ async def play(
     return played
 
 
-async def play_all(
-    fleet: Fleet, groups: int, counts: list[int], pause: float, until: asyncio.Event, **options: Any
-) -> list[list[Episode]]:
-    """`groups` of each environment, all sessions at once: counts[i] episodes of session i, and more until the event."""
+async def open_all(fleet: Fleet, groups: int, **options: Any) -> list[Session]:
+    """The sessions of `groups` of each environment."""
     opened = [
         await fleet.open(name, seed=group, count=GROUP_SIZE, limits=LIMITS, want=Want(state_key=True), **options)
         for name in ENVIRONMENTS
         for group in range(groups)
     ]
-    sessions = [session for group in opened for session in group]
+    return [session for group in opened for session in group]
+
+
+async def play_all(
+    fleet: Fleet, sessions: list[Session], counts: list[int], pause: float, until: asyncio.Event
+) -> list[list[Episode]]:
+    """All sessions at once: counts[i] episodes of session i, and more until the event."""
     played = await asyncio.gather(
         *(play(session, random.Random(number), counts[number], pause, until) for number, session in enumerate(sessions))
     )
@@ -105,9 +119,9 @@ async def disturbed(
     options = opened_with or {}
     over = asyncio.Event()
     async with Fleet(addresses, **{**QUICK, **fleet}) as servers:
-        counts = [1] * (groups * GROUP_SIZE * len(ENVIRONMENTS))
-        playing = asyncio.create_task(play_all(servers, groups, counts, pause, over, **options))
-        await asyncio.sleep(0.1)
+        sessions = await open_all(servers, groups, **options)
+        playing = asyncio.create_task(play_all(servers, sessions, [1] * len(sessions), pause, over))
+        await asyncio.sleep(0.1)  # in the middle of their episodes
         raging = asyncio.ensure_future(fault(servers))
         await asyncio.wait({playing, raging}, return_when=asyncio.FIRST_COMPLETED)
         if playing.done():
@@ -144,7 +158,7 @@ async def undisturbed(address: str, played: Played) -> list[list[Episode]]:
     over.set()
     async with Fleet(address, recovery=False) as fleet:
         counts = [len(episodes) for episodes in played.episodes]
-        return await play_all(fleet, played.groups, counts, 0.0, over, **played.options)
+        return await play_all(fleet, await open_all(fleet, played.groups, **played.options), counts, 0.0, over)
 
 
 async def compare(address: str, played: Played, fault: str) -> Count:
@@ -160,7 +174,7 @@ async def compare(address: str, played: Played, fault: str) -> Count:
     return count
 
 
-async def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+async def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Waits until it is so."""
     async with asyncio.timeout(seconds):
         while not condition():

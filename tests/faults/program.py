@@ -32,7 +32,7 @@ class Program:
 
     def finish(self) -> Played:
         """Lets it play its episodes to the end, and returns them. An AssertionError tells what it said if it fails."""
-        _, errors = self.process.communicate("", timeout=100)
+        _, errors = self.process.communicate("", timeout=250)
         assert self.process.returncode == 0, errors
         played: Played = pickle.loads(self._file.read_bytes())
         return played

@@ -31,7 +31,7 @@ async def test_an_allocation_that_fails_costs_its_session_alone() -> None:
     with start_server("--environment-module", TROUBLED, "hungry-v1") as server:
         async with Fleet(server.address) as fleet:
             greedy, *others = await fleet.open("hungry-v1", seed=1, count=4)
-            limit = address_space(server.pid) + 8 * MEBIBYTE
+            limit = address_space(server.pid) + 128 * MEBIBYTE  # enough for a stack more
             resource.prlimit(server.pid, resource.RLIMIT_AS, (limit, limit))
             with pytest.raises(EnvironmentBug, match="MemoryError"):
                 await greedy.step("eat")

@@ -56,8 +56,8 @@ class Storm(threading.Thread):
                     if self._over.wait(EVERY):
                         return
                     number = self._random.randrange(len(self.servers))
-                    fault(self.servers[number], self.proxies[number])
                     self.fired[fault.__name__] = self.fired.get(fault.__name__, 0) + 1
+                    fault(self.servers[number], self.proxies[number])
         except BaseException as error:
             self.error = error
 

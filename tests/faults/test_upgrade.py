@@ -62,7 +62,7 @@ async def test_a_rolling_upgrade() -> None:
             await upgrade(servers[1], fleet)
             # Nobody hosts 1.0.0 any more. An episode that has to be replayed is refused, and told why...
             for session in replayed:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(90):
                     with pytest.raises(UnknownVersion) as refused:
                         await session.step("go")
                 assert refused.value.available == ["1.0.1"]

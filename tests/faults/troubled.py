@@ -16,7 +16,7 @@ KIBIBYTE, MEBIBYTE = 2**10, 2**20
 
 
 class Hungry(Environment):
-    """Inline: "eat" takes 16 MiB for good, whoever asks; the rest is a walk."""
+    """Inline: "eat" takes 256 MiB for good, whoever asks; the rest is a walk."""
 
     spec = EnvironmentSpec(id="hungry-v1", version="1.0.0", title="Never full", actions=("go", "eat"))
     eaten: list[bytes] = []  # noqa: RUF012 - it leaks on purpose
@@ -26,7 +26,7 @@ class Hungry(Environment):
 
     def step(self, action: str) -> Outcome:
         if action == "eat":
-            Hungry.eaten.append(os.urandom(1) * (16 * MEBIBYTE))
+            Hungry.eaten.append(os.urandom(1) * (256 * MEBIBYTE))
         self.place += self.dynamics.random()
         return Outcome(reward=1.0)
 
