@@ -69,9 +69,16 @@ async def undisturbed(seed: int, turns: Sequence[Any] = TURNS, **options: Any) -
 
 
 async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def give_patience(fleet: Fleet, seconds: float) -> None:
+    """From now on: what came before, as the opening of its sessions, may have taken longer on a machine held up."""
+    fleet._patience = fleet._mender._patience = seconds
+    for replica in fleet.replicas:
+        replica._patience = seconds
 
 
 # --- the calls -------------------------------------------------------------------------------------------------------
@@ -225,7 +232,8 @@ async def test_a_cancelled_reset_is_finished_all_the_same(server: FakeServer) ->
         assert [seen(await session.step("left"))] == await undisturbed(9, ["left"])
 
 
-async def test_closing_the_fleet_closes_its_sessions(server: FakeServer) -> None:
+async def test_closing_the_fleet_closes_its_sessions(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starpod.client.fleet.CLOSE_SECONDS", 60.0)
     async with Fleet(server.address) as fleet:
         sessions = await fleet.open("walk-v1", seed=3, count=5)
         await sessions[0].close()
@@ -245,7 +253,7 @@ async def test_closing_the_fleet_ends_calls_in_flight(server: FakeServer) -> Non
     ]
     await asyncio.sleep(0.05)
     await fleet.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(result, Unreachable) for result in results), results
 
@@ -258,9 +266,10 @@ async def test_leases_of_idle_sessions_are_renewed() -> None:
         # A session that the program has let go of is left to its lease.
         sessions.clear()
         gc.collect()
+        await eventually(lambda: not fleet.replicas[0]._pending)
         renewed = server.calls["renew"]
-        await asyncio.sleep(0.2)
-        assert server.calls["renew"] <= renewed + 1
+        await asyncio.sleep(0.3)
+        assert server.calls["renew"] == renewed
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -319,8 +328,9 @@ async def test_an_overloaded_server_is_asked_again_later(server: FakeServer) -> 
 
 
 async def test_patience_ends(server: FakeServer) -> None:
-    async with Fleet(server.address, patience=1.0) as fleet:
+    async with Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
+        give_patience(fleet, 1.0)
 
         def before(kind: str, _: Any) -> None:
             raise overloaded()
@@ -328,8 +338,9 @@ async def test_patience_ends(server: FakeServer) -> None:
         server.before = before
         with pytest.raises(Overloaded):
             await session.step("left")
-        with pytest.raises(Overloaded):
+        with pytest.raises((Overloaded, DeadlineExceeded)):  # the latter where the last call is cut off
             await session.render()
+        give_patience(fleet, 60.0)
         server.before = lambda kind, request: None
         assert await play(session) == await undisturbed(3)
 
@@ -373,7 +384,7 @@ async def test_lost_replies_are_asked_for_again(server: FakeServer) -> None:
     chance = random.Random(1)
     server.lose = lambda kind: chance.random() < 0.3
     server.delay = lambda kind: chance.choice([0.0, 0.0, 0.03])
-    async with Fleet(server.address, timeout=0.05) as fleet:
+    async with Fleet(server.address, timeout=0.05, health_seconds=600.0, grace=60.0) as fleet:
         (session,) = await fleet.open("walk-v1", seed=1)
         await session.reset(seed=3)
         copies = await session.fork(2)
@@ -398,11 +409,13 @@ async def test_a_call_asked_again_may_be_answered_in_a_row() -> None:
 
 async def test_a_server_that_never_answers_runs_into_the_patience(server: FakeServer) -> None:
     """It is there, and says so when it is asked how it is; the turn alone has no reply."""
-    async with Fleet(server.address, timeout=0.05, patience=0.3) as fleet:
+    async with Fleet(server.address, timeout=0.05, grace=60.0) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
+        give_patience(fleet, 0.3)
         server.lose = lambda kind: kind == "step"
         with pytest.raises(DeadlineExceeded):
             await session.step("left")
+        give_patience(fleet, 60.0)
         server.lose = lambda kind: False
         assert seen(await session.step("left")) == (await undisturbed(3, ["left"]))[0]
 
@@ -411,7 +424,7 @@ async def test_a_server_that_never_answers_runs_into_the_patience(server: FakeSe
 
 
 async def test_a_cut_connection_is_mended_and_nothing_is_done_twice(server: FakeServer) -> None:
-    async with Fleet(server.address, grace=5.0) as fleet:
+    async with Fleet(server.address, grace=60.0) as fleet:
         sessions = await fleet.open("walk-v1", seed=3, count=4)
         server.delay = lambda kind: 0.05
         steps = [asyncio.create_task(play(session, ["left", "right"])) for session in sessions]
@@ -632,8 +645,9 @@ async def test_versions_are_chosen_over_the_whole_fleet() -> None:
 
 
 async def test_every_error_is_a_starpod_error() -> None:
-    async with FakeServer() as server, Fleet(server.address, patience=0.3) as fleet:
+    async with FakeServer() as server, Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
+        give_patience(fleet, 0.3)
         await server.stop()
         with pytest.raises(StarpodError):
             await session.step("left")

@@ -185,11 +185,12 @@ async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends()
     ):
         one.before = refuse(0.01)
         two.before = refuse(600.0)
+        first = asyncio.create_task(patient.open("walk-v1", seed=9))
+        await eventually(lambda: one.calls.get("open", 0) > 3)
+        assert two.calls["open"] == 1
         with pytest.raises((Overloaded, DeadlineExceeded)):  # the latter where the last call is cut off
             await hasty.open("walk-v1", seed=3)
-        assert one.calls["open"] > 1
-        assert two.calls["open"] == 1
-        opening = asyncio.gather(*(patient.open("walk-v1", seed=seed) for seed in range(5)))
+        opening = asyncio.gather(first, *(patient.open("walk-v1", seed=seed) for seed in range(5)))
         await eventually(lambda: not any(replica.accepting for replica in patient.replicas))
         one.before = lambda kind, request: None
         assert {session.address for group in await opening for session in group} == {one.address}
@@ -204,7 +205,7 @@ async def test_a_lost_session_is_brought_back_where_there_is_room() -> None:
             other._open(pb.OpenRequest(seed=1))
         await fleet.describe()
         home.before = refuse(600.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await session.step("left")
         assert session.address == other.address
 
@@ -221,7 +222,7 @@ async def test_who_waits_for_a_server_is_told_when_the_fleet_is_closed() -> None
         server.lose = lambda kind: kind == "render"
         calls = asyncio.gather(session.render(), session.render(), return_exceptions=True)
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await fleet.close()
             later = [fleet.open("walk-v1"), fleet.restore(snapshot), session.render(), session.fork()]
             results = [*await waiting, *await calls, *await asyncio.gather(*later, return_exceptions=True)]

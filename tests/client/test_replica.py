@@ -35,7 +35,7 @@ UNSENDABLE: list[Any] = [
 
 @pytest.mark.parametrize("turn", UNSENDABLE, ids=ascii)
 async def test_an_action_that_cannot_be_sent_is_refused_alone(server: FakeServer, turn: Any) -> None:
-    async with Fleet(server.address) as fleet, asyncio.timeout(10):
+    async with Fleet(server.address) as fleet, asyncio.timeout(60):
         sessions = await fleet.open("walk-v1", seed=3, count=3)
         results = await fleet.step_many(sessions, ["left", turn, "left"], return_exceptions=True)
         assert isinstance(results[1], BadArgument)
@@ -51,7 +51,7 @@ async def test_an_action_that_cannot_be_sent_is_refused_alone(server: FakeServer
 async def test_nor_is_it_sent_where_it_is_long() -> None:
     server = FakeServer()
     server.limits.max_message_bytes = 4096
-    async with server, Fleet(server.address) as fleet, asyncio.timeout(10):
+    async with server, Fleet(server.address) as fleet, asyncio.timeout(60):
         (session,) = await fleet.open("walk-v1", seed=3)
         with pytest.raises(BadArgument):
             await session.step("\ud800" * 1_000)
@@ -59,7 +59,7 @@ async def test_nor_is_it_sent_where_it_is_long() -> None:
 
 
 async def test_a_stream_whose_writer_fails_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeServer() as server, Fleet(server.address, grace=5.0) as fleet, asyncio.timeout(10):
+    async with FakeServer() as server, Fleet(server.address, grace=60.0) as fleet, asyncio.timeout(60):
         (session,) = await fleet.open("walk-v1", seed=3)
         (replica,) = fleet.replicas
         collect = replica._collect
@@ -77,7 +77,7 @@ async def test_a_token_file_may_be_away_for_a_while(server: FakeServer, tmp_path
     file = tmp_path / "token"
     file.write_text("secret")
     server.token = "secret"
-    async with Fleet(server.address, token=file, timeout=0.5) as fleet, asyncio.timeout(10):
+    async with Fleet(server.address, token=file, timeout=0.5) as fleet, asyncio.timeout(60):
         (session,) = await fleet.open("walk-v1", seed=3)
         file.unlink()
         step = asyncio.create_task(session.step("left"))
@@ -88,7 +88,7 @@ async def test_a_token_file_may_be_away_for_a_while(server: FakeServer, tmp_path
 
 
 async def test_a_reply_that_cannot_be_read_costs_its_own_call_only(server: FakeServer) -> None:
-    async with Fleet(server.address) as fleet, asyncio.timeout(10):
+    async with Fleet(server.address) as fleet, asyncio.timeout(60):
         one, other = await fleet.open("walk-v1", seed=3, count=2)
         reset = server._reset
 
@@ -119,7 +119,7 @@ async def test_rows_that_cannot_be_read_end_the_calls_that_wait_for_them(
             columns.end_reasons.append(77)  # type: ignore[arg-type]
             columns.end_successes.append(0)
 
-    async with FakeServer() as server, Fleet(server.address) as fleet, asyncio.timeout(10):
+    async with FakeServer() as server, Fleet(server.address) as fleet, asyncio.timeout(60):
         sessions = await fleet.open("walk-v1", seed=3, count=3)
         monkeypatch.setattr(fake_server, "_add_row", garble)
         results = await fleet.step_many(sessions, ["left"] * 3, return_exceptions=True)
@@ -130,7 +130,7 @@ async def test_rows_that_cannot_be_read_end_the_calls_that_wait_for_them(
 @pytest.mark.parametrize("deterministic", [True, False])
 async def test_a_cancelled_open_leaves_no_sessions_behind(server: FakeServer, deterministic: bool) -> None:
     server.deterministic = deterministic
-    async with Fleet(server.address, health_seconds=0.02) as fleet, asyncio.timeout(20):
+    async with Fleet(server.address, health_seconds=0.02) as fleet, asyncio.timeout(60):
         for moment in range(40):
             server.delay = lambda kind, seconds=0.002 * (moment % 3): seconds  # type: ignore[misc]
             task = asyncio.create_task(fleet.open("walk-v1", seed=moment, count=2))

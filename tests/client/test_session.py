@@ -53,7 +53,7 @@ def test_every_call_ends_and_the_session_is_free_then(
                     if cancelled_at == moment:
                         task.cancel()
                 await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 results = await asyncio.gather(*tasks, return_exceptions=True)
                 wrong = [result for kind, result in zip(kinds, results, strict=True) if kind == "wrong"]
                 assert all(isinstance(result, ValueError | asyncio.CancelledError) for result in wrong)
@@ -72,7 +72,7 @@ async def test_calls_that_wait_when_a_session_is_closed_are_told_so() -> None:
         server.delay = lambda kind: 0.05
         (session,) = await fleet.open("walk-v1", seed=3)
         calls = [session.step("left"), session.close(), session.step("left"), session.render(), session.reset()]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             first, closed, *rest = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(first, Transition)
     assert closed is None
@@ -90,7 +90,7 @@ async def test_a_call_that_is_cancelled_when_its_turn_has_come_lets_the_next_one
         first = asyncio.create_task(step_and_cancel())
         second = asyncio.create_task(session.step("never"))
         third = asyncio.create_task(session.step("right"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.wait([first, second])
             assert second.cancelled()
             assert seen(await third) == (await undisturbed(3, ["left", "right"]))[1]

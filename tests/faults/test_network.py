@@ -145,7 +145,7 @@ async def test_a_client_that_vanishes_is_forgotten() -> None:
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     continue  # a pause of this machine has ended the connection
                 proxy.black_hole()
-                await eventually(lambda: open_files(server) < connected)
+                await eventually(lambda connected=connected: open_files(server) < connected)
                 return
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from starpod.client.adapters.text import MOST_ACTIONS, Episode, Reader, Setting, converse
 from starpod.client.errors import EnvironmentBug, StarpodError
 from tests.client.adapters.sessions import live_sessions
+from tests.client.test_fleet import give_patience
 from tests.support import ROOT, ServerProcess, start_server
 
 
@@ -125,8 +126,9 @@ async def test_a_failure_is_an_error_and_a_bad_action_is_not(walk: Setting) -> N
 
 async def test_a_server_that_is_gone_is_a_failure() -> None:
     with start_server("bandit-v1") as server:
-        setting = Setting(server.address, "bandit-v1", fleet={"patience": 1.0, "timeout": 1.0})
+        setting = Setting(server.address, "bandit-v1", fleet={"timeout": 1.0})
         episode = await setting.open({"seed": 1})
+        give_patience(setting.shared_fleet().fleet, 1.0)
         server.kill()
         with pytest.raises(StarpodError):
             await setting.play(episode, "<answer>any</answer>")
@@ -144,7 +146,9 @@ def test_one_fleet_for_a_process_and_its_servers(walk: Setting, troubled: Server
 
 LEAVES = """
 import sys
+import starpod.client.fleet
 from starpod.client.adapters.text import Setting
+starpod.client.fleet.CLOSE_SECONDS = 60.0  # however slow this machine is
 setting = Setting(sys.argv[1], "walk-v1")
 episode = setting.shared_fleet().run(setting.open({"seed": 1}))
 print(episode.session.address, flush=True)
