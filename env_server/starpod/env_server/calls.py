@@ -377,7 +377,7 @@ class Calls:
         now = time.monotonic()
         count = 0
         for table in tables:
-            for session in list(table.expired(now)):
+            for session in table.expired(now):
                 self.metrics.reaped(session.environment.spec.id)
                 self.drop(table, session)
                 count += 1

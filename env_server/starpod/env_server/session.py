@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -182,6 +182,7 @@ class SessionTable(dict[str, Session]):
         self.reservations: dict[str, Reservation] = {}
         self._remembered = 0
         self._swept = time.monotonic()
+        self._ended: dict[str, float] = {}
 
     def find(self, session_id: str) -> Session:
         """Raises UNKNOWN_SESSION or SESSION_LOST."""
@@ -191,9 +192,14 @@ class SessionTable(dict[str, Session]):
         session.check()
         return session
 
-    def expired(self, now: float) -> Iterator[Session]:
-        """Sessions whose lease ran out."""
-        return (session for session in self.values() if now - session.touched > session.lease and not session.pending)
+    def expired(self, now: float) -> list[Session]:
+        """Sessions whose lease ran out before the last look, and that nobody has called since.
+
+        At the first look the call that keeps one may lie in a socket, unread, because this process was held up.
+        """
+        ended = [session for session in self.values() if now - session.touched > session.lease and not session.pending]
+        seen, self._ended = self._ended, {session.id: session.touched for session in ended}
+        return [session for session in ended if seen.get(session.id) == session.touched]
 
     def forget_reservations(self, now: float) -> None:
         """Drops keys whose sessions have been gone for a lease. Looks only now and then: there can be many."""
