@@ -27,7 +27,7 @@ NEVER_SHOWN = {
 }
 NOT_BY_ALL = ("C-44", "C-58", "C-64", "C-65", "C-70")
 """One action ends it; it cannot list its actions; it has no score; it draws no PNG, as the shop without a Chromium."""
-COMMAND = (sys.executable, "-m", "starpod.client.main", "check")
+COMMAND = (sys.executable, "-m", "starpod.client.main", "check", "--timeout", "90")
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +63,13 @@ class Check:
 
 
 def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_built_in_environment_keeps_the_contract(environment: str, checks: dict[str, Check]) -> None:
     check = checks[environment]
-    output, _ = check.process.communicate(timeout=110)
+    output, _ = check.process.communicate(timeout=250)
     results = json.loads(check.json.read_text())["environments"][0]["results"]
     assert [f"{r['id']}: {r['message']}" for r in results if r["status"] in ("failed", "error")] == []
     assert check.process.returncode == 0, output

@@ -33,7 +33,7 @@ def test_it_is_all_that_is_served(custom: ServerProcess) -> None:
 
 
 def test_it_keeps_the_contract(custom: ServerProcess) -> None:
-    result = _starpod("check", custom.address)
+    result = _starpod("check", custom.address, "--timeout", "90")
     assert result.returncode == 0, result.stdout
 
 
@@ -77,4 +77,4 @@ def test_it_is_stepped_through_gymnasiums_vector_env(custom: ServerProcess) -> N
 
 def _starpod(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "starpod.client.main", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=250, cwd=ROOT)

@@ -64,6 +64,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def iterations(run_dir: Path) -> int:
+    """How many a run has written."""
+    file = run_dir / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 CLOCKED = ("time", "seconds", "rate/", "time/", "environment/latency", "collect/recoveries")
 """Metrics that depend on the clock, or count what befell the servers."""
 
@@ -110,22 +116,28 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
     assert resumed == learnt(undisturbed)
 
 
+def killed(run_dir: Path, after: int) -> bool:
+    """Kills a run after so many iterations. False if it was over first, as this process was held up."""
+    process = subprocess.Popen(
+        command("stop.iterations=6", run_dir=run_dir, resume=True),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while process.poll() is None and iterations(run_dir) < after:
+        time.sleep(0.02)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    status = process.wait()
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
 def test_a_killed_run_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
     """SIGKILL, in the middle of whatever it was doing, twice."""
-    folder = tmp_path / "run"
-    for after in (2, 4):
-        process = subprocess.Popen(
-            command("stop.iterations=6", run_dir=folder, resume=True),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        metrics = folder / "metrics.jsonl"
-        while process.poll() is None and not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= after):
-            time.sleep(0.02)
-        assert process.poll() is None, "it ended before it could be killed"
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    folders = (tmp_path / str(attempt) for attempt in range(5))
+    folder = next((each for each in folders if killed(each, 2) and killed(each, 4)), None)
+    assert folder, "it always ended before it could be killed"
     train("stop.iterations=6", run_dir=folder, resume=True)
     assert learnt(folder) == learnt(undisturbed)
 
@@ -151,14 +163,17 @@ def test_what_cannot_be_resumed_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
-    folder = tmp_path / "run"
-    process = subprocess.Popen(
-        command("stop.iterations=6", run_dir=folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    while process.poll() is None and not (folder / "metrics.jsonl").exists():
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        process = subprocess.Popen(
+            command("stop.iterations=6", run_dir=folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        while process.poll() is None and not iterations(folder):
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=250)
+        if iterations(folder) < 6:
+            break  # else it was over before the signal, as this process was held up
     assert process.returncode == status, errors
     assert "--resume" in errors
     train("stop.iterations=6", run_dir=folder, resume=True)
@@ -170,8 +185,8 @@ def live_sessions(server: ServerProcess) -> int:
         return EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), wait_for_ready=True).live_sessions
 
 
-def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
-    """Two replicas, each killed and started again while episodes are played: the same metrics."""
+def train_on_lost_servers(run_dir: Path) -> int:
+    """Six iterations on two replicas, each killed and started again while episodes are played. Returns the kills."""
     with start_server("frozen_lake-v1") as first, start_server("frozen_lake-v1") as second:
         stop = threading.Event()
         kills = 0
@@ -188,13 +203,23 @@ def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
         thread.start()
         try:
             addresses = f"environment.addresses=[{first.address},{second.address}]"
-            train("stop.iterations=6", addresses, run_dir=tmp_path / "run")
+            train("stop.iterations=6", addresses, run_dir=run_dir)
         finally:
             stop.set()
             thread.join()
-    assert kills >= 2
-    assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["metrics"]["collect/recoveries"] > 0
-    assert learnt(tmp_path / "run") == learnt(undisturbed)
+    return kills
+
+
+def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
+    """The same metrics. Where this machine is slow, few kills may hit an episode: then again."""
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        kills = train_on_lost_servers(folder)
+        assert learnt(folder) == learnt(undisturbed)
+        recoveries = lines(folder / "metrics.jsonl")[-1]["metrics"]["collect/recoveries"]
+        if kills >= 2 and recoveries > 0:
+            return
+    pytest.fail(f"{kills} kills, {recoveries} recoveries")
 
 
 @pytest.mark.slow
@@ -202,7 +227,7 @@ def test_two_ranks_do_what_one_does(undisturbed: Path, tmp_path: Path) -> None:
     """torchrun with two processes, the policy sharded between them: the same figures to float tolerance."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", *COMMAND]
     arguments = command("stop.iterations=2", run_dir=tmp_path / "run")[3:]
-    done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     ours, theirs = lines(tmp_path / "run" / "metrics.jsonl"), lines(undisturbed / "metrics.jsonl")
     for one, other in zip(ours, theirs[: len(ours)], strict=True):

@@ -75,7 +75,10 @@ def test_it_keeps_the_contract(program: Path, example: ServerProcess) -> None:
     with contextlib.closing(other):
         command = [sys.executable, "-m", "starpod.client.main", "check", example.address, "--also", other.address]
         done = subprocess.run(
-            [*command, "--level", "core,stream", "--json", "-"], capture_output=True, text=True, timeout=110
+            [*command, "--timeout", "90", "--level", "core,stream", "--json", "-"],
+            capture_output=True,
+            text=True,
+            timeout=250,
         )
     (environment,) = json.loads(done.stdout)["environments"]
     results = environment["results"]
@@ -139,14 +142,14 @@ def test_it_drains_before_it_ends(program: Path, number: signal.Signals) -> None
         step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="Up")])
         assert service.Step(step).next_step_index == 1
         service.Close(pb.CloseRequest(session_ids=[session.session_id]))
-        assert server.process.wait(20) == 0, server.log
+        assert server.process.wait(60) == 0, server.log
 
 
 @pytest.mark.languages
 def test_a_port_that_is_taken_is_told(program: Path, example: ServerProcess) -> None:
-    done = subprocess.run([program, "--port", str(example.port)], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([program, "--port", str(example.port)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "usage" in subprocess.run([program, "--prot"], capture_output=True, text=True, timeout=20).stderr
+    assert "usage" in subprocess.run([program, "--prot"], capture_output=True, text=True, timeout=60).stderr
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules", "dist", "generated"))
     shutil.copytree(ROOT / "proto" / "starpod", top / "proto" / "starpod")
     for words in (["ci"], ["run", "build"]):
-        done = subprocess.run(["npm", *words], cwd=folder, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(["npm", *words], cwd=folder, capture_output=True, text=True, timeout=200)
         said = done.stdout + done.stderr
         if done.returncode != 0 and any(code in said for code in UNREACHABLE):
             pytest.skip(f"npm reaches no registry: {said.strip().splitlines()[0]}")
@@ -80,11 +80,12 @@ def serve(built: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 
 @pytest.mark.languages
+@pytest.mark.timeout(700)  # the first build
 def test_it_keeps_the_contract(serve: Callable[..., ServerProcess]) -> None:
     """Two processes, so few sessions that the check can fill one, and every requirement but those it cannot show."""
     server, other = serve("--max-sessions", "250"), serve()
-    command = [*STARPOD, "check", server.address, "--also", other.address, "--json", "-"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    command = [*STARPOD, "check", server.address, "--also", other.address, "--timeout", "90", "--json", "-"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.stdout, done.stderr
     (environment,) = json.loads(done.stdout)["environments"]
     results = {result["id"]: result for result in environment["results"]}
@@ -98,6 +99,7 @@ def test_it_keeps_the_contract(serve: Callable[..., ServerProcess]) -> None:
 
 
 @pytest.mark.languages
+@pytest.mark.timeout(700)
 def test_sigterm_drains(serve: Callable[..., ServerProcess]) -> None:
     server = serve()
     with grpc.insecure_channel(server.address) as channel:
@@ -116,13 +118,14 @@ def test_sigterm_drains(serve: Callable[..., ServerProcess]) -> None:
         assert stub.Step(step).next_step_index == 1
         assert server.process.poll() is None
         stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
-    assert server.process.wait(timeout=20) == 0
+    assert server.process.wait(timeout=60) == 0
 
 
 @pytest.mark.languages
+@pytest.mark.timeout(700)
 def test_it_is_trained_on_and_may_be_killed(serve: Callable[..., ServerProcess], tmp_path: Path) -> None:
     """The trainer plays every episode to its end, although the server is killed with live sessions on the way."""
-    server, folder = serve(), tmp_path / "run"
+    server = serve()
     settings = (
         f"environment.addresses=[{server.address}]",
         "collect.groups=4",
@@ -137,25 +140,23 @@ def test_it_is_trained_on_and_may_be_killed(serve: Callable[..., ServerProcess],
         "stop.iterations=3",
         "stop.minutes=null",
     )
-    command = [*STARPOD, "train", str(EXAMPLE / "hangman.yaml"), *settings, "--run-dir", str(folder)]
-    with (tmp_path / "log").open("w+") as log:
-        training = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            with grpc.insecure_channel(server.address) as channel:
-                stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
-                first = folder / "metrics.jsonl"
-                until(lambda: training.poll() is not None or (first.exists() and first.read_text().count("\n") > 0))
-                until(lambda: training.poll() is not None or stub.Describe(pb.DescribeRequest()).live_sessions > 8)
-            ended = training.poll()
-            server.restart()
-            status = training.wait(timeout=100)
-        finally:
-            training.kill()
-            training.wait()
-        log.seek(0)
-        assert status == 0, log.read()
-        assert ended is None, "it ended before the server could be killed"
-    metrics = [json.loads(line)["metrics"] for line in first.read_text().splitlines()]
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        command = [*STARPOD, "train", str(EXAMPLE / "hangman.yaml"), *settings, "--run-dir", str(folder)]
+        with (tmp_path / "log").open("w+") as log:
+            training = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                killed = kill_while_it_plays(server, training, folder / "metrics.jsonl")
+                status = training.wait(timeout=250)
+            finally:
+                training.kill()
+                training.wait()
+            log.seek(0)
+            assert status == 0, log.read()
+        metrics = [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        if killed and metrics[-1]["collect/recoveries"] > 0:
+            break  # else it was over first, or the episodes were, as this process was held up
+    assert killed, "it always ended before the server could be killed"
     assert [(values["collect/episodes"], values["collect/failed"]) for values in metrics] == [(16, 0)] * 3
     assert metrics[-1]["collect/recoveries"] > 0, "no session was opened again"
     assert sum("update/grad_norm" in values for values in metrics) > 0
@@ -166,6 +167,25 @@ def test_it_is_trained_on_and_may_be_killed(serve: Callable[..., ServerProcess],
     for episode in episodes:
         assert episode["environment"] == "hangman-v1"
         assert all(re.search(r"[a-z_]( [a-z_])+ wrong .+ lives \d+", turn["observation"]) for turn in episode["turns"])
+
+
+def kill_while_it_plays(server: ServerProcess, training: subprocess.Popen[bytes], metrics: Path) -> bool:
+    """Kills the server with live sessions after the first iteration, and starts it again. False if training ended."""
+    with grpc.insecure_channel(server.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        while training.poll() is None:
+            time.sleep(0.02)
+            if not metrics.exists() or "\n" not in metrics.read_text():
+                continue
+            # Frozen, it closes no session between the look and the kill.
+            training.send_signal(signal.SIGSTOP)
+            try:
+                if stub.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=60).live_sessions > 8:
+                    server.restart()
+                    return True
+            finally:
+                training.send_signal(signal.SIGCONT)
+    return False
 
 
 def until(condition: Callable[[], bool], seconds: float = 90) -> None:

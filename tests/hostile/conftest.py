@@ -78,7 +78,8 @@ class Witness:
         self._begin()
 
     def _begin(self) -> None:
-        opening = pb.OpenRequest(environment_id="walk-v1", seed=11, dynamics_seed=12, count=2)
+        # The lease outlasts the whole run: on a slow machine minutes may pass between two looks.
+        opening = pb.OpenRequest(environment_id="walk-v1", seed=11, dynamics_seed=12, count=2, lease_seconds=80_000)
         opening.want.state_key = True
         twins = self._stub.Open(opening, metadata=self._metadata).sessions
         self.session_id, self._turns = twins[0].session_id, 0
@@ -87,7 +88,7 @@ class Witness:
     def _play(self, session_id: str, turn: int) -> pb.Transition:
         action = pb.Action(text=WALK[turn % len(WALK)])
         step = pb.StepRequest(session_id=session_id, epoch=1, step_index=turn, actions=[action])
-        return self._stub.Step(step, metadata=self._metadata, timeout=30).transition
+        return self._stub.Step(step, metadata=self._metadata, timeout=60).transition
 
     def look(self) -> None:
         assert self._play(self.session_id, self._turns) == self._expected[self._turns]

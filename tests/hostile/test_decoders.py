@@ -21,7 +21,7 @@ def test_decoders_refuse_what_they_cannot_read(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert result.returncode == 0, result.stderr[-4000:]
     assert "Done " in result.stderr

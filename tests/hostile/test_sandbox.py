@@ -168,7 +168,7 @@ def test_a_server_that_cannot_confine_as_required_does_not_start(tmp_path: Path)
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert (result.returncode, result.stdout) == (1, "")
     assert "cannot be confined as --sandbox require asks" in result.stderr
@@ -188,7 +188,7 @@ async def test_closing_ends_a_confined_process() -> None:
     assert host._process is not None
     pid = host._process.pid
     host.close()
-    for _ in range(200):
+    for _ in range(1500):
         if not Path(f"/proc/{pid}").exists():
             return
         await asyncio.sleep(0.02)

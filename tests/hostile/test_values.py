@@ -145,7 +145,7 @@ def test_what_a_model_may_write_is_an_outcome(target: Target, environment: str, 
     with target.unharmed():
         session = target.open(environment)
         step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=action(text=text))
-        transition = target.stub.Step(step, metadata=target.metadata, timeout=20).transition
+        transition = target.stub.Step(step, metadata=target.metadata, timeout=60).transition
         assert not transition.success
         # A tower of powers is an expression; its value is never worked out.
         assert transition.outcomes[0].valid == ((environment, text) == ("countdown-v1", "9**9**9**9"))

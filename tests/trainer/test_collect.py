@@ -176,7 +176,7 @@ async def test_an_error_of_the_engine_stops_the_collection(server: ServerProcess
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        await asyncio.wait_for(collect(server.address, template, say, [Start(0, 1), Start(1, 2)], 4), 30)
+        await asyncio.wait_for(collect(server.address, template, say, [Start(0, 1), Start(1, 2)], 4), 60)
 
 
 async def test_a_lost_server_fails_episodes_not_the_run(template: Template) -> None:
@@ -189,7 +189,7 @@ async def test_a_lost_server_fails_episodes_not_the_run(template: Template) -> N
             return reply("Left")
 
         engine = ScriptedEngine(template, say)
-        async with Fleet(doomed.address, patience=2.0, timeout=1.0) as fleet:
+        async with Fleet(doomed.address, patience=6.0, timeout=1.0) as fleet:
             player = Player(
                 fleet,
                 engine,

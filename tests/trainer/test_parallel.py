@@ -87,7 +87,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
     alone = train(Parallel(), tmp_path / "one")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command += ["tests.trainer.parallel_worker", str(tmp_path)]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert outcome.returncode == 0, outcome.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     # The norm is that of the sum over the ranks: their mean would give half of it.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from starpod.trainer.engines.base import Engine, Reply, Request
+from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 
@@ -57,12 +62,44 @@ def ask(prompt: list[int], *, tokens: int = 8, stop: frozenset[int] = frozenset(
     return Request(prompt, max_tokens=tokens, stop=stop, seed=seed)
 
 
-async def until(condition: object, seconds: float = 10.0) -> None:
-    """Waits for a condition that other coroutines bring about."""
-    assert callable(condition)
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Waits for a condition that others bring about."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+async def begun(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task that has come to where it waits."""
+    task = asyncio.create_task(coroutine)
+    await asyncio.sleep(0)
+    return task
+
+
+@contextmanager
+def held(engine: Engine, steps: int = 5) -> Iterator[None]:
+    """Holds up an engine that samples in a thread of its own after so many steps, until the block ends.
+
+    Else it might be through with a reply before the event loop looks. The other engines here sample on the loop.
+    """
+    if not isinstance(engine, TorchEngine):
+        yield
+        return
+    step, released, taken = engine._batcher.step, threading.Event(), 0
+
+    def held_step(*arguments: Any) -> Any:
+        nonlocal taken
+        finished = step(*arguments)
+        taken += 1
+        if taken >= steps:
+            released.wait()
+        return finished
+
+    engine._batcher.step = held_step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        released.set()
 
 
 class EngineConformance:
@@ -168,9 +205,11 @@ class EngineConformance:
         prompts = [[5, 9, 2 + index] for index in range(4)]
         before = engine.stats().sampled
         calls = [asyncio.ensure_future(engine.generate(ask(prompt, tokens=50))) for prompt in prompts]
-        await until(lambda: engine.stats().running)
-        await asyncio.sleep(0.02)
-        await engine.pause()
+        with held(engine):
+            await until(lambda: engine.stats().running)
+            await asyncio.sleep(0.02)
+            pausing = await begun(engine.pause())
+        await pausing
         await engine.load(1, other)
         await engine.resume()
         for prompt, reply in zip(prompts, await asyncio.gather(*calls), strict=True):
@@ -207,8 +246,9 @@ class EngineConformance:
 
     async def test_a_cancelled_call_leaves_the_others_alone(self, engine: Engine, policy: Policy) -> None:
         calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=30))) for index in range(4)]
-        await until(lambda: engine.stats().running)
-        calls[1].cancel()
+        with held(engine):
+            await until(lambda: engine.stats().running)
+            calls[1].cancel()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(results[1], asyncio.CancelledError)
         for index in (0, 2, 3):
@@ -219,8 +259,10 @@ class EngineConformance:
 
     async def test_closing_fails_calls_in_flight(self, engine: Engine) -> None:
         call = asyncio.ensure_future(engine.generate(ask([5, 9], tokens=60)))
-        await until(lambda: engine.stats().running)
-        await engine.close()
+        with held(engine):
+            await until(lambda: engine.stats().running)
+            closing = await begun(engine.close())
+        await closing
         result = (await asyncio.gather(call, return_exceptions=True))[0]
         assert isinstance(result, Exception)
         await engine.close()
