@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from grpc_status import rpc_status
 from starpod.env_server.config import ServerConfig, ServerLimits
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.session import SessionTable
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.env_server import troublesome
+from tests.env_server.troublesome import Waiting
 
 
 @dataclass
@@ -67,6 +70,16 @@ class Client:
         request = step_request(session, index, *actions, epoch=epoch)
         return (await self.stub.Step(request, **call)).transition
 
+    @property
+    def table(self) -> SessionTable:
+        """The sessions in the server."""
+        (table,) = self.server._service.tables.values()
+        return table
+
+    async def pending(self, session: pb.Session, count: int) -> None:
+        """Until so many calls wait for or work on a session."""
+        await eventually(lambda: self.table[session.session_id].pending == count)
+
     async def fails(self, call: Awaitable[Any]) -> Failure:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
@@ -82,6 +95,28 @@ def step_request(session: pb.Session, index: int, *actions: str, epoch: int = 1)
 def text_of(holder: pb.Session | pb.Transition) -> str:
     (part,) = holder.observation.parts
     return part.text
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(1500):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+async def entered() -> None:
+    """Until a step of waiting-v1 is at its gate."""
+    assert await asyncio.to_thread(Waiting.entered.wait, 30)
+
+
+@pytest.fixture(autouse=True)
+def gate() -> Iterator[None]:
+    """Closes the gate of waiting-v1, and opens it after the test: a thread that waits there would keep Python alive."""
+    Waiting.entered.clear()
+    Waiting.opened.clear()
+    yield
+    Waiting.opened.set()
 
 
 Serve = Callable[..., Awaitable[Client]]

@@ -11,8 +11,9 @@ import pytest
 
 from starpod.env_server.config import ServerLimits
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, read_status, text_of
+from tests.env_server.conftest import Client, Serve, entered, eventually, read_status, step_request, text_of
 from tests.env_server.test_stream import Stream
+from tests.env_server.troublesome import Waiting
 
 
 async def test_a_repeated_step_is_made_once(client: Client) -> None:
@@ -332,18 +333,23 @@ async def test_a_bug_costs_its_own_session_only(client: Client, action: str) -> 
 
 async def test_calls_on_one_session_keep_their_order(client: Client) -> None:
     session = await client.open("waiting-v1")
-    steps = [client.step(session, index, str(30 - 5 * index)) for index in range(6)]
+    steps = []
+    for index, action in enumerate(("gate", "20", "10", "0")):
+        steps.append(asyncio.create_task(client.step(session, index, action)))
+        await client.pending(session, index + 1)  # gRPC promises no order of calls that are made at once
+    Waiting.opened.set()
     turns = await asyncio.gather(*steps)
-    assert text_of(turns[-1]) == "30,25,20,15,10,5"
+    assert text_of(turns[-1]) == "gate,20,10,0"
 
 
 async def test_a_call_past_its_deadline_is_finished_and_cached(client: Client) -> None:
     session = await client.open("waiting-v1")
     with pytest.raises(Exception, match="DEADLINE_EXCEEDED"):
-        await client.step(session, 0, "300", timeout=0.05)
-    turn = await client.step(session, 0, "300")
-    assert text_of(turn) == "300"
-    assert text_of(await client.step(session, 1, "1")) == "300,1"
+        await client.step(session, 0, "gate", timeout=0.05)
+    Waiting.opened.set()
+    turn = await client.step(session, 0, "gate")
+    assert text_of(turn) == "gate"
+    assert text_of(await client.step(session, 1, "1")) == "gate,1"
 
 
 async def test_limits_answer_with_what_was_met_and_when_to_come_back(serve: Serve) -> None:
@@ -368,10 +374,12 @@ async def test_limits_answer_with_what_was_met_and_when_to_come_back(serve: Serv
 async def test_calls_in_flight_are_bounded(serve: Serve) -> None:
     client = await serve(limits=ServerLimits(max_calls_in_flight=2))
     sessions = [await client.open("waiting-v1") for _ in range(3)]
-    replies = await asyncio.gather(*[client.step(s, 0, "200") for s in sessions], return_exceptions=True)
-    refused = [reply for reply in replies if isinstance(reply, Exception)]
-    assert len(refused) == 1 and "RESOURCE_EXHAUSTED" in str(refused[0])
-    await client.step(sessions[2], 0, "1")
+    steps = [asyncio.create_task(client.step(session, 0, "gate")) for session in sessions]
+    (refused,), others = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+    assert "RESOURCE_EXHAUSTED" in str(refused.exception())
+    Waiting.opened.set()
+    await asyncio.gather(*others)
+    await client.step(sessions[steps.index(refused)], 0, "1")
 
 
 @pytest.mark.parametrize("lease", [-1.0, math.nan])
@@ -380,11 +388,12 @@ async def test_a_lease_is_a_number_of_seconds(client: Client, lease: float) -> N
 
 
 async def test_leases_expire_unless_renewed(client: Client) -> None:
-    kept = await client.open("walk-v1", lease_seconds=0.6)
-    left = await client.open("walk-v1", lease_seconds=0.6)
-    for _ in range(12):
-        await asyncio.sleep(0.2)
+    kept, left = [await client.open("walk-v1", lease_seconds=1000) for _ in range(2)]  # the default is shorter
+    for _ in range(2):
         await client.stub.Renew(pb.RenewRequest(session_ids=[kept.session_id]))
+        for session in (kept, left):
+            client.table[session.session_id].touched -= 700
+    await eventually(lambda: left.session_id not in client.table)
     response = await client.stub.Renew(pb.RenewRequest(session_ids=[kept.session_id, left.session_id, "never"]))
     assert list(response.missing) == [left.session_id, "never"]
     failure = await client.fails(client.step(left, 0, "Right"))
@@ -422,10 +431,13 @@ async def test_groups_in_the_making_cannot_together_exceed_the_limit(serve: Serv
 async def test_forks_that_wait_for_their_turn_cannot_together_exceed_the_limit(serve: Serve) -> None:
     client = await serve(limits=ServerLimits(max_sessions=3))
     session = await client.open("waiting-v1")
-    step = asyncio.create_task(client.step(session, 0, "200"))
-    await asyncio.sleep(0.05)
+    step = asyncio.create_task(client.step(session, 0, "gate"))
+    await entered()
     fork = pb.ForkRequest(session_id=session.session_id, epoch=1, step_index=1)
-    replies = await asyncio.gather(*[client.stub.Fork(fork) for _ in range(5)], return_exceptions=True)
+    forks = [client.stub.Fork(fork) for _ in range(5)]
+    await client.pending(session, 6)
+    Waiting.opened.set()
+    replies = await asyncio.gather(*forks, return_exceptions=True)
     await step
     assert sum(isinstance(reply, pb.ForkResponse) for reply in replies) == 2
     assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 3
@@ -434,12 +446,14 @@ async def test_forks_that_wait_for_their_turn_cannot_together_exceed_the_limit(s
 async def test_a_call_that_its_caller_gave_up_is_in_flight_until_it_is_done(serve: Serve) -> None:
     client = await serve(limits=ServerLimits(max_calls_in_flight=1))
     left, other = await client.open("waiting-v1"), await client.open("walk-v1")
-    with pytest.raises(Exception, match="DEADLINE_EXCEEDED"):
-        await client.step(left, 0, "300", timeout=0.05)
+    call = client.stub.Step(step_request(left, 0, "gate"))
+    await entered()
+    call.cancel()
+    await client.stub.Describe(pb.DescribeRequest())  # comes after the news that the caller is gone
     assert (await client.fails(client.step(other, 0, "Right"))).metadata["limit"] == "max_calls_in_flight"
-    while client.server.metrics.calls_in_flight:
-        await asyncio.sleep(0.02)
-    assert text_of(await client.step(left, 0, "300")) == "300"
+    Waiting.opened.set()
+    await eventually(lambda: not client.server.metrics.calls_in_flight)
+    assert text_of(await client.step(left, 0, "gate")) == "gate"
 
 
 async def test_sessions_whose_reply_is_too_large_are_not_made(serve: Serve) -> None:
@@ -466,13 +480,16 @@ async def test_sessions_whose_reply_is_too_large_are_not_made(serve: Serve) -> N
 
 async def test_a_call_that_waited_behind_close_finds_no_session(client: Client) -> None:
     session = await client.open("waiting-v1")
-    step = asyncio.create_task(client.step(session, 0, "200"))
-    await asyncio.sleep(0.05)
+    step = asyncio.create_task(client.step(session, 0, "gate"))
+    await entered()
     close = client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
-    await asyncio.sleep(0.05)
-    failure = await client.fails(client.step(session, 1, "1"))
+    await client.pending(session, 2)
+    late = asyncio.create_task(client.fails(client.step(session, 1, "1")))
+    await client.pending(session, 3)
+    Waiting.opened.set()
+    failure = await late
     assert (failure.code, failure.reason) == ("NOT_FOUND", "UNKNOWN_SESSION")
-    assert text_of(await step) == "200"
+    assert text_of(await step) == "gate"
     await close
 
 

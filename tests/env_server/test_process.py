@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.process_host import ProcessHost
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, text_of
+from tests.env_server.conftest import Client, Serve, eventually, text_of
+from tests.env_server.troublesome import Uncopied
 
 
 def fork_of(session: pb.Session, index: int = 0) -> pb.ForkRequest:
@@ -29,6 +31,8 @@ def fork_of(session: pb.Session, index: int = 0) -> pb.ForkRequest:
 async def test_a_death_costs_its_own_session_alone(client: Client, action: str, cause: str) -> None:
     response = await client.stub.Open(pb.OpenRequest(environment_id="fragile-v1", seed=2, count=3))
     doomed, *others = response.sessions
+    if action == "hang":
+        client.table[doomed.session_id].host._timeout = 1.5
     failing = asyncio.create_task(client.fails(client.step(doomed, 0, action)))
     turns = [await client.step(other, index, "fine") for other in others for index in range(3)]
     failure = await failing
@@ -65,11 +69,7 @@ async def test_closing_ends_the_process(client: Client) -> None:
     session = await client.open("fragile-v1")
     pid = int((await client.step(session, 0, "pid")).info["pid"])
     await client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
-    for _ in range(200):
-        if not os.path.exists(f"/proc/{pid}"):
-            break
-        await asyncio.sleep(0.02)
-    assert not os.path.exists(f"/proc/{pid}")
+    await eventually(lambda: not os.path.exists(f"/proc/{pid}"))
     assert ProcessHost.alive == 0
 
 
@@ -103,9 +103,13 @@ async def test_process_and_reset(client: Client) -> None:
         ("shown", "the copy's process exited with status 4"),
     ],
 )
-async def test_a_copy_that_dies_leaves_its_original_alone(client: Client, dies: str, cause: str) -> None:
+async def test_a_copy_that_dies_leaves_its_original_alone(
+    client: Client, monkeypatch: pytest.MonkeyPatch, dies: str, cause: str
+) -> None:
     session = await client.open("uncopied-v1", options={"dies": dies})
     await client.step(session, 0, "fine")
+    if dies == "hung":
+        monkeypatch.setattr(Uncopied, "spec", replace(Uncopied.spec, step_timeout=1.5))  # for the copy alone
     failure = await client.fails(client.stub.Fork(fork_of(session, 1)))
     assert (failure.reason, failure.metadata["session"]) == ("ENVIRONMENT_BUG", "intact")
     assert cause in failure.message

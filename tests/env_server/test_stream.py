@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from starpod.env_server.config import ServerLimits
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, read_status, step_request, text_of
+from tests.env_server.conftest import Client, Serve, entered, eventually, read_status, step_request, text_of
+from tests.env_server.troublesome import Waiting
 
 
 def columns(rows: Iterable[tuple[int, pb.Session, int, tuple[str, ...]]], epoch: int = 1) -> pb.StreamRequest:
@@ -72,7 +73,7 @@ class Stream:
 
     async def until(self, count: int) -> None:
         while len(self.replies) < count:
-            response = await asyncio.wait_for(self.call.read(), 20)
+            response = await asyncio.wait_for(self.call.read(), 60)
             assert response is not grpc.aio.EOF, await self.call.details()
             arrived: dict[int, Any] = transitions_of(response)
             for reply in response.replies:
@@ -136,12 +137,14 @@ async def test_any_batches_equal_the_same_steps_one_by_one(
 async def test_a_slow_environment_delays_nobody(client: Client) -> None:
     slow, fast = await client.open("waiting-v1"), await client.open("walk-v1")
     stream = Stream(client)
-    await stream.send(columns([(1, slow, 0, ("400",)), (2, fast, 0, ("Right",))]))
+    await stream.send(columns([(1, slow, 0, ("gate",)), (2, fast, 0, ("Right",))]))
     for index in range(1, 5):
         await stream.until(index)
         await stream.send(columns([(2 + index, fast, index, ("Right",))]))
+    await stream.until(5)
+    assert stream.order == [2, 3, 4, 5, 6]
+    Waiting.opened.set()
     await stream.until(6)
-    assert stream.order == [2, 3, 4, 5, 6, 1]
 
 
 async def test_many_slow_renders_delay_nobody(client: Client) -> None:
@@ -150,18 +153,20 @@ async def test_many_slow_renders_delay_nobody(client: Client) -> None:
     render = pb.RenderRequest(session_id=slow.session_id)
     calls = [pb.Call(call_id=call_id, render=render) for call_id in range(1, 19)]
     request = columns([(100, fast, 0, ("Right",))])
-    request.calls.extend([pb.Call(call_id=0, step=step_request(slow, 0, "400")), *calls])
+    request.calls.extend([pb.Call(call_id=0, step=step_request(slow, 0, "gate")), *calls])
     await stream.send(request)
+    await stream.until(3)
+    assert stream.replies.keys() == {17, 18, 100}
+    Waiting.opened.set()
     await stream.until(20)
-    assert set(stream.order[:3]) == {17, 18, 100}
     for call_id in (17, 18):
         failure = read_status(stream.replies[call_id])
         assert (failure.reason, failure.metadata["limit"]) == ("OVERLOADED", "large_replies")
         assert failure.retry_after
-    assert {stream.replies[call_id].data for call_id in range(1, 17)} == {b"400"}
+    assert {stream.replies[call_id].data for call_id in range(1, 17)} == {b"gate"}
     await stream.send(pb.StreamRequest(calls=[pb.Call(call_id=17_000, render=render)]))
     await stream.until(21)
-    assert stream.replies[17_000].data == b"400"
+    assert stream.replies[17_000].data == b"gate"
 
 
 async def test_calls_on_one_session_keep_their_order_in_a_stream(client: Client) -> None:
@@ -209,15 +214,16 @@ async def test_columns_that_do_not_fit_fail_row_by_row(client: Client) -> None:
 async def test_a_timeout_answers_and_the_work_goes_on(client: Client) -> None:
     session = await client.open("waiting-v1")
     stream = Stream(client)
-    call = pb.Call(call_id=1, timeout_ms=50, step=step_request(session, 0, "300"))
+    call = pb.Call(call_id=1, timeout_ms=50, step=step_request(session, 0, "gate"))
     await stream.send(pb.StreamRequest(calls=[call]))
     await stream.until(1)
     failure = read_status(stream.replies[1])
     assert (failure.code, failure.metadata["advice"]) == ("DEADLINE_EXCEEDED", "retry")
+    Waiting.opened.set()
     call.call_id, call.timeout_ms = 2, 0
     await stream.send(pb.StreamRequest(calls=[call]))
     await stream.until(2)
-    assert text_of(stream.replies[2].transition) == "300"
+    assert text_of(stream.replies[2].transition) == "gate"
 
 
 async def test_half_close_finishes_what_was_received(client: Client) -> None:
@@ -233,11 +239,13 @@ async def test_half_close_finishes_what_was_received(client: Client) -> None:
 async def test_cancelling_a_stream_leaves_its_sessions_and_their_work(client: Client) -> None:
     session = await client.open("waiting-v1")
     stream = Stream(client)
-    await stream.send(columns([(1, session, 0, ("200",))]))
-    await asyncio.sleep(0.05)
+    await stream.send(columns([(1, session, 0, ("gate",))]))
+    await entered()
     stream.call.cancel()
-    assert text_of(await client.step(session, 0, "200")) == "200"
-    assert text_of(await client.step(session, 1, "1")) == "200,1"
+    await eventually(lambda: not client.server.metrics.streams)
+    Waiting.opened.set()
+    assert text_of(await client.step(session, 0, "gate")) == "gate"
+    assert text_of(await client.step(session, 1, "1")) == "gate,1"
 
 
 async def test_calls_in_flight_are_bounded_in_a_stream_too(serve: Serve) -> None:

@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, step_request
+from tests.env_server.conftest import Client, entered, step_request
 from tests.env_server.test_stream import columns
+from tests.env_server.troublesome import Waiting
 
 FORM = re.compile(r"environment;dur=([\d.]+), queue;dur=([\d.]+), total;dur=([\d.]+)")
 
@@ -39,12 +40,15 @@ async def test_the_environments_own_time_is_told_apart(client: Client) -> None:
 
 async def test_a_call_that_waits_for_another_one_has_queued(client: Client) -> None:
     session = await client.open("waiting-v1")
-    first = asyncio.ensure_future(client.step(session, 0, "60"))
-    await asyncio.sleep(0.02)
-    environment, queue, total = await timed(client.stub.Step(step_request(session, 1, "0")))
+    first = asyncio.create_task(client.step(session, 0, "gate"))
+    await entered()
+    second = client.stub.Step(step_request(session, 1, "0"))
+    await client.pending(session, 2)
+    await asyncio.sleep(0.05)
+    Waiting.opened.set()
+    _, queue, total = await timed(second)
     await first
-    assert queue > environment
-    assert total >= queue
+    assert 50 <= queue <= total
 
 
 @pytest.mark.parametrize("environment", ["walk-v1", "waiting-v1", "fragile-v1"])

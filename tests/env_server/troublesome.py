@@ -78,22 +78,28 @@ class OldWalk(Walk):
 
 
 class Waiting(Environment):
-    """Class `thread`: the action says how many milliseconds a step takes."""
+    """Class `thread`: the action says how many milliseconds a step takes, or `gate`: until that is `opened`."""
 
     spec = EnvironmentSpec(
         id="waiting-v1",
         version="1.0.0",
         title="It waits",
-        grammar="milliseconds",
+        grammar="milliseconds | gate",
         concurrency=Concurrency.THREAD,
         limits=Limits(max_turns=50),
     )
+    entered: ClassVar[threading.Event] = threading.Event()
+    opened: ClassVar[threading.Event] = threading.Event()
 
     def reset(self, rng: random.Random) -> None:
         self.done: list[str] = []
 
     def step(self, action: str) -> Outcome:
-        time.sleep(int(action) / 1000)
+        if action == "gate":
+            Waiting.entered.set()
+            assert Waiting.opened.wait(60)
+        else:
+            time.sleep(int(action) / 1000)
         self.done.append(action)
         return Outcome(reward=1.0)
 
@@ -110,7 +116,6 @@ class Fragile(Environment):
         title="Handle with care",
         actions=("fine", "exit", "segfault", "hang", "raise", "pid"),
         concurrency=Concurrency.PROCESS,
-        step_timeout=1.5,
     )
 
     def reset(self, rng: random.Random) -> None:
@@ -144,7 +149,6 @@ class Uncopied(Environment):
         title="Only one can live",
         actions=("fine",),
         concurrency=Concurrency.PROCESS,
-        step_timeout=1.5,
     )
 
     class Options(EnvironmentOptions):

@@ -124,7 +124,7 @@ def chromium_of(browser: Browser) -> int:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if holds():
             return
         time.sleep(0.02)

@@ -513,7 +513,7 @@ def test_calls_of_the_command_that_make_no_sense_are_refused(words: list[str], s
 def test_the_command_opens_the_shop_and_ends_when_told() -> None:
     process = ServerProcess([sys.executable, "-m", "starpod.client.main", "webshop", "site"])
     try:
-        reply = httpx.get(process.address, trust_env=False)
+        reply = httpx.get(process.address, trust_env=False, timeout=60)
         assert reply.status_code == 200 and "Start shopping" in reply.text and "webshop-v1" in reply.text
         assert process.terminate() == 0, process.log
     finally:
