@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import time
 
 import numpy as np
 import pytest
@@ -399,6 +400,22 @@ async def test_leases_expire_unless_renewed(client: Client) -> None:
     failure = await client.fails(client.step(left, 0, "Right"))
     assert (failure.code, failure.reason, failure.metadata["advice"]) == ("NOT_FOUND", "UNKNOWN_SESSION", "reopen")
     assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 1
+
+
+async def test_a_lease_is_over_when_two_looks_find_it_so(client: Client) -> None:
+    """At the first, the call that keeps the session may lie unread in the socket."""
+    opened = await client.open("walk-v1")
+    session = client.table[opened.session_id]
+
+    def look() -> int:
+        return client.server.calls.reap([client.table])
+
+    session.touched -= 1000
+    assert look() == 0
+    session.touched = time.monotonic()  # the call is read
+    assert look() == 0
+    session.touched -= 1000
+    assert [look(), look()] == [0, 1]
 
 
 async def test_close_is_harmless_to_repeat(client: Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,20 @@ from tests.env_server.troublesome import Uncopied
 
 def fork_of(session: pb.Session, index: int = 0) -> pb.ForkRequest:
     return pb.ForkRequest(session_id=session.session_id, epoch=1, step_index=index)
+
+
+async def test_an_environment_that_stood_still_with_its_server_is_not_hung(client: Client) -> None:
+    session = await client.open("fragile-v1")
+    host = client.table[session.session_id].host
+    assert isinstance(host, ProcessHost) and host._process is not None
+    host._timeout = 1.0
+    os.kill(host._process.pid, signal.SIGSTOP)
+    step = asyncio.create_task(client.step(session, 0, "fine"))
+    await client.pending(session, 1)
+    await asyncio.sleep(0.1)  # it waits for its environment
+    time.sleep(1.5)
+    os.kill(host._process.pid, signal.SIGCONT)
+    await step
 
 
 @pytest.mark.parametrize(

@@ -194,13 +194,13 @@ class ProcessHost:
             await self._start()
         # A task of its own under `wait`: the caller's coroutine may have been begun outside of any task.
         exchange = asyncio.create_task(self._exchange(frame(encode([verb, *arguments]))))
-        start = time.monotonic()
+        due = 0.0
         with environment_works():
-            done, _ = await asyncio.wait({exchange}, timeout=self._timeout)
-            if not done and time.monotonic() - start - self._timeout > _LATE:
-                # This process stood still, and its child may have done so too: it has its time from now on.
-                done, _ = await asyncio.wait({exchange}, timeout=self._timeout)
-        if not done:
+            # Where this process stood still, its child may have done so too, and has its time from then on.
+            while not exchange.done() and (not due or time.monotonic() - due > _LATE):
+                due = time.monotonic() + self._timeout
+                await asyncio.wait({exchange}, timeout=self._timeout)
+        if not exchange.done():
             exchange.cancel()
             self.close()
             raise HostDied(f"hung: no answer to {verb} within {self._timeout:g} s, so it was killed")
