@@ -105,6 +105,7 @@ def main(folder: Path) -> None:
     if parallel.is_main:
         (folder / "results.json").write_text(json.dumps(results))
     parallel.close()
+    parallel.end(0)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
         if parallel.is_main:
             screen.phase("writing the report")
             screen.done({"outcome": reason, "report": str(write_report(path))})
+    parallel.end(interrupts.status)
     return interrupts.status
 
 
