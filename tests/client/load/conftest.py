@@ -52,15 +52,15 @@ class Played:
     generator: Generator
 
 
-async def play(plan: Plan, *stages: Stage) -> Played:
-    """Plays stages in this process; the last report tells of closing too."""
+async def play(plan: Plan, *stages: Stage, stop: asyncio.Event | None = None) -> Played:
+    """Plays stages in this process, or until `stop`; the last report tells of closing too."""
     place: list[StageResult] = []
     generator = Generator(plan, 0, lambda interval: place[-1].add(interval))
     await generator.start()
     for stage in stages:
         place.append(StageResult(stage, time.time()))
         await generator.prepare(stage)
-        place[-1].summaries = [await generator.run(time.monotonic() + 0.02, asyncio.Event())]
+        place[-1].summaries = [await generator.run(time.monotonic() + 0.02, stop or asyncio.Event())]
         place[-1].ended = place[-1].summaries[0].ended
     closing: Interval = await generator.close()
     place[-1].add(closing)

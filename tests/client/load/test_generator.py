@@ -95,6 +95,14 @@ async def test_a_stall_cannot_hide() -> None:
     assert report["unserved"] == 0
 
 
+async def test_what_is_interrupted_in_the_middle_of_its_steps_is_closed(server: ServerProcess) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, stop.set)
+    plan = make_plan(server.address, environment="waits-v1", options={"milliseconds": 1000})
+    (report,) = (await play(plan, Stage("waits", 4, 60.0, 0.0), stop=stop)).reports
+    assert report["calls"]["close"]["count"] == 4
+
+
 @minutes
 async def test_a_stage_after_another(server: ServerProcess) -> None:
     first, second = (Stage(f"{count} sessions", count, 0.3, 0.05) for count in (2, 6))

@@ -131,14 +131,19 @@ class Generator:
     async def close(self) -> Interval:
         """Closes sessions and connections; returns what that took."""
         crew = self.crew
+        until = clock() + DRAIN_SECONDS
+        await self._settle(until)  # a session whose call is under way, as after an interruption, cannot be closed
         for player in crew.players:
             if player.link is not None and player.link.ready and not player.call:
                 crew.close(player)
-        until = clock() + DRAIN_SECONDS
-        while crew.in_flight and clock() < until and any(link.ready for link in crew.links):
-            await asyncio.sleep(0.005)
+        await self._settle(until)
         await asyncio.gather(*(link.close() for link in crew.links))
         return crew.log.take(-1)
+
+    async def _settle(self, until: float) -> None:
+        """Waits for calls in flight, up to an instant, while they can come back."""
+        while self.crew.in_flight and clock() < until and any(link.ready for link in self.crew.links):
+            await asyncio.sleep(0.005)
 
     # --- when players act ------------------------------------------------------------------------------------------
 
