@@ -35,6 +35,7 @@ from starpod.client import (
 from starpod.client.nearest import explain_options
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded, session_lost
+from tests.waiting import eventually
 
 TURNS: list[Any] = ["left", ["right", "left"], "bad", ["left"], [], "right"]
 
@@ -66,12 +67,6 @@ async def undisturbed(seed: int, turns: Sequence[Any] = TURNS, **options: Any) -
     async with FakeServer() as server, Fleet(server.address, recovery=False) as fleet:
         (session,) = await fleet.open("walk-v1", seed=seed, **options)
         return await play(session, turns)
-
-
-async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def give_patience(fleet: Fleet, seconds: float) -> None:

@@ -14,7 +14,7 @@ from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
 from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable, roster
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded
-from tests.client.test_fleet import eventually
+from tests.waiting import eventually
 
 
 @asynccontextmanager

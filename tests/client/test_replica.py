@@ -14,7 +14,8 @@ from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
 from starpod.v1 import environment_pb2 as pb
 from tests.client import fake_server
 from tests.client.fake_server import FakeServer
-from tests.client.test_fleet import eventually, seen, undisturbed
+from tests.client.test_fleet import seen, undisturbed
+from tests.waiting import eventually
 
 
 @pytest.fixture(params=["columns", "messages", "unary"])

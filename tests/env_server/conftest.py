@@ -21,6 +21,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.env_server import troublesome
 from tests.env_server.troublesome import Waiting
+from tests.waiting import eventually
 
 
 @dataclass
@@ -95,14 +96,6 @@ def step_request(session: pb.Session, index: int, *actions: str, epoch: int = 1)
 def text_of(holder: pb.Session | pb.Transition) -> str:
     (part,) = holder.observation.parts
     return part.text
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(1500):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came true")
 
 
 async def entered() -> None:

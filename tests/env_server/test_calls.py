@@ -12,9 +12,10 @@ import pytest
 
 from starpod.env_server.config import ServerLimits
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, entered, eventually, read_status, step_request, text_of
+from tests.env_server.conftest import Client, Serve, entered, read_status, step_request, text_of
 from tests.env_server.test_stream import Stream
 from tests.env_server.troublesome import Waiting
+from tests.waiting import eventually
 
 
 async def test_a_repeated_step_is_made_once(client: Client) -> None:

@@ -13,8 +13,9 @@ import pytest
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.process_host import ProcessHost
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, eventually, text_of
+from tests.env_server.conftest import Client, Serve, text_of
 from tests.env_server.troublesome import Uncopied
+from tests.waiting import eventually
 
 
 def fork_of(session: pb.Session, index: int = 0) -> pb.ForkRequest:

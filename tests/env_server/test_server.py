@@ -23,9 +23,10 @@ from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.env_server.conftest import Client, Serve, eventually
+from tests.env_server.conftest import Client, Serve
 from tests.env_server.troublesome import ALL
 from tests.support import held_port
+from tests.waiting import eventually
 
 
 async def test_health_per_environment_and_while_draining(serve: Serve) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from starpod.env_server.config import ServerLimits
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Serve, entered, eventually, read_status, step_request, text_of
+from tests.env_server.conftest import Client, Serve, entered, read_status, step_request, text_of
 from tests.env_server.troublesome import Waiting
+from tests.waiting import eventually
 
 
 def columns(rows: Iterable[tuple[int, pb.Session, int, tuple[str, ...]]], epoch: int = 1) -> pb.StreamRequest:

@@ -172,10 +172,3 @@ async def compare(address: str, played: Played, fault: str) -> Count:
             count.turns += len(found) - 1
     count.recoveries += played.recoveries
     return count
-
-
-async def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Waits until it is so."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)

@@ -15,9 +15,10 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 
 from starpod.client import Fleet
-from tests.faults.episodes import ENVIRONMENTS, Played, compare, disturbed, eventually
+from tests.faults.episodes import ENVIRONMENTS, Played, compare, disturbed
 from tests.faults.faulty_calls import FaultyCalls
 from tests.support import ServerProcess, start_server
+from tests.waiting import eventually
 
 KILLS = int(os.environ.get("STARPOD_KILLS", "0"))
 

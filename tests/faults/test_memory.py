@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from starpod.client import EnvironmentBug, Fleet
-from tests.faults.episodes import TALLY, Count, eventually
+from tests.faults.episodes import TALLY, Count
 from tests.support import ServerProcess, children_of, start_server
+from tests.waiting import eventually
 
 TROUBLED = str(Path(__file__).with_name("troubled.py"))
 MEBIBYTE = 2**20

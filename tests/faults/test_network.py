@@ -13,9 +13,10 @@ import pytest
 from starpod.client import DeadlineExceeded, Fleet, Unreachable
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.faults.episodes import busiest, compare, disturbed, eventually, live_sessions
+from tests.faults.episodes import busiest, compare, disturbed, live_sessions
 from tests.faults.proxy import Proxy
 from tests.support import ServerProcess, start_server
+from tests.waiting import eventually
 
 
 def open_files(server: ServerProcess) -> int:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from starpod.client import Fleet
-from tests.faults.episodes import ENVIRONMENTS, compare, disturbed, eventually
+from tests.faults.episodes import ENVIRONMENTS, compare, disturbed
 from tests.support import ServerProcess, start_server
+from tests.waiting import eventually
 
 NOWHERE = "02:00:00:00:00:99"
 

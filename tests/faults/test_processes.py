@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from starpod.client import DeadlineExceeded, Fleet
-from tests.faults.episodes import ENVIRONMENTS, QUICK, busiest, compare, disturbed, eventually, live_sessions
+from tests.faults.episodes import ENVIRONMENTS, QUICK, busiest, compare, disturbed, live_sessions
 from tests.faults.program import client_program
 from tests.support import ServerProcess, start_server
+from tests.waiting import eventually
 
 TROUBLED = str(Path(__file__).with_name("troubled.py"))
 

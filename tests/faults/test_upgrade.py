@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from starpod.client import Fleet, Session, UnknownVersion
-from tests.faults.episodes import QUICK, TALLY, Count, eventually
+from tests.faults.episodes import QUICK, TALLY, Count
 from tests.support import ServerProcess, start_server
+from tests.waiting import eventually
 
 TROUBLED = str(Path(__file__).with_name("troubled.py"))
 

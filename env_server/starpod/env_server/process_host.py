@@ -194,12 +194,13 @@ class ProcessHost:
             await self._start()
         # A task of its own under `wait`: the caller's coroutine may have been begun outside of any task.
         exchange = asyncio.create_task(self._exchange(frame(encode([verb, *arguments]))))
-        due = 0.0
+        late = True
         with environment_works():
-            # Where this process stood still, its child may have done so too, and has its time from then on.
-            while not exchange.done() and (not due or time.monotonic() - due > _LATE):
+            while late and not exchange.done():
                 due = time.monotonic() + self._timeout
                 await asyncio.wait({exchange}, timeout=self._timeout)
+                # This process stood still: its child may have done so too, and has its time from now on.
+                late = time.monotonic() - due > _LATE
         if not exchange.done():
             exchange.cancel()
             self.close()

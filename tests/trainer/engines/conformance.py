@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
+from tests.waiting import eventually
 
 MAX_CONTEXT = 64
 TINY = {
@@ -60,13 +61,6 @@ def logprobs_under(model: torch.nn.Module, prompt: list[int], reply: list[int], 
 
 def ask(prompt: list[int], *, tokens: int = 8, stop: frozenset[int] = frozenset(), seed: int = 0) -> Request:
     return Request(prompt, max_tokens=tokens, stop=stop, seed=seed)
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Waits for a condition that others bring about."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def begun(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -206,7 +200,7 @@ class EngineConformance:
         before = engine.stats().sampled
         calls = [asyncio.ensure_future(engine.generate(ask(prompt, tokens=50))) for prompt in prompts]
         with held(engine):
-            await until(lambda: engine.stats().running)
+            await eventually(lambda: engine.stats().running)
             await asyncio.sleep(0.02)
             pausing = await begun(engine.pause())
         await pausing
@@ -247,7 +241,7 @@ class EngineConformance:
     async def test_a_cancelled_call_leaves_the_others_alone(self, engine: Engine, policy: Policy) -> None:
         calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=30))) for index in range(4)]
         with held(engine):
-            await until(lambda: engine.stats().running)
+            await eventually(lambda: engine.stats().running)
             calls[1].cancel()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(results[1], asyncio.CancelledError)
@@ -255,12 +249,12 @@ class EngineConformance:
             reply = results[index]
             assert isinstance(reply, Reply)
             self.close_to(reply, policy.model, [5, index])
-        await until(lambda: not engine.stats().running)
+        await eventually(lambda: not engine.stats().running)
 
     async def test_closing_fails_calls_in_flight(self, engine: Engine) -> None:
         call = asyncio.ensure_future(engine.generate(ask([5, 9], tokens=60)))
         with held(engine):
-            await until(lambda: engine.stats().running)
+            await eventually(lambda: engine.stats().running)
             closing = await begun(engine.close())
         await closing
         result = (await asyncio.gather(call, return_exceptions=True))[0]

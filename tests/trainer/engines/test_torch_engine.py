@@ -20,8 +20,9 @@ from starpod.trainer.engines.slot_cache import SlotCache, Span
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import LoraConfig, ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
-from tests.trainer.engines.conformance import begun, held, until
+from tests.trainer.engines.conformance import begun, held
 from tests.trainer.models.tiny_policy import tiny_policy
+from tests.waiting import eventually
 
 POLICY = tiny_policy(tiny={"hidden": 64, "heads": 4, "key_value_heads": 2, "intermediate": 96})
 STOP = frozenset(range(20))
@@ -220,7 +221,7 @@ async def test_nothing_is_sampled_while_paused() -> None:
     async with an_engine() as engine:
         running = asyncio.create_task(engine.generate(request([1], stop=frozenset(), max_tokens=200)))
         with held(engine):
-            await until(lambda: engine.stats().sampled > 3)
+            await eventually(lambda: engine.stats().sampled > 3)
             pausing = await begun(engine.pause())
             assert not pausing.done()
         await pausing
@@ -241,7 +242,7 @@ async def test_new_weights_are_used_from_the_next_token_on_and_old_caches_are_dr
         await engine.generate(request([1] * 9, conversation="c"))
         running = asyncio.create_task(engine.generate(request([1], stop=frozenset(), max_tokens=200, temperature=0)))
         with held(engine):
-            await until(lambda: engine.stats().running == 1)
+            await eventually(lambda: engine.stats().running == 1)
             pausing = await begun(engine.pause())
         await pausing
         with torch.no_grad():
@@ -339,7 +340,7 @@ async def test_closing_fails_calls_in_flight_and_later_ones() -> None:
     async with an_engine(slots=1) as engine:
         asked = [asyncio.create_task(engine.generate(request([1], stop=frozenset(), max_tokens=200))) for _ in range(3)]
         with held(engine):
-            await until(lambda: engine.stats().sampled > 3)
+            await eventually(lambda: engine.stats().sampled > 3)
             closing = await begun(engine.close())
         await closing
         for result in await asyncio.gather(*asked, return_exceptions=True):
@@ -352,7 +353,7 @@ async def test_a_cancelled_call_leaves_its_slot_to_others() -> None:
     async with an_engine(slots=1) as engine:
         gone = asyncio.create_task(engine.generate(request([1], stop=frozenset(), max_tokens=250)))
         with held(engine):
-            await until(lambda: engine.stats().sampled > 0)
+            await eventually(lambda: engine.stats().sampled > 0)
             gone.cancel()
             await asyncio.sleep(0)  # the engine learns of it when the call is thrown out of its wait
         await engine.generate(request([1, 2]))
@@ -365,7 +366,7 @@ async def test_forgetting_while_a_reply_is_sampled_keeps_nothing() -> None:
             engine.generate(request([1] * 5, stop=frozenset(), max_tokens=100, conversation="c"))
         )
         with held(engine):
-            await until(lambda: engine.stats().sampled > 0)
+            await eventually(lambda: engine.stats().sampled > 0)
             engine.forget("c")
         await task
         await engine.generate(request([1] * 5, conversation="c"))

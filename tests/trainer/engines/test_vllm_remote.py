@@ -18,9 +18,10 @@ from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_remote import NcclSender, RemoteVllm
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy, until
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.trainer.engines.fake_core import FakeCore
 from tests.trainer.engines.fake_server import FakeServer
+from tests.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +144,9 @@ async def test_a_cancelled_call_stops_the_server(policy: Policy) -> None:
     async with FakeServer(core).serve() as url:
         engine = connect(url)
         call = asyncio.ensure_future(engine.generate(ask([1, 2])))
-        await until(lambda: core.running)
+        await eventually(lambda: core.running)
         call.cancel()
-        await until(lambda: not core.running)
+        await eventually(lambda: not core.running)
         await engine.close()
 
 

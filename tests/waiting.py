@@ -1,0 +1,13 @@
+"""Waiting for what others bring about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Returns once the condition holds. Raises TimeoutError if it does not within so many seconds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
