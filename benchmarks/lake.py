@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.slow_lake import SlowLake
 from starpod.env_server.environment import Environment, Limits
-from starpod.env_server.environments.frozen_lake import FrozenLake
 from starpod.env_server.episode import Episode
+from starpod.environments.frozen_lake.environment import FrozenLake
 
 LAKE: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}
 LAKE_WALK = ("Right", "Left") * 22 + ("Down", "Down", "Right", "Right", "Down", "Right")
@@ -47,7 +47,7 @@ TASKS = {
 VARIABLE = "STARPOD_BENCHMARK_TASK"
 CHOSEN = os.environ.get(VARIABLE, "lake")
 if CHOSEN == "webshop":
-    from starpod.env_server.webshop.environment import WebShop  # its packages are large
+    from starpod.environments.webshop.environment import WebShop  # its packages are large
 
     WebShop.prepare()
     TASKS[CHOSEN] = Task(WebShop, {}, ("webshop",), ("search[red shoes]", "click[back to search]") * 25, ends=False)

@@ -29,7 +29,7 @@ from tests.support import ROOT, ServerProcess
 
 SERVERS = {
     "Python, starpod serve": (
-        [sys.executable, "-m", "starpod.client.main", "serve", "frozen_lake"],
+        [sys.executable, "-m", "starpod.cli.main", "serve", "frozen_lake"],
         Path(sys.executable),
     ),
     "C++, examples/cpp": ([str(path := ROOT / "build/examples-cpp/key_door_server")], path),

@@ -26,10 +26,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from starpod.trainer.monitor.comparison import EVALUATION, RETURN, write_comparison
-from starpod.trainer.monitor.echo_trap import SIGNALS, Signal
-from starpod.trainer.monitor.run_folder import RunFolder
-from starpod.trainer.monitor.words import is_graded, return_with_interval
+from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
+from starpod.trainer.output.comparison import EVALUATION, RETURN, write_comparison
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import is_graded, return_with_interval
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 
@@ -74,7 +74,7 @@ METRICS = {"echo_trap": TRAP, "echo_trap_parts": TRAP, "webshop": (RETURN, EVALU
 
 def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
     """Trains once; says what came of it. A folder of the same configuration is gone on with, and kept if finished."""
-    command = [sys.executable, "-m", "starpod.client.main", "train", variant.config, *variant.changes, *words]
+    command = [sys.executable, "-m", "starpod.cli.main", "train", variant.config, *variant.changes, *words]
     command += [f"seed={seed}", "monitor.screen=plain"]
     asked = subprocess.run([*command, "--dry-run"], check=True, stdout=subprocess.PIPE, text=True).stdout
     before = folder / "asked.yaml"

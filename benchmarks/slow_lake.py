@@ -12,7 +12,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from starpod.env_server.environment import Concurrency, Outcome
-from starpod.env_server.environments.frozen_lake import FrozenLake, FrozenLakeOptions
+from starpod.environments.frozen_lake.environment import FrozenLake, FrozenLakeOptions
 
 
 class SlowLakeOptions(FrozenLakeOptions):

@@ -79,7 +79,7 @@ def main() -> None:
 
 def load(address: str, sessions: int, seconds: float, share: float, peak: float) -> Result:
     """One run of `starpod load`. Raises CalledProcessError if it fails."""
-    command = [sys.executable, "-m", "starpod.client.main", "load", address, "-e", "frozen_lake-v1"]
+    command = [sys.executable, "-m", "starpod.cli.main", "load", address, "-e", "frozen_lake-v1"]
     command += ["--sessions", str(sessions), "--seconds", str(seconds), "--json", "-"]
     if share < 1:
         command += ["--rate", f"{share * peak:.0f}"]

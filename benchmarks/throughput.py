@@ -32,8 +32,8 @@ from tests.support import ROOT, ServerProcess
 
 WARM_UP_SECONDS = 0.3
 COMMANDS = {
-    "starpod": ["-m", "starpod.client.main", "serve", *TASK.serve, "--max-sessions", "20000"],
-    "starpod_2": ["-m", "starpod.client.main", "serve", *TASK.serve, "--max-sessions", "20000", "--workers", "2"],
+    "starpod": ["-m", "starpod.cli.main", "serve", *TASK.serve, "--max-sessions", "20000"],
+    "starpod_2": ["-m", "starpod.cli.main", "serve", *TASK.serve, "--max-sessions", "20000", "--workers", "2"],
     "openenv": ["-m", "benchmarks.peers.openenv_server"],
     "openenv_tuned": ["-m", "benchmarks.peers.openenv_server", "--tuned"],
     "dm_env_rpc": ["-m", "benchmarks.peers.dm_env_rpc_server"],

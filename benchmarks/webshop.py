@@ -38,7 +38,7 @@ from benchmarks.report import machine
 from benchmarks.webshop_episodes import Played, Waits
 from benchmarks.webshop_original import CLICKS
 from benchmarks.webshop_report import Build, Result, Steps, Wait, print_tables, write
-from starpod.env_server.webshop.store import Manifest
+from starpod.environments.webshop.store import Manifest
 from tests.support import ROOT, children_of
 
 WARM_UP, TIMED = 200, 500
@@ -101,7 +101,7 @@ def main() -> None:
 
 def build(products: int, out: Path) -> Build:
     """Runs `starpod webshop build --synthetic N`. Raises RuntimeError with what it printed if it fails."""
-    command = [sys.executable, "-m", "starpod.client.main", "webshop", "build", "--synthetic", str(products)]
+    command = [sys.executable, "-m", "starpod.cli.main", "webshop", "build", "--synthetic", str(products)]
     with tempfile.TemporaryFile(mode="w+") as log:
         begin, peak = time.perf_counter(), 0
         process = subprocess.Popen(

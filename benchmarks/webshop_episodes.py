@@ -13,11 +13,11 @@ from typing import Any
 
 from starpod.env_server.environment import Limits
 from starpod.env_server.episode import Episode, Want
-from starpod.env_server.webshop import actions
-from starpod.env_server.webshop.environment import WebShop
-from starpod.env_server.webshop.shop import Shop, ShopState
-from starpod.env_server.webshop.starts import open_stores
-from starpod.env_server.webshop.store import STORES_VARIABLE, Store
+from starpod.environments.webshop import actions
+from starpod.environments.webshop.environment import WebShop
+from starpod.environments.webshop.shop import Shop, ShopState
+from starpod.environments.webshop.starts import open_stores
+from starpod.environments.webshop.store import STORES_VARIABLE, Store
 
 ENVIRONMENT = "webshop-v1"
 NAME = "bench"

@@ -13,12 +13,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from starpod.env_server.webshop.search import BLOCK, insert, length_factors
+from starpod.environments.webshop.search import BLOCK, insert, length_factors
 
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """The arrays of an index as `best` in starpod.env_server.webshop.search takes them, and the sums of dense ways."""
+    """The arrays of an index as `best` in the webshop's search takes them, and the sums of dense ways."""
 
     documents: NDArray[np.uint32]
     frequencies: NDArray[np.uint8]

@@ -66,7 +66,7 @@ class Load:
 
 def serve(store: Path, *arguments: str) -> ServerProcess:
     """`starpod serve webshop` with one store."""
-    command = [sys.executable, "-m", "starpod.client.main", "serve", "webshop", "--store", f"{NAME}={store}"]
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", "webshop", "--store", f"{NAME}={store}"]
     return ServerProcess([*command, *arguments])
 
 

@@ -99,7 +99,7 @@ async def play_all(address: str, episodes: int, console: Console) -> dict[tuple[
 @contextlib.contextmanager
 def local_services(workers: int) -> Iterator[str]:
     """`starpod serve` as a process of its own. Yields its address."""
-    command = [sys.executable, "-m", "starpod.client.main", "serve", "--workers", str(workers), "--port", "0"]
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", "--workers", str(workers), "--port", "0"]
     command.append("--end-with-stdin")  # it ends with us, however we end
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

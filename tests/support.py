@@ -134,7 +134,7 @@ def start_server(
     `environment` adds environment variables, `prefix` words before the command, such as `ip netns exec NAME`. Raises
     ServerFailed with the server's log if it does not become ready.
     """
-    command = [*prefix, sys.executable, "-m", "starpod.client.main", "serve", *arguments]
+    command = [*prefix, sys.executable, "-m", "starpod.cli.main", "serve", *arguments]
     server = ServerProcess(command, environment, port)
     try:
         yield server

@@ -17,8 +17,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from benchmarks.lake import new_episode
 from benchmarks.peers.driver import Pipes, serve_runs
-from starpod.env_server.environments.frozen_lake import ACTIONS, FrozenLakeSymbols
 from starpod.env_server.episode import Want
+from starpod.environments.frozen_lake.environment import ACTIONS, FrozenLakeSymbols
 
 
 class Lake(gymnasium.Env[str, int]):

@@ -18,6 +18,8 @@ COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
 COPY proto proto
 COPY client client
 COPY env_server env_server
+COPY environments environments
+COPY tools tools
 COPY trainer trainer
 RUN python -m pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 

@@ -10,7 +10,7 @@ import click
 import kubernetes_validate
 import yaml
 
-from starpod.client.main import starpod
+from starpod.cli.main import starpod
 from starpod.trainer.config import ConfigError, parse_config
 from tests.deploy.files import project, services
 from tests.deploy.manifests import KUBERNETES, Manifest, containers, flag, of_kind, pods, selects, words

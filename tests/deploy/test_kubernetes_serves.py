@@ -54,7 +54,7 @@ def server(files: Path) -> Iterator[ServerProcess]:
     # Later options count: a free port of this machine each, and an environment that starts at once.
     with held_port() as health, held_port() as metrics:
         ports = [f"--health-port={health}", f"--metrics-port={metrics}", "--host=127.0.0.1"]
-        process = ServerProcess([sys.executable, "-m", "starpod.client.main", *given, "bandit", *ports])
+        process = ServerProcess([sys.executable, "-m", "starpod.cli.main", *given, "bandit", *ports])
         with contextlib.closing(process):
             yield process
 

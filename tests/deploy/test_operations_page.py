@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml
 
-from starpod.client import main
+from starpod.cli import main
 from tests.deploy.files import DEPLOY
 from tests.deploy.manifest_checks import call
 from tests.deploy.manifests import KUBERNETES, RENDERED, containers, find, of_kind, read

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from starpod.client.main import starpod
+from starpod.cli.main import starpod
 from tests.docs.pages import blocks, inline, name_of, pages, words
 from tests.support import ROOT
 
@@ -82,7 +82,11 @@ def test_targets_and_benchmarks_exist(page: Path) -> None:
 
 def test_what_is_to_be_installed_can_be() -> None:
     """No package index has starpod: pages and errors install a clone, with extras that there are."""
-    sources = [file for folder in ("client", "env_server", "trainer") for file in (ROOT / folder).rglob("*.py")]
+    sources = [
+        file
+        for folder in ("client", "env_server", "environments", "tools", "trainer")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
     text = "\n".join(file.read_text(encoding="utf-8") for file in [*pages(), *sources])
     assert re.findall(r"pip install .*starpod\[.*", text) == []
     wanted = {extra for extras in re.findall(r"pip install '\.\[([a-z,]+)\]'", text) for extra in extras.split(",")}

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from starpod.client.main import main
+from starpod.cli.main import main
 from starpod.trainer.config import load_config
 from tests.docs.pages import ADDRESS, blocks, inline, words
 from tests.e2e.test_train import SMALL

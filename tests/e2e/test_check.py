@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import trustme
 
-from starpod.client.check.suite import REQUIREMENTS
+from starpod.check.suite import REQUIREMENTS
 from tests.skipped import not_by_time
 from tests.support import ROOT, ServerProcess, start_server
 
@@ -27,7 +27,7 @@ NEVER_SHOWN = {
 }
 NOT_BY_ALL = ("C-44", "C-58", "C-64", "C-65", "C-70")
 """One action ends it; it cannot list its actions; it has no score; it draws no PNG, as the shop without a Chromium."""
-COMMAND = (sys.executable, "-m", "starpod.client.main", "check", "--timeout", "90")
+COMMAND = (sys.executable, "-m", "starpod.cli.main", "check", "--timeout", "90")
 
 
 @pytest.fixture(scope="module")

@@ -76,5 +76,5 @@ def test_it_is_stepped_through_gymnasiums_vector_env(custom: ServerProcess) -> N
 
 
 def _starpod(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "starpod.client.main", *arguments]
+    command = [sys.executable, "-m", "starpod.cli.main", *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=250, cwd=ROOT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from starpod.client.main import main
+from starpod.cli.main import main
 
 
 def train(*words: str, run_dir: Path) -> list[dict[str, Any]]:

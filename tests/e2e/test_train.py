@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
-from starpod.client.main import main
+from starpod.cli.main import main
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ServerProcess, start_server
@@ -44,7 +44,7 @@ SMALL = (
 )
 
 
-COMMAND = (sys.executable, "-m", "starpod.client.main")
+COMMAND = (sys.executable, "-m", "starpod.cli.main")
 
 
 def command(*words: str, run_dir: Path, resume: bool = False) -> list[str]:

@@ -184,7 +184,7 @@ def test_an_environment_that_lacks_something_is_one_line_even_with_workers(tmp_p
     )
     for workers in ("1", "3"):
         arguments = ["--port", "0", "--environment-module", str(file), "--workers", workers]
-        command = [sys.executable, "-m", "starpod.client.main", "serve", *arguments]
+        command = [sys.executable, "-m", "starpod.cli.main", "serve", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count("lacking-v1 cannot be served here: no data; bring some\n") == 1

@@ -19,7 +19,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from starpod.client.main import main
+from starpod.cli.main import main
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as rpc
 from tests.skipped import not_by_time
@@ -73,7 +73,7 @@ def example(program: Path) -> Iterator[ServerProcess]:
 def test_it_keeps_the_contract(program: Path, example: ServerProcess) -> None:
     other = ServerProcess([str(program)])
     with contextlib.closing(other):
-        command = [sys.executable, "-m", "starpod.client.main", "check", example.address, "--also", other.address]
+        command = [sys.executable, "-m", "starpod.cli.main", "check", example.address, "--also", other.address]
         done = subprocess.run(
             [*command, "--timeout", "90", "--level", "core,stream", "--json", "-"],
             capture_output=True,

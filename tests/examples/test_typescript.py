@@ -22,7 +22,7 @@ from tests.skipped import not_by_time
 from tests.support import ROOT, ServerProcess
 
 EXAMPLE = ROOT / "examples" / "typescript"
-STARPOD = (sys.executable, "-m", "starpod.client.main")
+STARPOD = (sys.executable, "-m", "starpod.cli.main")
 SNAPSHOTS = {*(f"N-{number:02}" for number in range(1, 11)), "N-12"}
 UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ERR_SOCKET_TIMEOUT")
 """npm's codes where no registry answers."""

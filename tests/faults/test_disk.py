@@ -22,7 +22,7 @@ KIBIBYTE = 1024
 @pytest.mark.minutes
 async def test_a_server_whose_log_is_on_a_full_disk(server: ServerProcess) -> None:
     """/dev/full is a disk without room: it fails each write with ENOSPC."""
-    command = [sys.executable, "-m", "starpod.client.main", "serve", *ENVIRONMENTS, "--log-level", "debug"]
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", *ENVIRONMENTS, "--log-level", "debug"]
     full = ServerProcess(["bash", "-c", 'exec "$@" 2> /dev/full', "bash", *command, "--drain", "1"])
     try:
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from starpod.client.main import main
+from starpod.cli.main import main
 
 ITERATIONS = int(os.environ.get("STARPOD_FAULT_ITERATIONS", "3"))
 SMALL = (

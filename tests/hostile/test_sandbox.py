@@ -162,7 +162,7 @@ async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogC
 
 @pytest.mark.minutes
 def test_a_server_that_cannot_confine_as_required_does_not_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "starpod.client.main", "serve", "without_landlock", "--port", "0"]
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", "without_landlock", "--port", "0"]
     result = subprocess.run(
         [*command, "--environment-module", MODULE, "--sandbox", "require"],
         cwd=ROOT,

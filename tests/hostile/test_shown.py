@@ -15,17 +15,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from starpod.client.console import safe_console
-from starpod.client.main import main
-from starpod.client.terminal import visible
+from starpod.cli.main import main
+from starpod.report.console import safe_console
+from starpod.report.terminal import visible
 from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.episode_files import write_episodes
-from starpod.trainer.monitor.plain import PlainScreen
-from starpod.trainer.monitor.report import write_report
-from tests.env_server.webshop.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures
+from starpod.trainer.output.plain import PlainScreen
+from starpod.trainer.output.report import write_report
+from tests.environments.webshop.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures
 from tests.hostile.conftest import VILLAIN, Target
 from tests.hostile.villain import HARM
-from tests.trainer.monitor.synthetic import write_run
+from tests.trainer.diagnostics.synthetic import write_run
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that turn text around."""

@@ -101,7 +101,7 @@ def test_several_environments_each_with_its_options_and_its_row(server: ServerPr
 
 
 def test_the_command_itself_and_nothing_but_json_on_standard_output(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "starpod.client.main", "eval", "random", server.address, "-e", "bandit"]
+    command = [sys.executable, "-m", "starpod.cli.main", "eval", "random", server.address, "-e", "bandit"]
     result = subprocess.run(
         [*command, "--episodes", "8", "--json", "-"], capture_output=True, text=True, timeout=250, cwd=ROOT
     )

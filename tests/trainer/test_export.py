@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from starpod.client.main import starpod
+from starpod.cli.main import starpod
 from starpod.trainer.checkpoint import CheckpointConfig, CheckpointError, Checkpoints
 from starpod.trainer.export import ExportError, export
 from starpod.trainer.models.config import LoraConfig, ModelConfig, TinyConfig

@@ -15,8 +15,8 @@ from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.episode import Episode, Group, Turn
 from starpod.trainer.episode_files import read_groups, write_episodes
-from starpod.trainer.monitor.plain import SilentScreen
-from starpod.trainer.monitor.run_folder import RunFolder
+from starpod.trainer.output.plain import SilentScreen
+from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.run import Run
 from tests.trainer.tiny_learner import make_learner

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from starpod.trainer import setup
 from starpod.trainer.cli import train
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.monitor.plain import SilentScreen
+from starpod.trainer.output.plain import SilentScreen
 from starpod.trainer.parallel import Parallel
 
 

@@ -114,7 +114,7 @@ def test_what_cannot_be_shown_is_said(
 
 def test_on_a_terminal_it_takes_its_time_and_colour(file: Path) -> None:
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "starpod.client.main", "watch", str(file), "--episode", "1", "--speed", "100"]
+    command = [sys.executable, "-m", "starpod.cli.main", "watch", str(file), "--episode", "1", "--speed", "100"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
     environment.pop("NO_COLOR", None)
     with subprocess.Popen(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from starpod.cli.main import main
 from starpod.client import Fleet, Want
-from starpod.client.main import main
 from starpod.trainer.collect import EnvironmentConfig
 from starpod.trainer.config import load_config
 from starpod.trainer.conversation import Template

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 import uvloop
@@ -306,17 +307,17 @@ def _claim_output() -> TextIO:
 def _use_stores(stores: Sequence[str]) -> None:
     """Hands the stores to this process's environments, and to its workers and theirs, through the environment."""
     try:
-        from starpod.env_server.webshop.store import STORES_VARIABLE, Manifest, StoreError, given_stores
+        shop: Any = importlib.import_module("starpod.environments.webshop.store")
     except ModuleNotFoundError as error:
         hint = "from a clone of the repository: pip install '.[webshop]'"
         raise click.UsageError(f"--store needs the package {error.name}; {hint}") from error
     try:
-        given = given_stores(os.pathsep.join(stores))
+        given = shop.given_stores(os.pathsep.join(stores))
         for path in given.values():
-            Manifest.read(path)
-    except StoreError as error:
+            shop.Manifest.read(path)
+    except shop.StoreError as error:
         raise click.UsageError(f"--store: {error}") from error
-    os.environ[STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in given.items())
+    os.environ[shop.STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in given.items())
 
 
 def _registry(

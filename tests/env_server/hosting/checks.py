@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from starpod.client.check.runner import EnvironmentReport, check
-from starpod.client.check.suite import REQUIREMENTS
+from starpod.check.runner import EnvironmentReport, check
+from starpod.check.suite import REQUIREMENTS
 from tests.skipped import not_by_time
 
 WITHOUT = {

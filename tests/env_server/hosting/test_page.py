@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from starpod.client.main import starpod
+from starpod.cli.main import starpod
 from starpod.env_server.hosting.wanted import SHARED_SETTINGS
 from starpod.env_server.registry import Registry
 from tests.support import ROOT

@@ -31,7 +31,7 @@ SMALL = (
 
 def train(run_dir: Path, *words: str) -> list[dict[str, float]]:
     """Runs the tiny policy and returns the metrics of its iterations."""
-    command = [sys.executable, "-m", "starpod.client.main", "train", "tiny", *SMALL, *words, "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "starpod.cli.main", "train", "tiny", *SMALL, *words, "--run-dir", str(run_dir)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line)["metrics"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

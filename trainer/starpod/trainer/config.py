@@ -14,10 +14,10 @@ from starpod.client.spelling import nearest
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoint import CheckpointConfig
 from starpod.trainer.collect import CollectConfig, EnvironmentConfig, SamplingConfig
+from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.monitor.config import MonitorConfig
 from starpod.trainer.prompt import PromptConfig
 from starpod.trainer.replay import ReplayConfig
 from starpod.trainer.reward import RewardConfig

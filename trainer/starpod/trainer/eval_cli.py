@@ -20,8 +20,8 @@ from rich.table import Table
 
 from starpod.client import TLS, BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
 from starpod.client.catalog import find_environment, parse_options
-from starpod.client.console import safe_console
 from starpod.client.spelling import near
+from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Sampling, Task, play_all
 from starpod.trainer.agents.scripted import Scripted
 from starpod.trainer.episode import Episode

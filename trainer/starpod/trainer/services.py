@@ -24,7 +24,7 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
     environments: what it hosts. workers: server processes. arguments: handed on as they are.
     Raises ServiceFailed with the server's own words if it does not become ready, ConfigError where it was called wrong.
     """
-    command = [sys.executable, "-m", "starpod.client.main", "serve", *environments]
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", *environments]
     # With its end of the pipe the trainer takes the services along, even if it is killed outright. No function between
     # fork and exec, which could ask the system for that: fork is no safe call in a process with gRPC's threads.
     command += ["--port", "0", "--workers", str(workers), "--end-with-stdin", *arguments]

@@ -21,11 +21,11 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
-from starpod.trainer.monitor.files import CannotWrite
-from starpod.trainer.monitor.run_folder import RunFolder
-from starpod.trainer.monitor.screen import Screen
-from starpod.trainer.monitor.sinks import Sinks
 from starpod.trainer.offline import read_offline
+from starpod.trainer.output.files import CannotWrite
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.resume import check_model
 from starpod.trainer.reward import Rewards

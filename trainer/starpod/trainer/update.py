@@ -25,9 +25,9 @@ from starpod.trainer.algorithms.kl import kl_divergence
 from starpod.trainer.algorithms.policy_loss import policy_loss
 from starpod.trainer.algorithms.value_loss import value_loss
 from starpod.trainer.batch import Batch
+from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.episode import Episode, Group, Turn, episodes_of
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.monitor.gradients import gradient_report
 from starpod.trainer.optimizer_state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout import Rollout

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from starpod.client.console import safe_console
+from starpod.report.console import safe_console
 from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.episode_files import EVALUATION, BadEpisodes, episode_files, read_episodes
 

@@ -1,0 +1,170 @@
+"""webshop-browser-v1: the shop of webshop-v1, seen and used through a web browser alone."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+
+from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, Limits, Outcome
+from starpod.environments.webshop import actions
+from starpod.environments.webshop.browser.chromium import Browser
+from starpod.environments.webshop.browser.pool import shared_pool
+from starpod.environments.webshop.browser.view import View, look
+from starpod.environments.webshop.browser.visit import Visit
+from starpod.environments.webshop.environment import WebShop
+from starpod.environments.webshop.presets import WebShopOptions
+
+Result = TypeVar("Result")
+
+_ACTION = re.compile(r"(click|type|search|scroll)\[(.*)\]|(back)(?:\[\])?", re.DOTALL)
+_SEEN: dict[bytes, str] = {}
+"""What was seen lately, by state."""
+_MAX_SEEN = 2048
+_SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
+
+
+class WebShopBrowserOptions(WebShopOptions):
+    """Those of webshop-v1, and the window. How webshop-v1 puts pages into words has no effect here."""
+
+    window: Literal["desktop", "phone"] = Field(
+        default="desktop", description="The size of the window: 1280 x 800 or 390 x 844 pixels."
+    )
+
+
+class WebShopBrowser(WebShop):
+    """A session of webshop-v1 that is acted in through a browser.
+
+    Browsers are shared: each turn opens the session's page in one, and lets go of it. So the state is that of
+    webshop-v1, how far the page is scrolled, and what is typed into the search field and not yet sent.
+    """
+
+    spec = EnvironmentSpec(
+        id="webshop-browser-v1",
+        version="1.0.0",
+        title="WebShop in a browser",
+        instructions=(
+            "You shop for one product in a web browser. The instruction on the page says what the product should be "
+            "like, which options to choose and what it may cost; the first purchase ends the task. You see the part of "
+            "the page that is in view; what can be clicked or typed into has a number in brackets. Actions: "
+            "click[text], click[#number], search[words], type[field, words] without sending it, scroll[down], "
+            "scroll[up], back."
+        ),
+        grammar=(
+            "click[text], click[#number], search[words], type[field or #number, words], scroll[down], scroll[up] or "
+            f"back; at most {actions.MAX_LENGTH} characters"
+        ),
+        render_modes=("text", "html", "png"),
+        limits=Limits(max_turns=30, max_actions_per_turn=1, max_actions=30),
+        concurrency=Concurrency.THREAD,
+        slow_render=True,
+    )
+    Options = WebShopBrowserOptions
+    options: WebShopBrowserOptions
+
+    _scroll: int
+    _typed: str | None
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Raises Unavailable where Chromium, its driver or a package is missing."""
+        shared_pool()
+        super().prepare()
+
+    def reset(self, rng: random.Random) -> None:
+        super().reset(rng)
+        self._scroll, self._typed = 0, None
+
+    def step(self, action: Any) -> Outcome:
+        """Raises Busy, with nothing changed."""
+        if not isinstance(action, str) or len(action) > actions.MAX_LENGTH:
+            return INVALID
+        found = _ACTION.fullmatch(action.strip())
+        if found is None:
+            return INVALID
+        before = self.get_state()
+        return self._visit(
+            lambda visit, view: self._act(visit, view, found[1] or found[3], found[2] or ""),
+            undo=lambda: self.set_state(before),
+        )
+
+    def _act(self, visit: Visit, view: View, name: str, argument: str) -> Outcome:
+        match name:
+            case "click":
+                outcome = visit.click(view, argument)
+            case "search":
+                outcome = visit.search(view, argument)
+            case "scroll":
+                outcome = visit.scroll(view, argument.strip().lower())
+            case "back":
+                outcome = visit.back(view)
+            case _:
+                field, _, words = argument.partition(",")
+                outcome = visit.type(view, field, words.strip())
+                if outcome.valid:
+                    self._typed = words.strip()
+        if visit.outcome is not None:
+            self._typed = None  # another page
+        if outcome.effective:
+            view = look(visit.browser)
+        self._scroll = view.scroll
+        self._saw(view)
+        return outcome
+
+    # --- for the visit -------------------------------------------------------------------------------------------
+
+    def html(self) -> str:
+        """The page that the browser loads."""
+        page = super().render("html")
+        assert isinstance(page, str)
+        return page
+
+    def submit(self, action: str) -> Outcome:
+        """What a form of the page does."""
+        return super().step(action)
+
+    def _visit(self, work: Callable[[Visit, View], Result], undo: Callable[[], None] = lambda: None) -> Result:
+        """Opens the page as it was left. Raises Busy."""
+
+        def visit(browser: Browser) -> Result:
+            there = Visit(browser, self, _SIZES[self.options.window], self.options.window == "phone")
+            with there.opened(self._typed, self._scroll) as view:
+                return work(there, view)
+
+        return shared_pool().run(visit, undo)
+
+    # --- what the agent sees -------------------------------------------------------------------------------------
+
+    def observe(self) -> str:
+        """The text in view. It follows from the state, so what was seen lately is not looked at again: copies and
+        members of a group cost no visit."""
+        return _SEEN.get(self.state_key()) or self._saw(self._visit(lambda visit, view: view))
+
+    def _saw(self, view: View) -> str:
+        _SEEN[self.state_key()] = view.text
+        while len(_SEEN) > _MAX_SEEN:
+            _SEEN.pop(next(iter(_SEEN)), None)
+        return view.text
+
+    def render(self, mode: str = "text") -> str | bytes:
+        if mode == "png":
+            return self._visit(lambda visit, view: visit.browser.screenshot())
+        return self.html() if mode == "html" else self.observe()
+
+    def valid_actions(self) -> list[str]:
+        return [*super().valid_actions(), "scroll[down]", "scroll[up]"]
+
+    def state_key(self) -> bytes:
+        place = repr((super().state_key(), self.options.window, self._scroll, self._typed))
+        return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "window": [self._scroll, self._typed]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._scroll, self._typed = state["window"]

@@ -1,0 +1,110 @@
+"""The shop's pages for a browser on this machine: a small http server on 127.0.0.1, a secret address per page."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+from urllib.parse import parse_qs
+
+from starpod.environments.webshop import actions
+
+MAX_BODY_BYTES = 64 * 1024
+
+
+class Shown(Protocol):
+    """What stands behind an address."""
+
+    def page(self) -> str:
+        """The page, as html."""
+        ...
+
+    def act(self, action: str) -> None:
+        """What a form of the page was sent with."""
+        ...
+
+
+class Loopback:
+    """Serves pages while they are shown. Nobody who was not told an address can find it."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, Shown] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, self._shown))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, name="webshop-loopback", daemon=True).start()
+
+    @contextlib.contextmanager
+    def showing(self, shown: Shown) -> Iterator[str]:
+        """The address of a page, good for as long as the context lasts."""
+        token = secrets.token_urlsafe(24)
+        self._shown[token] = shown
+        try:
+            yield f"http://127.0.0.1:{self._server.server_port}/{token}/"
+        finally:
+            del self._shown[token]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, shown: dict[str, Shown], *arguments: object) -> None:
+        self._shown = shown
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        page = self._find("")
+        if page is None:
+            return
+        data = page.page().encode("utf-8", "replace")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_POST(self) -> None:
+        page = self._find("act")
+        length = self.headers.get("Content-Length", "")
+        if page is None:
+            return
+        if not (length.isdecimal() and int(length) <= MAX_BODY_BYTES):
+            self.send_error(413)
+            return
+        body = self.rfile.read(int(length)).decode("utf-8", "replace")
+        form = parse_qs(body, keep_blank_values=True, max_num_fields=20)
+        words = form.get("search_query", [""])[0]
+        page.act(form["action"][0] if "action" in form else actions.search(words) or "search[]")
+        self.send_response(303)
+        self.send_header("Location", "./")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _find(self, leaf: str) -> Shown | None:
+        _, _, rest = self.path.partition("/")
+        token, _, tail = rest.partition("/")
+        page = self._shown.get(token)
+        if page is None or tail != leaf:
+            self.send_error(404)
+            return None
+        return page
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing is logged: addresses are secret."""
+
+
+@functools.cache
+def _loopback_of(process: int) -> Loopback:
+    return Loopback()
+
+
+_making = threading.Lock()
+
+
+def shared_loopback() -> Loopback:
+    """The server of this process."""
+    with _making:
+        return _loopback_of(os.getpid())

@@ -1,0 +1,127 @@
+"""A session's page in a browser: opened from this machine, used as a person would, and read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from selenium.common.exceptions import TimeoutException
+
+from starpod.env_server.environment import INVALID, Outcome
+from starpod.environments.webshop.browser.chromium import Browser
+from starpod.environments.webshop.browser.loopback import shared_loopback
+from starpod.environments.webshop.browser.view import View, look
+
+_SCROLL = 0.8
+"""How much of the window's height one scroll moves."""
+_WAIT_SECONDS = 10.0
+_UNCHANGED = Outcome(effective=False)
+
+_OPEN = """
+const field = document.getElementById("search_input");
+if (field && arguments[0] !== null) field.value = arguments[0];
+window.scrollTo(0, arguments[1]);
+"""
+_CLICK = "window.__shown[arguments[0]].click();"
+_FILL = "window.__shown[arguments[0]].value = arguments[1];"
+_SEND = "window.__shown[arguments[0]].form.requestSubmit();"
+_SCROLL_TO = "window.scrollTo(0, arguments[0]);"
+_LOADED = "return document.readyState === 'complete' && !window.__shown;"
+
+
+class Session(Protocol):
+    """What is visited: a page, and what a form of it does."""
+
+    def html(self) -> str: ...
+    def submit(self, action: str) -> Outcome: ...
+
+
+class Visit:
+    """One visit to a session's page. `outcome`: what the form that was sent during it did; only one is taken."""
+
+    def __init__(self, browser: Browser, session: Session, size: tuple[int, int], mobile: bool) -> None:
+        self.browser = browser
+        self.outcome: Outcome | None = None
+        self._session = session
+        self._size = size
+        self._mobile = mobile
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def opened(self, typed: str | None, scroll: int) -> Iterator[View]:
+        """The page as it was left: with what was typed and not sent, and as far scrolled."""
+        self.browser.resize(*self._size, mobile=self._mobile)
+        with shared_loopback().showing(self) as address:
+            self.browser.driver.get(address)
+            self.browser.driver.execute_script(_OPEN, typed, scroll)
+            yield look(self.browser)
+
+    # --- what the page asks of us, on a thread of the loopback's -------------------------------------------------
+
+    def page(self) -> str:
+        return self._session.html()
+
+    def act(self, action: str) -> None:
+        with self._lock:
+            if self.outcome is None and self._error is None:
+                try:
+                    self.outcome = self._session.submit(action)
+                except BaseException as error:
+                    self._error = error
+
+    # --- what an agent does --------------------------------------------------------------------------------------
+
+    def click(self, view: View, name: str) -> Outcome:
+        place = view.find(name)
+        if place is None or view.elements[place].disabled:
+            return INVALID
+        if not view.elements[place].sends:
+            return _UNCHANGED
+        self._run(_CLICK, place)
+        return self._sent()
+
+    def search(self, view: View, words: str) -> Outcome:
+        place = view.find_field("search_query")
+        if place is None or not words.strip():
+            return INVALID
+        self._run(_FILL, place, words)
+        self._run(_SEND, place)
+        return self._sent()
+
+    def type(self, view: View, field: str, words: str) -> Outcome:
+        place = view.find_field(field)
+        if place is None:
+            return INVALID
+        self._run(_FILL, place, words)
+        return _UNCHANGED if view.elements[place].value == words else Outcome()
+
+    def scroll(self, view: View, direction: str) -> Outcome:
+        if direction not in ("up", "down"):
+            return INVALID
+        step = round(_SCROLL * view.height) * (1 if direction == "down" else -1)
+        place = min(max(view.scroll + step, 0), max(view.page - view.height, 0))
+        self._run(_SCROLL_TO, place)
+        return Outcome() if place != view.scroll else _UNCHANGED
+
+    def back(self, view: View) -> Outcome:
+        """The page's own way back."""
+        name = next((name for name in ("< prev", "back to search") if view.find(name) is not None), None)
+        return INVALID if name is None else self.click(view, name)
+
+    def _run(self, script: str, *arguments: object) -> None:
+        self.browser.driver.execute_script(script, *arguments)
+
+    def _sent(self) -> Outcome:
+        """Waits until the form was taken and the next page is there. Raises TimeoutException."""
+        limit = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < limit:
+            if self._error is not None:
+                raise self._error
+            if self.outcome is not None and self.browser.driver.execute_script(_LOADED):
+                return self.outcome
+            time.sleep(0.01)
+        raise TimeoutException("the page did not send its form, or the next one did not load")

@@ -1,0 +1,211 @@
+"""`starpod webshop`: builds the stores that a server sells from, and looks into them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from starpod.environments.webshop import build as building
+from starpod.environments.webshop.nouns import load_tagger
+from starpod.environments.webshop.records import Malformed
+from starpod.environments.webshop.search import TooManyTerms
+from starpod.environments.webshop.site.cli import site
+from starpod.environments.webshop.stages import Progress as Report
+from starpod.environments.webshop.store import Manifest, Store, StoreError, verify
+
+_SHOWN_MALFORMED = 20
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_STORE = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def webshop() -> None:
+    """Builds and inspects stores for webshop-v1, and opens the shop as a web site."""
+
+
+webshop.add_command(site)
+
+
+@webshop.command("build")
+@click.option("--products", type=_FILE, help="items_shuffle*.json or .json.gz, the list of products.")
+@click.option("--attributes", type=_FILE, help="items_ins_v2*.json: attributes and synthetic instructions.")
+@click.option(
+    "--human", type=_FILE, help="items_human_ins.json: human instructions. Without it there are no human goals."
+)
+@click.option("--synthetic", type=click.IntRange(1, 1_200_000), metavar="N", help="N made-up products instead.")
+@click.option("--seed", type=click.IntRange(0), help="Of the made-up products.  [default: 0]")
+@click.option("--plain", is_flag=True, help="Made-up products with short texts, for policies that learn from scratch.")
+@click.option("--out", required=True, type=_STORE, help="The folder of the store.")
+@click.option("--num-products", type=click.IntRange(1), help="Load the first N records only; search ranks N products.")
+@click.option("--price-seed", default=0, show_default=True, help="Of prices and price caps that are drawn.")
+@click.option("--nouns", default="", metavar="TAGGER", help="Keep the nouns of all titles: textblob or a spaCy model.")
+@click.option(
+    "--on-malformed",
+    default="refuse",
+    show_default=True,
+    type=click.Choice(["refuse", "skip"]),
+    help="Stop at the first record that cannot be read, or report and skip each.",
+)
+@click.option("--force", is_flag=True, help="Replace a complete store.")
+def build_store(
+    products: Path | None,
+    attributes: Path | None,
+    human: Path | None,
+    synthetic: int | None,
+    seed: int | None,
+    plain: bool,
+    out: Path,
+    num_products: int | None,
+    price_seed: int,
+    nouns: str,
+    on_malformed: str,
+    force: bool,
+) -> None:
+    """Builds a store from the original's files, or from made-up products.
+
+    Stopped at any moment, the same command goes on after the last finished stage.
+    """
+    source: building.Files | building.Synthetic
+    if synthetic is not None:
+        if products or attributes or human or num_products:
+            raise click.UsageError("--synthetic takes no files and no --num-products")
+        source = building.Synthetic(synthetic, seed or 0, plain)
+    elif products is None or attributes is None:
+        raise click.UsageError("give --products and --attributes, or --synthetic N")
+    elif seed is not None or plain:
+        raise click.UsageError("--seed and --plain go with --synthetic; drawn prices have --price-seed")
+    else:
+        source = building.Files(products, attributes, human, num_products)
+    if nouns:
+        try:
+            load_tagger(nouns)
+        except ValueError as error:
+            raise click.UsageError(f"--nouns: {error}") from error
+    console = Console(stderr=True)
+    skipped = 0
+
+    def skip(found: Malformed) -> None:
+        nonlocal skipped
+        skipped += 1
+        if skipped <= _SHOWN_MALFORMED:
+            console.print(f"skipped: {escape(str(found))}", highlight=False)
+        elif skipped == _SHOWN_MALFORMED + 1:
+            console.print("skipped: more, which are only counted")
+
+    with _errors(), _bars(console) as progress:
+        manifest = building.build(
+            out,
+            source,
+            price_seed=price_seed,
+            nouns=nouns,
+            on_malformed=skip if on_malformed == "skip" else None,
+            force=force,
+            progress=progress,
+        )
+    left_out = f", {manifest.skipped:,} malformed records left out" if manifest.skipped else ""
+    print(f"{out}: {manifest.products:,} products, {_size(manifest.bytes)}{left_out}")
+
+
+@webshop.command()
+@click.argument("store", type=_STORE)
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
+def info(store: Path, as_json: bool) -> None:
+    """Shows what a store holds."""
+    with _errors():
+        opened = Store.open(store)
+        manifest = opened.manifest
+        goals = {kind: len(opened.goals(kind)) for kind in ("human", "synthetic")}
+    facts = {
+        "source": manifest.source,
+        "products": manifest.products,
+        "documents": manifest.documents,
+        "goals": goals,
+        "price_seed": manifest.price_seed,
+        "tagger": manifest.tagger,
+        "skipped": manifest.skipped,
+        "bytes": manifest.bytes,
+        "digest": manifest.digest,
+    }
+    if as_json:
+        sections = {name: section.as_json() for name, section in manifest.sections.items()}
+        print(json.dumps({**facts, "sections": sections}, indent=2))
+        return
+    for name, value in (
+        ("source", manifest.source),
+        ("products", f"{manifest.products:,}"),
+        ("documents of the index", f"{manifest.documents:,}"),
+        ("human goals", f"{goals['human']:,}"),
+        ("synthetic goals", f"{goals['synthetic']:,}"),
+        ("price seed", str(manifest.price_seed)),
+        ("nouns by", manifest.tagger or "the tagger of the server"),
+        ("malformed records left out", f"{manifest.skipped:,}"),
+        ("size", _size(manifest.bytes)),
+        ("digest", manifest.digest),
+    ):
+        print(f"{name:28}{value}")
+
+
+@webshop.command("verify")
+@click.argument("store", type=_STORE)
+def verify_store(store: Path) -> None:
+    """Reads all of a store and compares every checksum. Exit status 1 if it is damaged."""
+    with _errors(), _bars(Console(stderr=True)) as progress:
+        total = Manifest.read(store).bytes
+        manifest = verify(store, lambda done: progress("bytes", done, total))
+        Store.open(store)
+    print(f"{store}: {len(manifest.sections)} sections, {_size(manifest.bytes)}, all as they were built")
+
+
+@webshop.command()
+@click.argument("store", type=_STORE)
+@click.argument("query")
+@click.option("-k", "--count", default=10, show_default=True, type=click.IntRange(1, 50), help="Products to show.")
+def search(store: Path, query: str, count: int) -> None:
+    """Shows what a search of a store finds, best first, with scores."""
+    with _errors():
+        opened = Store.open(store)
+        try:
+            ranked = opened.index.ranked(query.lower(), 50)
+        except TooManyTerms as error:
+            raise click.UsageError(str(error)) from error
+    hits = [(opened.catalogue[position], score) for position, score in ranked if position < len(opened.catalogue)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for rank, (product, score) in enumerate(hits[:count], 1):
+        print(f"{rank:2}  {product.asin:10}  {score:8.4f}  {product.price_tag:>18}  {product.title}"[:width])
+    print(f"{len(hits)} found", file=sys.stderr)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Report]:
+    """A bar per stage; on something that is no terminal nothing is drawn until the end."""
+    columns = (TextColumn("{task.description:26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield tell
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,291 @@
+"""webshop-v1: find and buy what an instruction describes, in a shop of up to a million products."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from starpod.env_server.environment import (
+    INVALID,
+    Environment,
+    EnvironmentSpec,
+    Limits,
+    Outcome,
+    Unavailable,
+)
+from starpod.environments.webshop import actions, pages
+from starpod.environments.webshop.policies import expert_action
+from starpod.environments.webshop.presentation import present
+from starpod.environments.webshop.presets import WebShopOptions
+from starpod.environments.webshop.reward import checklist
+from starpod.environments.webshop.search import TooManyTerms
+from starpod.environments.webshop.shop import Shop, ShopState
+from starpod.environments.webshop.starts import choose_goal, goals_of, open_stores, store_named
+from starpod.environments.webshop.store import StoreError
+
+if TYPE_CHECKING:
+    from starpod.environments.webshop.store import Store
+
+logger = logging.getLogger(__name__)
+
+OPEN_SCORE = 0.99
+"""The most that `score` says before the purchase: only a purchase solves the task."""
+
+_PAID = {
+    "graded": "It is paid by how many of attributes, options and price are as asked, and by the kind of the product.",
+    "binary": "It is paid only if the kind of product and every attribute, option and the price are as asked.",
+}
+_CHANGED = Outcome()
+_UNCHANGED = Outcome(effective=False)
+
+
+class WebShop(Environment):
+    """A session in a store. The seed chooses the goal, the dynamics seed what `search[<r>]` draws, and no more."""
+
+    spec = EnvironmentSpec(
+        id="webshop-v1",
+        version="1.0.0",
+        title="WebShop",
+        instructions=(
+            "You shop for one product. The instruction says what it should be like, which options to choose and what "
+            "it may cost. Search, look through the results, open a product, choose its options, and buy it: the first "
+            "purchase ends the task. Actions are search[words] and click[text], where the text is that of a button, a "
+            "product's number or an option's value on the page, for example click[Buy Now]."
+        ),
+        grammar=(
+            "search[words] or click[text]; the text is one that the page offers, in any case; the names are in lower "
+            f"case, what follows the last ] is ignored, and an action has one line and at most {actions.MAX_LENGTH} "
+            "characters"
+        ),
+        observation_modes=("text", "text_rich", "html", "url"),
+        render_modes=("text", "html", "png"),
+        limits=Limits(max_turns=15, max_actions_per_turn=1, max_actions=15),
+        slow_render=True,
+    )
+    Options = WebShopOptions
+    options: WebShopOptions
+
+    _cached_store: Store
+    _cached_shop: Shop
+    _remembers: bool
+    _past_pages: list[str]
+    """As shown after earlier actions, oldest first, as many as are shown again."""
+    _past_actions: list[str]
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Opens the stores. Where there is no Chromium, the class no longer offers pictures, and the log says why."""
+        try:
+            open_stores()
+        except StoreError as error:
+            raise Unavailable(str(error)) from error
+        if lacking := _lacks_for_pictures():
+            logger.warning("%s draws no png: %s", cls.spec.id, lacking)
+            cls.spec = replace(cls.spec, render_modes=tuple(mode for mode in cls.spec.render_modes if mode != "png"))
+
+    def reset(self, rng: random.Random) -> None:
+        options = self.options
+        store = store_named(options.catalogue)
+        goals = goals_of(store, options.goals, options.caps, options.limit_goals)
+        session, goal = choose_goal(options, goals, rng, self.seed)
+        self._past_pages, self._past_actions = [], []
+        self._enter(store, ShopState(goal, session))
+
+    def _enter(self, store: Store, state: ShopState) -> None:
+        options = self.options
+        self._remembers = bool(options.num_prev_obs or options.num_prev_actions)
+        self._cached_store = store
+        self._cached_shop = Shop(
+            store,
+            goals_of(store, options.goals, options.caps, options.limit_goals),
+            state,
+            show_attributes=options.show_attrs,
+            page_size=options.page_size,
+            ratio=options.ratio,
+            stream=lambda: self.dynamics,
+        )
+
+    def step(self, action: Any) -> Outcome:
+        if type(action) is not str or len(action) > actions.MAX_LENGTH:
+            return self._invalid()
+        if self._remembers:
+            self._remember(action)
+        shop = self._cached_shop
+        name, argument = actions.parse(action)
+        try:
+            if name == "click" and argument:
+                changed = shop.click(argument)
+                if changed is None:
+                    return self._invalid()
+                if shop.state.page == "done":
+                    return self._purchase()
+                return _CHANGED if changed else _UNCHANGED
+            if name == "search" and argument:
+                return self._search(argument)
+        except TooManyTerms as error:
+            return self._invalid({"reason": str(error)})
+        return self._invalid()
+
+    def _search(self, words: str) -> Outcome:
+        rule, shop = self.options.search_without_bar, self._cached_shop
+        barred = rule != "allowed" and not shop.has_search_bar
+        if barred and rule == "refused":
+            return self._invalid()
+        changed = shop.search(words)
+        if barred:
+            return self._invalid(effective=changed)
+        return _CHANGED if changed else _UNCHANGED
+
+    def _invalid(self, info: Mapping[str, Any] | None = None, effective: bool = False) -> Outcome:
+        if self.options.on_invalid == "end":
+            return Outcome(terminated=True, success=False, valid=False, effective=effective, info=info)
+        return Outcome(valid=False, effective=effective, info=info) if effective or info else INVALID
+
+    def _purchase(self) -> Outcome:
+        options, shop, store = self.options, self._cached_shop, self._cached_store
+        grade, item, goal = shop.appraise(), shop.item(), shop.goal
+        assert item is not None
+        scale, solved = options.reward_scale, grade.reward == 1.0
+        if options.reward == "graded":
+            reward = grade.reward * scale
+            parts = {name: share * scale for name, share in grade.parts().items()}
+        else:
+            reward = scale if solved else 0.0
+            parts = {"solved": reward}
+        attributes, chosen = checklist(item.product, goal, shop.state.options, options.ratio)
+        criteria = {"purchase": True, "price": grade.r_price, "kind": grade.r_type == 1.0}
+        criteria |= {f"attribute: {name}": matched for name, matched in attributes.items()}
+        criteria |= {f"option: {name}": matched for name, matched in chosen.items()}
+        info = {
+            **grade.as_info(),
+            "score": grade.reward,
+            "asin": item.product.asin,
+            "options": dict(shop.state.options),
+            "price": float(store.prices[item.position]),
+            "goal": goal.index,
+            "goal_asin": goal.asin,
+            "tagger": grade.tagger,
+            "ratio": options.ratio,
+            "catalogue": store.name,
+            "catalogue_digest": store.digest,
+        }
+        return Outcome(reward, terminated=True, success=solved, reward_parts=parts, criteria=criteria, info=info)
+
+    def instructions(self) -> str:
+        return f"{self.spec.instructions} {_PAID[self.options.reward]}"
+
+    # --- what the agent sees -------------------------------------------------------------------------------------
+
+    def observe(self) -> str:
+        options, shop = self.options, self._cached_shop
+        if options.presentation != "original":
+            return present(shop, options.presentation)
+        page = self._page()
+        past = self._past()
+        return pages.SEPARATOR.join([*past, page]) if past else page
+
+    def _page(self) -> str:
+        mode = self.options.observation
+        return _html(self._cached_shop) if mode == "html" else pages.show(self._cached_shop, mode)
+
+    def _remember(self, action: str) -> None:
+        """Called before an action is carried out: keeps the page that it answers, and the action."""
+        shown, acts = self.options.num_prev_obs, self.options.num_prev_actions
+        self._past_pages = [*self._past_pages, self._page()][-shown:] if shown else []
+        self._past_actions = [*self._past_actions, action][-acts:] if acts else []
+
+    def _past(self) -> list[str]:
+        """Earlier pages and actions in turn, oldest first; each action follows the page that it answered."""
+        shown, acts = self._past_pages, self._past_actions
+        past: list[str] = []
+        for age in range(max(len(shown), len(acts)), 0, -1):
+            past += [texts[-age] for texts in (shown, acts) if age <= len(texts)]
+        return past
+
+    def valid_actions(self) -> list[str]:
+        shop = self._cached_shop
+        listed = [actions.click(text) for text in shop.clickables() if text != "search"]
+        if shop.has_search_bar:
+            listed.append(actions.search(shop.instruction))
+        return [action for action in listed if action is not None]
+
+    def state_key(self) -> bytes:
+        """What was opened before counts only where it is shown: it changes nothing else."""
+        state = self._cached_shop.state
+        opened = sorted(state.opened) if self.options.observation in ("text_rich", "html") else None
+        options = sorted(state.options.items())
+        where = (state.page, state.keywords, state.number, state.drawn, state.asin, state.sub_page, options, opened)
+        goal = self._cached_shop.goal
+        text = repr((self._cached_store.digest, goal.asin, goal.instruction_text, goal.options, where))
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def expert_action(self) -> str | None:
+        return expert_action(self._cached_shop)
+
+    def score(self) -> float:
+        """What buying the open product now would be worth, a little less as long as it is not bought; 0 without one."""
+        shop = self._cached_shop
+        if not shop.state.asin:
+            return 0.0
+        worth = shop.appraise().reward
+        return worth if shop.state.page == "done" else OPEN_SCORE * worth
+
+    def render(self, mode: str = "text") -> str | bytes:
+        if mode == "png":
+            return _png(self._cached_shop)
+        return _html(self._cached_shop) if mode == "html" else pages.rich(self._cached_shop)
+
+    # --- snapshots -----------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "catalogue": [self._cached_store.name, self._cached_store.digest],
+            "shop": self._cached_shop.state.as_dict(),
+            "past": [list(self._past_pages), list(self._past_actions)],
+            "seeds": [self.seed, self.dynamics_seed],
+            "dynamics": self._dynamics,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Raises ValueError where this server's catalogue is not the one that the state is of."""
+        name, digest = state["catalogue"]
+        store = store_named(self.options.catalogue)
+        if store.digest != digest:
+            raise ValueError(
+                f"it is of catalogue {name!r} with digest {digest}, and this server's {store.name!r} has digest "
+                f"{store.digest}; start the server with the same store"
+            )
+        self._past_pages, self._past_actions = state["past"]
+        self.seed, self.dynamics_seed = state["seeds"]
+        self._dynamics = state["dynamics"]
+        self._enter(store, ShopState(**state["shop"]))
+
+
+def _html(shop: Shop) -> str:
+    from starpod.environments.webshop.markup import render_html
+
+    return render_html(shop)
+
+
+def _lacks_for_pictures() -> str:
+    """What is missing on this machine to draw a page as a PNG; empty if nothing is."""
+    if find_spec("selenium") is None:
+        return "it needs the package selenium; from a clone of the repository: pip install '.[browser]'"
+    from starpod.environments.webshop.browser.config import BrowserConfig
+
+    try:
+        BrowserConfig.from_environment()
+    except Unavailable as error:
+        return str(error)
+    return ""
+
+
+def _png(shop: Shop) -> bytes:
+    from starpod.environments.webshop.browser import png
+
+    return png(shop)

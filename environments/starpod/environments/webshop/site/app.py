@@ -1,0 +1,321 @@
+"""The pages of the site. Everything that changes a session is a form that says for which step of it it was meant."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from jinja2 import Environment
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+
+from starpod.environments.webshop import actions
+from starpod.environments.webshop.markup import logo, stylesheet, templates_in, with_fields, with_pictures
+from starpod.environments.webshop.site import options
+from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, Guard, headers
+from starpod.environments.webshop.site.service import Page, Place, Refused, Service
+from starpod.environments.webshop.site.trail import Trail
+
+_HERE = Path(__file__).parent
+_LEASE_SECONDS = 3600.0
+_OWN_SESSIONS = 10_000
+_MAX_SEED = 2**64 - 1
+_NOTICES = {
+    "moved": "This page was out of date: the session had moved on, by an agent or in another tab. Nothing was done. "
+    "This is the present page.",
+    "over": "This episode is over. Nothing more can be done in it.",
+    "limit": "A limit of the session ended this episode.",
+    "invalid": "That did not work on this page.",
+}
+
+
+class Site:
+    """The site over one server. `environment`: what it opens. `pictures`: whether products show their own pictures."""
+
+    def __init__(self, service: Service, environment: str, pictures: bool) -> None:
+        self.service = service
+        self.environment = environment
+        self.pictures = pictures
+        self.guard = Guard()
+        self.trail = Trail()
+        self._own: OrderedDict[str, None] = OrderedDict()  # opened here: only these get new goals from here
+
+    # --- the index -----------------------------------------------------------------------------------------------
+
+    async def home(self, request: Request, problem: str = "", status: int = 200) -> Response:
+        spec = await self.service.environment(self.environment)
+        if spec is None:
+            raise HTTPException(503, f"The server does not host {self.environment}.")
+        known = options.fields(spec.options_schema_json)
+        return self._page(
+            request, "home.html", status, problem=problem, spec=spec, key=secrets.token_urlsafe(16),
+            first=[field for field in known if field.name in options.FIRST],
+            more=[field for field in known if field.name not in options.FIRST], token=self.guard.token("start"),
+        )  # fmt: skip
+
+    async def start(self, request: Request) -> Response:
+        form = await self._form(request, "start")
+        spec = await self.service.environment(self.environment)
+        try:
+            chosen = options.chosen(options.fields(spec.options_schema_json if spec else ""), form)
+            seed = _seed(form.get("seed", ""))
+        except ValueError as error:
+            return await self.home(request, str(error), 400)
+        try:
+            session = await self.service.open(self.environment, chosen, seed, form.get("key", ""), _LEASE_SECONDS)
+        except Refused as refused:
+            if refused.code is grpc.StatusCode.INVALID_ARGUMENT:
+                return await self.home(request, refused.message, 400)
+            raise
+        self._own[session] = None
+        while len(self._own) > _OWN_SESSIONS:
+            self._own.popitem(last=False)
+        return _go(_path(session))
+
+    async def find(self, request: Request) -> Response:
+        """To the session whose id was typed in: it stands in the path alone, never in a query."""
+        form = await self._form(request, "start")
+        session = form.get("session", "").strip()
+        if not re.fullmatch(r"[!-~]{1,64}", session):
+            return await self.home(request, "That is not the id of a session.", 400)
+        await self.service.place(session)
+        return _go(_path(session) + ("" if form.get("how") == "take" else "watch"))
+
+    # --- a session -----------------------------------------------------------------------------------------------
+
+    async def shop(self, request: Request, session: str) -> Response:
+        page = await self._look(session)
+        place = page.place
+        banner = self._template("bar.html").render(
+            session=session, place=_code(place), notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
+            token=self.guard.token(session), own=session in self._own, epoch=place.epoch, nonce=request.state.nonce,
+        )  # fmt: skip
+        fields = {"csrf": self.guard.token(session), "epoch": str(place.epoch), "step_index": str(place.index)}
+        return HTMLResponse(with_fields(page.html, fields, banner))
+
+    async def act(self, request: Request, session: str) -> Response:
+        form = await self._form(request, session)
+        place = _place(form)
+        action = form.get("action") or actions.search(form.get("search_query", "")) or "search[]"
+        try:
+            transition = await self.service.act(session, place, action)
+        except Refused as refused:
+            if refused.reason in ("OUT_OF_ORDER", "EPISODE_OVER"):
+                return _go(_path(session) + f"?notice={'moved' if refused.reason == 'OUT_OF_ORDER' else 'over'}")
+            if refused.reason in ("OVERLOADED", "UNAVAILABLE", "DEADLINE", "DEADLINE_EXCEEDED"):
+                # Exactly once holds for the same form sent again, so that can be offered.
+                return self._failed(request, refused, again=form)
+            raise
+        self.trail.act(session, place, action)
+        if transition.truncated:
+            return _go(_path(session) + "?notice=limit")
+        invalid = any(not outcome.valid for outcome in transition.outcomes)
+        return _go(_path(session) + ("?notice=invalid" if invalid else ""))
+
+    async def again(self, request: Request, session: str) -> Response:
+        """The next goal in a session that was opened here."""
+        form = await self._form(request, session)
+        if session not in self._own:
+            raise HTTPException(403, "Only sessions that were started on this site get a new goal from it.")
+        try:
+            await self.service.again(session, _place(form).epoch)
+        except Refused as refused:
+            if refused.reason != "OUT_OF_ORDER":
+                raise
+            return _go(_path(session) + "?notice=moved")
+        return _go(_path(session))
+
+    async def watch(self, request: Request, session: str) -> Response:
+        page = await self._look(session)
+        return self._page(
+            request, "watch.html", session=session, place=_code(page.place), trail=self.trail.of(session)
+        )  # fmt: skip
+
+    async def frame(self, request: Request, session: str) -> Response:
+        """What the session shows, to look at only."""
+        page = await self._look(session)
+        request.state.framed = True
+        return HTMLResponse(re.sub(r"<body\b", "<body inert", page.html, count=1))
+
+    async def state(self, request: Request, session: str) -> Response:
+        """Where the session stands and what was seen of it, for pages that refresh themselves."""
+        place = await self.service.place(session)
+        if self.trail.last(session) != place:
+            place = (await self._look(session)).place
+        return JSONResponse({"place": _code(place), "trail": self.trail.of(session)})
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    async def _look(self, session: str) -> Page:
+        page = await self.service.page(session)
+        if self.pictures:
+            page = Page(page.place, with_pictures(page.html))
+        self.trail.see(session, page)
+        return page
+
+    async def _form(self, request: Request, purpose: str) -> dict[str, str]:
+        """The fields of a form from one of our own pages. Raises 403 for any other."""
+        form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
+        if not self.guard.admits(purpose, form.get("csrf", ""), request.headers):
+            raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")
+        return form
+
+    def _template(self, name: str) -> Any:
+        return _templates().get_template(name)
+
+    def _page(self, request: Request, name: str, status: int = 200, **fields: Any) -> Response:
+        return HTMLResponse(self._template(name).render(nonce=request.state.nonce, **fields), status)
+
+    def _failed(self, request: Request, refused: Refused, again: Mapping[str, str] | None = None) -> Response:
+        status, title, advice = _explain(refused)
+        response = self._page(
+            request, "error.html", status, title=title, advice=advice, detail=refused.message, again=again or {},
+            action=request.url.path,
+        )  # fmt: skip
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            response.headers["Retry-After"] = str(max(1, round(refused.retry_after or 5)))
+        return response
+
+    def refused(self, request: Request, error: Exception) -> Response:
+        """A call to the server that failed, as a page."""
+        assert isinstance(error, Refused)
+        if request.url.path.endswith("/state"):
+            status, title, _ = _explain(error)
+            return JSONResponse({"error": title}, status)
+        return self._failed(request, error)
+
+    def http_error(self, request: Request, error: Exception) -> Response:
+        """Anything else that cannot be answered, as a page."""
+        assert isinstance(error, HTTPException)
+        title = HTTPStatus(error.status_code).phrase
+        detail = "" if error.detail == title else error.detail
+        return self._page(
+            request, "error.html", error.status_code, title=title, advice=detail, detail="", again={}, action=""
+        )  # fmt: skip
+
+
+def create_app(service: Service, *, environment: str = "webshop-v1", pictures: bool = False) -> FastAPI:
+    """The site as an ASGI application. It closes the service when it ends."""
+    site = Site(service, environment, pictures)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    app = FastAPI(title="WebShop", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_exception_handler(Refused, site.refused)
+    app.add_exception_handler(HTTPException, site.http_error)
+    for method, path, endpoint in (
+        ("GET", "/", site.home),
+        ("POST", "/start", site.start),
+        ("POST", "/find", site.find),
+        ("GET", "/s/{session}/", site.shop),
+        ("POST", "/s/{session}/act", site.act),
+        ("POST", "/s/{session}/again", site.again),
+        ("GET", "/s/{session}/watch", site.watch),
+        ("GET", "/s/{session}/frame", site.frame),
+        ("GET", "/s/{session}/state", site.state),
+    ):
+        app.add_route(path, _without_parameters(endpoint), methods=[method])
+
+    @app.middleware("http")
+    async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        request.state.nonce = secrets.token_urlsafe(16)
+        request.state.framed = False
+        if request.method == "POST" and not _short(request.headers.get("content-length", "")):
+            response = site.http_error(request, HTTPException(413, "That is more than a form of this site holds."))
+        else:
+            response = await call(request)
+        framed = request.state.framed
+        for name, value in headers(request.state.nonce, pictures=pictures, framed=framed).items():
+            response.headers[name] = value
+        return response
+
+    return app
+
+
+def _without_parameters(endpoint: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Hands over what the path holds."""
+
+    async def call(request: Request) -> Response:
+        return await endpoint(request, **request.path_params)
+
+    return call
+
+
+def _short(length: str) -> bool:
+    return length.isdigit() and int(length) <= MAX_BODY_BYTES
+
+
+def _path(session: str) -> str:
+    return f"/s/{quote(session, safe='')}/"
+
+
+def _go(path: str) -> Response:
+    return RedirectResponse(path, 303)
+
+
+def _code(place: Place) -> str:
+    return f"{place.epoch}.{place.index}"
+
+
+def _place(form: Mapping[str, str]) -> Place:
+    """Where the form's page stood. Raises 400."""
+    epoch, index = form.get("epoch", ""), form.get("step_index", "0")
+    if not (epoch.isdecimal() and index.isdecimal() and max(int(epoch), int(index)) < 2**32):
+        raise HTTPException(400, "The form does not say for which step it was meant. Open the page again.")
+    return Place(int(epoch), int(index))
+
+
+def _seed(text: str) -> int | None:
+    """None for an empty field. Raises ValueError."""
+    text = text.strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) <= _MAX_SEED):
+        raise ValueError("The seed is a whole number from 0 to 2^64 - 1.")
+    return int(text)
+
+
+def _explain(refused: Refused) -> tuple[int, str, str]:
+    """HTTP status, title and advice for a call that failed."""
+    match refused.reason:
+        case "UNKNOWN_SESSION":
+            return 404, "No such session", "It was closed, its time ran out, or the id has a typing mistake."
+        case "SESSION_LOST":
+            return 410, "This session is lost", "Its environment stopped. Start a new one."
+        case "OVERLOADED":
+            return 503, "The shop is full", "Others are using all there is. Try again in a moment."
+        case "DRAINING" | "UNAVAILABLE":
+            return 503, "The shop is closed", "Its server does not answer, or is going away. Try again in a moment."
+        case "DEADLINE" | "DEADLINE_EXCEEDED":
+            return 504, "That took too long", "Try again: what you did is done once, however often you ask."
+        case "UNAUTHENTICATED":
+            return 502, "The shop's server refuses this site", "Start the site with a valid token."
+        case "UNSUPPORTED" | "UNIMPLEMENTED":
+            return 502, "The shop's server lacks something", "It must draw html pages and take snapshots."
+        case "BAD_ARGUMENT":
+            return 400, "That was not understood", "Go back and try something else."
+    return 502, "Something went wrong in the shop", "Try again, or start a new session."
+
+
+@cache
+def _templates() -> Environment:
+    environment = templates_in(_HERE / "templates")
+    own = (_HERE / "templates" / "site.css").read_text(encoding="utf-8")
+    environment.globals.update(style=stylesheet() + Markup(own), own_style=Markup(own), logo=logo())
+    environment.filters["json"] = json.dumps
+    return environment

@@ -1,0 +1,116 @@
+"""`starpod webshop site`: the shop as a web site."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from starpod.env_server.registry import Registry, RegistryError
+from starpod.environments.webshop.store import STORES_VARIABLE, StoreError, given_stores
+
+if TYPE_CHECKING:
+    from starpod.environments.webshop.site.service import Security
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_ENVIRONMENT = "webshop-v1"
+
+
+@click.command(short_help="The shop as a web site.")
+@click.argument("address", default="")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option("--store", "stores", multiple=True, metavar="NAME=PATH", help="A store to sell from. Repeatable.")
+@click.option("--pictures", is_flag=True, help="Let browsers load the products' own pictures over the network.")
+@click.option("--token-file", type=_FILE, help="File with the bearer token that the server wants.")
+@click.option("--ca", type=_FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
+@click.option("--certificate", type=_FILE, help="PEM file of the client's certificate, for mTLS.")
+@click.option("--key", type=_FILE, help="PEM file of the client's key, for mTLS.")
+def site(
+    address: str,
+    host: str,
+    port: int,
+    stores: tuple[str, ...],
+    pictures: bool,
+    token_file: Path | None,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+) -> None:
+    """Shop as a person, or watch an agent's session, in a web browser.
+
+    ADDRESS (host:port) is an environment server that hosts webshop-v1; without it, one is started in this process.
+    Prints one line with the site's address when ready. Whoever reaches the site uses the server with its token.
+    """
+    if address and not re.fullmatch(r"\S*:\d+", address):
+        raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
+    if (certificate or key) and not (ca and certificate and key):
+        raise click.UsageError("--certificate and --key go together, and with --ca")
+    if not address and (token_file or ca):
+        raise click.UsageError("--token-file and --ca are about a server: give its ADDRESS")
+    if address and stores:
+        raise click.UsageError("--store is about a server in this process: leave out ADDRESS")
+    if stores:
+        _use(stores)
+    from starpod.env_server.server import ServerError
+    from starpod.environments.webshop.site.service import Security
+
+    try:
+        asyncio.run(_serve(address, host, port, pictures, Security(token_file, ca, certificate, key)))
+    except RegistryError as error:
+        raise click.UsageError(str(error)) from error
+    except (ServerError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _use(stores: Sequence[str]) -> None:
+    """Hands the stores to this process's environments."""
+    text = os.pathsep.join(stores)
+    try:
+        given_stores(text)
+    except StoreError as error:
+        raise click.UsageError(f"--store: {error}") from error
+    os.environ[STORES_VARIABLE] = text
+
+
+async def _serve(address: str, host: str, port: int, pictures: bool, security: Security) -> None:
+    import uvicorn
+
+    from starpod.env_server.config import ServerConfig
+    from starpod.env_server.server import EnvironmentServer
+    from starpod.environments.webshop.site.app import create_app
+    from starpod.environments.webshop.site.service import Service
+
+    async with AsyncExitStack() as stack:
+        if not address:
+            registry = Registry.installed().select([_ENVIRONMENT])
+            server = EnvironmentServer(registry.prepare([_ENVIRONMENT]), ServerConfig(port=0))
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            address = server.address
+        app = create_app(Service(address, security), environment=_ENVIRONMENT, pictures=pictures)
+        listener = stack.enter_context(_listen(host, port))
+        shown = f"[{host}]" if ":" in host else host
+        print(f"The shop is open at http://{shown}:{listener.getsockname()[1]}/", flush=True)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # uvicorn ends by them, and then raises them again, which must not end us before the stack is unwound.
+            signal.signal(number, lambda *_: None)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+        await uvicorn.Server(config).serve([listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -1,0 +1,71 @@
+"""docs/environments.md says what the code does: options, limits, deviations, and an example that runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.env_server import Environment
+from starpod.env_server.episode import Episode, Want
+from starpod.environments.bandit.environment import Bandit
+from starpod.environments.countdown.environment import Countdown
+from starpod.environments.frozen_lake.environment import FrozenLake
+from starpod.environments.sokoban.environment import Sokoban
+from starpod.environments.sudoku.environment import Sudoku
+from tests.environments import (
+    test_bandit_golden,
+    test_countdown_golden,
+    test_frozen_lake_golden,
+    test_sokoban_golden,
+    test_sudoku_golden,
+)
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+
+DEVIATIONS = {
+    Bandit: test_bandit_golden.CHOSEN,
+    Countdown: test_countdown_golden.CHOSEN | test_countdown_golden.FILTER_CHOSEN,
+    FrozenLake: test_frozen_lake_golden.CHOSEN,
+    Sokoban: test_sokoban_golden.CHOSEN,
+    Sudoku: test_sudoku_golden.CHOSEN,
+}
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.parametrize("kind", DEVIATIONS)
+def test_every_option_and_deviation_is_listed(kind: type[Environment]) -> None:
+    text = section(kind.spec.id)
+    for name in kind.Options.model_fields:
+        assert re.search(rf"^\|[^|]*`{name}`", text, re.MULTILINE), f"no row for the option {name}"
+    for name in DEVIATIONS[kind]:
+        assert f"\n| {name} |" in text, f"no row for the deviation {name}"
+
+
+@pytest.mark.parametrize("kind", DEVIATIONS)
+def test_the_overview_has_the_limits(kind: type[Environment]) -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| [{kind.spec.id}]"))
+    limits = kind.spec.limits
+    assert f"| {limits.max_turns} / {limits.max_actions_per_turn} / {limits.max_actions or '-'} |" in row
+    assert ", ".join(kind.spec.observation_modes or ("text",)) in row
+    assert ", ".join(kind.spec.render_modes) in row
+
+
+def test_the_example_is_an_environment() -> None:
+    code = section("Write your own").split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) <= 60
+    names: dict[str, Any] = {"__name__": "corridor"}
+    exec(compile(code, "corridor.py", "exec"), names)
+    environment = names["Corridor"]()
+    environment.options = environment.Options(length=9)
+    episode = Episode(environment, environment.spec.limits)
+    episode.reset(1, 1)
+    assert environment.observe() == "....P...."
+    twin = episode.fork(None)
+    ends = [state.turn([way] * 9, Want()) for state, way in ((episode, "LEFT"), (twin, "right"))]
+    assert sorted(end.reward for end in ends) == [0.0, 1.0]

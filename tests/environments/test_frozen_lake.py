@@ -1,0 +1,340 @@
+"""frozen_lake-v1: Gymnasium's dynamics, maps, observations, score and expert."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
+
+from starpod.env_server.episode import EndReason, Episode, EpisodeOver, Limits, Want
+from starpod.environments.frozen_lake.environment import ACTIONS, FrozenLake
+from tests.golden import Draws
+
+SEEDS = st.integers(0, 2**64 - 1)
+SHAPES = st.fixed_dictionaries(
+    {
+        "size": st.integers(2, 8),
+        "frozen_probability": st.floats(0.5, 1),
+        "success_rate": st.sampled_from([0.8, 1 / 3, 1.0, 0.05]),
+    }
+)
+
+
+def start(seed: int = 0, dynamics_seed: int = 0, limits: Limits | None = None, **options: Any) -> Episode:
+    environment = FrozenLake()
+    environment.options = FrozenLake.Options(**options)
+    episode = Episode(environment, limits or Limits())
+    episode.reset(seed, dynamics_seed)
+    return episode
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, shape=SHAPES)
+def test_transitions_are_gymnasiums(seed: int, shape: dict[str, Any]) -> None:
+    environment = start(seed, **shape).environment
+    success_rate = environment.options.success_rate
+    reference = FrozenLakeEnv(desc=list(environment.map), success_rate=success_rate, is_slippery=success_rate < 1)
+    side = (1 - success_rate) / 2
+    # One draw in the middle of each stretch of the unit interval, with the stretch's length as its probability.
+    stretches = ((side / 2, side), (side + success_rate / 2, success_rate), (1 - side / 2, side))
+    for position, tile in enumerate("".join(environment.map)):
+        if tile in "HG":
+            continue
+        for number, action in enumerate(ACTIONS):
+            ours: Counter[tuple[int, float, bool]] = Counter()
+            for draw, probability in stretches:
+                environment.position = position
+                environment._dynamics = Draws([draw])
+                outcome = environment.step(action)
+                ours[environment.position, outcome.reward, outcome.terminated] += probability
+            theirs: Counter[tuple[int, float, bool]] = Counter()
+            for probability, there, reward, terminated in reference.P[position][number]:
+                theirs[there, reward, terminated] += probability
+            assert {key for key, p in ours.items() if p} == {key for key, p in theirs.items() if p}
+            for key, probability in theirs.items():
+                assert math.isclose(ours[key], probability, abs_tol=1e-12)
+
+
+def test_slips_are_as_likely_as_they_should_be() -> None:
+    environment = start(map=["FFF", "FSF", "FFG"]).environment
+    reached: Counter[int] = Counter()
+    for luck in range(50):
+        environment._dynamics = random.Random(luck)
+        for _ in range(400):
+            environment.position = 4
+            environment.step("Up")
+            reached[environment.position] += 1
+    shares = {place: count / 20_000 for place, count in reached.items()}
+    assert set(shares) == {1, 3, 5}
+    assert abs(shares[1] - 0.8) < 0.01
+    assert abs(shares[3] - 0.1) < 0.01
+    assert abs(shares[5] - 0.1) < 0.01
+
+
+@settings(deadline=None)
+@given(seed=SEEDS, luck=SEEDS)
+def test_the_seed_fixes_the_map_alone(seed: int, luck: int) -> None:
+    assert start(seed, 1).environment.map == start(seed, luck).environment.map
+
+
+def test_slips_know_nothing_of_the_map() -> None:
+    """In the original the draw that makes tile t also decides the slip of step t."""
+    slipped = {"H": [0, 0], "F": [0, 0]}
+    for seed in range(1500):
+        environment = start(seed, seed).environment
+        tile = "".join(environment.map)[1]
+        if tile in slipped:
+            slips = environment.dynamics.random(), environment.dynamics.random()
+            slipped[tile][0] += slips[1] >= 0.9
+            slipped[tile][1] += 1
+    for count, whole in slipped.values():
+        assert whole > 100
+        assert count / whole < 0.2
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=SEEDS, shape=SHAPES)
+def test_drawn_maps_can_be_solved(seed: int, shape: dict[str, Any]) -> None:
+    environment = start(seed, **shape).environment
+    size = shape["size"]
+    tiles = "".join(environment.map)
+    assert [len(row) for row in environment.map] == [size] * size
+    assert tiles.count("S") == tiles.count("G") == 1
+    FrozenLake.Options(map=environment.map)  # refuses maps without a path
+
+
+def test_drawn_maps_have_as_many_holes_as_asked() -> None:
+    for probability in (0.9, 0.8):
+        tiles = "".join("".join(start(seed, frozen_probability=probability).environment.map) for seed in range(1000))
+        share = tiles.count("H") / (len(tiles) - 2000)
+        assert abs(share - (1 - probability)) < 0.025
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=SEEDS)
+def test_the_expert_needs_the_fewest_moves_without_slip(seed: int) -> None:
+    episode = start(seed, size=6, frozen_probability=0.7, success_rate=1.0)
+    environment = episode.environment
+    moves, reward, scores = 0, 0.0, [environment.score()]
+    fewest = _fewest_moves(environment.map)
+    while not episode.end_reason:
+        transition = episode.turn([environment.expert_action()], Want())
+        moves, reward = moves + 1, reward + transition.reward
+        scores.append(environment.score())
+    assert (moves, reward, transition.success) == (fewest, 1.0, True)
+    assert scores == sorted(scores)
+    assert scores[0] == 0
+    assert scores[-1] == 1
+    assert all(score < 1 for score in scores[:-1])
+    assert environment.expert_action() is None
+
+
+def _fewest_moves(rows: tuple[str, ...]) -> int:
+    """By a search of its own over (row, column)."""
+    at = {(r, c): tile for r, row in enumerate(rows) for c, tile in enumerate(row)}
+    seen = {place for place, tile in at.items() if tile == "S"}
+    edge, moves = set(seen), 0
+    while not any(at[place] == "G" for place in edge):
+        edge = {(r + d, c + e) for r, c in edge for d, e in ((0, 1), (1, 0), (0, -1), (-1, 0))}
+        edge = {place for place in edge if at.get(place, "H") != "H"} - seen
+        seen |= edge
+        moves += 1
+    return moves
+
+
+@pytest.mark.parametrize("success_rate", [0.8, 1 / 3])
+def test_the_expert_is_close_to_the_best_within_an_episode(success_rate: float) -> None:
+    """Against the best that any policy can do in 10 actions, by dynamic programming over Gymnasium's table."""
+    expert = best = 0.0
+    for seed in range(40):
+        environment = start(seed, frozen_probability=0.8, success_rate=success_rate).environment
+        origin = environment.position
+        table = FrozenLakeEnv(desc=list(environment.map), success_rate=success_rate).P
+        choice = {}
+        for position, tile in enumerate("".join(environment.map)):
+            if tile in "SF":
+                environment.position = position
+                choice[position] = ACTIONS.index(environment.expert_action())
+        expert_values = best_values = dict.fromkeys(table, 0.0)
+        for _ in range(10):
+            expert_values = {p: _worth(table[p][choice.get(p, 0)], expert_values) for p in table}
+            best_values = {p: max(_worth(table[p][action], best_values) for action in range(4)) for p in table}
+        expert += expert_values[origin]
+        best += best_values[origin]
+    assert 0.97 * best < expert <= best + 1e-9
+
+
+def _worth(transitions: list[tuple[float, int, float, bool]], values: dict[int, float]) -> float:
+    return sum(p * (reward + (0 if ended else values[there])) for p, there, reward, ended in transitions)
+
+
+def test_the_expert_takes_the_first_of_equals() -> None:
+    environment = start(map=["SFG", "HFH", "HHH"], success_rate=0.8).environment
+    assert environment.expert_action() == "Right"
+    detour = start(map=["FFFF", "SHHG", "FFFF"], success_rate=1.0).environment
+    assert detour.expert_action() == "Down"  # both ways are as long, and Down comes before Up
+
+
+@pytest.mark.parametrize("success_rate", [1.0, 0.8])
+def test_the_expert_knows_the_way_from_afar(success_rate: float) -> None:
+    """Along one lane of 526 moves to and fro between holes, where values shrink to nothing."""
+    lanes = ["F" * 32, "H" * 31 + "F", "F" * 32, "F" + "H" * 31] * 7 + ["F" * 32, "H" * 31 + "F", "G" + "F" * 31]
+    lanes[0] = "S" + lanes[0][1:]
+    environment = start(map=lanes, success_rate=success_rate).environment
+    assert _fewest_moves(environment.map) == 526
+    for row, lane in enumerate(lanes):
+        for column, tile in enumerate(lane):
+            if tile in "SF":
+                turned = column == (0 if row % 4 in (2, 3) else 31)
+                along = "Down" if turned else "Left" if row % 4 == 2 else "Right"
+                environment.position = 32 * row + column
+                assert environment.expert_action() == along, (row, column)
+
+
+def test_the_goal_pays_as_asked() -> None:
+    episode = start(map=["SG"], success_rate=1, goal_reward=10)
+    assert "earns 10." in episode.environment.instructions()
+    transition = Episode.load(FrozenLake, episode.save()).turn(["Right"], Want())
+    assert (transition.reward, transition.success) == (10.0, True)
+    assert start(map=["SG"], success_rate=1).turn(["Right"], Want()).reward == 1.0
+
+
+def test_a_hole_ends_without_reward() -> None:
+    episode = start(map=["SH", "FG"], success_rate=1)
+    transition = episode.turn(["right", "Down"], Want())
+    assert (transition.reward, transition.success, transition.end_reason) == (0.0, False, EndReason.TERMINAL)
+    assert transition.outcomes[1] is None
+    assert episode.environment.score() == 0
+    assert transition.observation.parts == "_X\n_G"
+    with pytest.raises(EpisodeOver):
+        episode.turn(["Down"], Want())
+
+
+def test_the_border_holds() -> None:
+    transition = start(map=["SFG"], success_rate=1).turn(["Up", "Left", "Down", "Right"], Want())
+    assert [outcome.effective for outcome in transition.outcomes] == [False, False, False, True]
+
+
+def test_published_limits() -> None:
+    assert FrozenLake.spec.limits == Limits(max_turns=5, max_actions_per_turn=5, max_actions=10)
+    episode = start(limits=FrozenLake.spec.limits, map=["S" + "F" * 14 + "G"], success_rate=1)
+    episode.turn(["Right"] * 7, Want())
+    transition = episode.turn(["Right"] * 7, Want())
+    assert [outcome is not None for outcome in transition.outcomes] == [True] * 5 + [False] * 2
+    assert (transition.end_reason, transition.success) == (EndReason.MAX_ACTIONS, False)
+    assert episode.environment.position == 10
+
+
+SLOPE = {"map": ["SFF", "HFG"], "success_rate": 1}
+
+
+@pytest.mark.parametrize(
+    ("observation", "actions", "text"),
+    [
+        ("grid", ["Right"], "_P_\nO_G"),
+        (
+            "coord",
+            ["Right"],
+            "Board size: 2 rows x 3 cols (zero-indexed).\nStart: (0, 0)\nGoal: (1, 2)\nPlayer: (0, 1)\nHoles: (1, 0)",
+        ),
+        (
+            "grid_coord",
+            ["Down"],
+            "Coordinates: \nBoard size: 2 rows x 3 cols (zero-indexed).\nStart: (0, 0)\nGoal: (1, 2)\n"
+            "Player in hole: (1, 0)\nHoles: (1, 0)\nGrid Map: \n___\nX_G",
+        ),
+        ("local", [], "P 0 0 G 1 2 Down Right # O _ #"),
+        ("local", ["Right", "Right"], "P 0 2 G 1 2 Down - _ G # #"),
+        ("local", ["Right", "Down"], "P 1 1 G 1 2 - Right O # G _"),
+        ("local", ["Right", "Right", "Down"], "√ 1 2 G 1 2 - - _ # # _"),
+    ],
+)
+def test_observations(observation: str, actions: list[str], text: str) -> None:
+    episode = start(observation=observation, **SLOPE)
+    assert episode.turn(actions, Want()).observation.parts == text
+
+
+@pytest.mark.parametrize("observation", FrozenLake.spec.observation_modes)
+def test_own_symbols_are_shown_and_explained(observation: str) -> None:
+    symbols = {"player": "A", "ice": ".", "hole": "B", "goal": "C", "player_in_hole": "D", "player_on_goal": "E"}
+    environment = start(observation=observation, symbols={**symbols, "edge": "%"}, **SLOPE).environment
+    seen = environment.observe()
+    text = environment.instructions()
+    if observation != "coord":
+        assert "A" in seen
+        assert not set("P_O√X") & set(seen.replace("Player", "").replace("Board", ""))
+        assert "A you, . ice, B hole, C goal, D you in a hole, E you on the goal" in text
+    assert ("%" in text) == (observation == "local")
+    assert "2 rows and 3 columns" in text
+    assert "slippery" not in text
+
+
+def test_instructions_tell_the_odds() -> None:
+    text = start(size=8, success_rate=1 / 3).environment.instructions()
+    assert "8 rows and 8 columns" in text
+    assert "probability 0.333" in text
+
+
+def test_equal_states_equal_keys() -> None:
+    keys = set()
+    for observation in FrozenLake.spec.observation_modes:
+        for route in (["Right", "Down"], ["Left", "Right", "Right", "Left", "Up", "Down"]):
+            episode = start(observation=observation, **SLOPE)
+            episode.turn(route, Want())
+            keys.add(episode.environment.state_key())
+    assert len(keys) == 1
+    assert start(**SLOPE).environment.state_key() not in keys
+    other = start(map=["SFH", "HFG"], success_rate=1)
+    other.turn(["Right", "Down"], Want())
+    assert other.environment.state_key() not in keys, "another map with the same surroundings"
+
+
+def test_sessions_on_one_map_share_their_tables() -> None:
+    one, other = start(0, 0, **SLOPE).environment, start(1, 1, **SLOPE).environment
+    assert one._cached_lake is other._cached_lake
+    assert one._cached_lake is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"map": []}, "1 to 32 rows"),
+        ({"map": ["SF", "FFG"]}, "row 1 has 3 tiles, row 0 has 2"),
+        ({"map": ["SF", "xG"]}, "row 1 has 'x'; use only S, F, H and G"),
+        ({"map": ["FF", "FG"]}, "has 0 tiles S; it needs one start"),
+        ({"map": ["SG", "FG"]}, "has 2 tiles G; it needs one goal"),
+        ({"map": ["SH", "HG"]}, "no path leads from S to G"),
+        ({"map": ["SG"], "size": 5}, "size only shape drawn maps"),
+        ({"size": 1}, "greater than or equal to 2"),
+        ({"success_rate": 0}, "greater than 0"),
+        ({"symbols": {"ice": "PP"}}, "one visible character"),
+        ({"symbols": {"ice": "P"}}, "player and ice are both 'P'"),
+        ({"observation": "picture"}, "'grid', 'coord', 'grid_coord' or 'local'"),
+    ],
+)
+def test_bad_options_say_why(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FrozenLake.Options(**options)
+
+
+def test_pictures() -> None:
+    environment = start(**SLOPE).environment
+    frames = set()
+    for position in range(6):
+        environment.position = position
+        frame = environment.render("png")
+        assert Image.open(io.BytesIO(frame)).size == (3 * 64 + 32, 2 * 64 + 32)
+        frames.add(frame)
+    assert len(frames) == 6
+    environment.position = 1
+    assert environment.render("text") == "┌───────┐\n│ _ P _ │\n│ O _ G │\n└───────┘"
+    assert Image.open(io.BytesIO(start(size=16).environment.render("png"))).size == (792, 792)

@@ -1,0 +1,389 @@
+"""Properties of sokoban-v1."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.env_server.environment import Limits, OptionsError
+from starpod.env_server.episode import EndReason, Episode, Want
+from starpod.env_server.state import decode, encode
+from starpod.environments import sokoban as module
+from starpod.environments.sokoban.environment import MOVES, Sokoban, generate, solve
+
+EVERYTHING = Want(valid_actions=True, state_key=True, expert_action=True, score=True)
+
+
+def start(seed: int = 0, limits: Limits | None = None, **options: Any) -> Episode:
+    environment = Sokoban()
+    environment.options = Sokoban.Options(**options)
+    episode = Episode(environment, limits or Limits())
+    episode.reset(seed, 0)
+    return episode
+
+
+rooms = st.builds(
+    lambda rows, columns, boxes, depth: {"rows": rows, "columns": columns, "boxes": boxes, "search_depth": depth},
+    st.integers(5, 8),
+    st.integers(5, 8),
+    st.integers(1, 2),
+    st.integers(8, 60),
+)
+seeds = st.integers(0, 2**64 - 1)
+
+
+@given(seeds, rooms)
+@settings(max_examples=60, deadline=None)
+def test_every_generated_room_is_fit_to_play_and_solvable(seed: int, options: dict[str, int]) -> None:
+    environment = start(seed, **options).environment
+    board, player, boxes = environment.board, environment.player, environment.boxes
+    assert (board.rows, board.columns) == (options["rows"], options["columns"])
+    assert len(boxes) == len(board.targets) == options["boxes"]
+    assert player in board.floor and player not in boxes
+    assert boxes <= board.floor and boxes.isdisjoint(board.targets)
+    for cell in board.floor:
+        assert {cell + delta for delta in board.deltas.values()} <= set(range(len(board.text)))
+        assert "\n" not in board.text[cell]
+    assert isinstance(solve(board, player, boxes), list)
+
+
+@given(seeds, st.integers(1, 6), st.integers(0, 6))
+@settings(max_examples=20, deadline=None)
+def test_the_solution_is_as_long_as_asked(seed: int, least: int, more: int) -> None:
+    environment = start(seed, min_solution=least, max_solution=least + more).environment
+    plan = solve(environment.board, environment.player, environment.boxes)
+    assert isinstance(plan, list)
+    assert least <= len(plan) <= least + more
+
+
+def test_an_impossible_length_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROOMS", 50)
+    with pytest.raises(ValueError, match="none of 50 rooms had a solution of 60 to any number of moves: widen"):
+        start(min_solution=60)
+
+
+def test_a_search_for_an_impossible_length_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On large boards a room costs a hundred times what it costs on small ones."""
+    large = {"rows": 12, "columns": 12, "boxes": 4}
+    room = start(3, **large).environment.render("text")
+    monkeypatch.setattr(module, "MAX_RESET_STATES", 150_000)
+    with pytest.raises(OptionsError, match=r"none of [1-9] rooms had a solution of 200 to any number of moves: widen"):
+        start(3, **large, min_solution=200)
+    assert start(3, **large).environment.render("text") == room
+
+
+@pytest.mark.parametrize(
+    ("options", "length", "walls"),
+    [
+        ({}, 4.04, 0.342),
+        ({"search_depth": 30}, 4.00, 0.342),
+        ({"rows": 8, "columns": 8, "boxes": 2, "search_depth": 10}, 5.82, 0.496),
+    ],
+)
+def test_rooms_are_like_the_published_ones(options: dict[str, int], length: float, walls: float) -> None:
+    """Means over fixed seeds, with room for some four standard errors."""
+    lengths, shares = [], []
+    for seed in range(300):
+        made = Sokoban.Options(**options)
+        board, player, boxes = generate(random.Random(seed), made)
+        plan = solve(board, player, boxes)
+        assert isinstance(plan, list)
+        lengths.append(len(plan))
+        shares.append(1 - len(board.floor) / ((made.rows - 2) * (made.columns - 2)))
+    assert statistics.mean(lengths) == pytest.approx(length, abs=0.5)
+    assert statistics.mean(shares) == pytest.approx(walls, abs=0.04)
+
+
+def fingerprint() -> str:
+    digest = hashlib.sha256()
+    for seed in range(12):
+        for options in ({}, {"rows": 8, "columns": 8, "boxes": 2, "search_depth": 10}, {"boxes": 3, "min_solution": 6}):
+            digest.update(transcript(seed, options))
+    return digest.hexdigest()
+
+
+def transcript(seed: int, options: dict[str, Any]) -> bytes:
+    episode = start(seed, **options)
+    player = random.Random(seed)
+    seen = [repr(episode.observe(EVERYTHING))]
+    while not episode.end_reason and episode.turns < 15:
+        seen.append(repr(episode.turn([player.choice(tuple(MOVES))], EVERYTHING)))
+    return "\n".join(seen).encode()
+
+
+def test_processes_agree_whatever_their_hash_seed() -> None:
+    program = "from tests.environments.test_sokoban import fingerprint; print(fingerprint())"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).resolve().parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("0", "4242")
+    }
+    assert digests == {fingerprint()}
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    jobs = [(seed, {"rows": 7, "columns": 7, "boxes": 2}) for seed in range(24)]
+    alone = [transcript(*job) for job in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda job: transcript(*job), jobs)) == alone
+
+
+def test_generation_leaves_the_global_stream_alone() -> None:
+    before = random.getstate()
+    start(1)
+    assert random.getstate() == before
+
+
+@given(
+    seeds, st.lists(st.sampled_from(tuple(MOVES)), max_size=12), st.lists(st.sampled_from(tuple(MOVES)), max_size=12)
+)
+@settings(max_examples=40, deadline=None)
+def test_copies_go_on_alike(seed: int, before: list[str], after: list[str]) -> None:
+    original = start(seed, rows=6, columns=7, boxes=2, search_depth=20)
+    for action in before:
+        if not original.end_reason:
+            original.turn([action], EVERYTHING)
+    fork = original.fork(None)
+    restored = Episode(Sokoban(), original.limits)
+    restored.environment.options = original.environment.options
+    restored.environment.set_state(decode(encode(original.environment.get_state())))
+    restored.turns, restored.actions, restored.end_reason = original.turns, original.actions, original.end_reason
+    for action in after:
+        if original.end_reason:
+            break
+        turn = repr(original.turn([action], EVERYTHING))
+        assert repr(fork.turn([action], EVERYTHING)) == turn
+        assert repr(restored.turn([action], EVERYTHING)) == turn
+
+
+@given(seeds, rooms)
+@settings(max_examples=40, deadline=None)
+def test_the_expert_solves_in_the_fewest_moves(seed: int, options: dict[str, int]) -> None:
+    episode = start(seed, **options)
+    environment = episode.environment
+    plan = solve(environment.board, environment.player, environment.boxes)
+    assert isinstance(plan, list)
+    scores = [environment.score()]
+    while not episode.end_reason:
+        fresh = episode.fork(None).environment.expert_action()
+        action = environment.expert_action()
+        assert action == fresh  # the cached plan is what a new search would find
+        last = episode.turn([action], Want())
+        scores.append(environment.score())
+    assert last.success and last.terminated
+    assert episode.actions == len(plan)
+    assert scores[-1] == 1.0
+    assert all(0 <= score < 1 for score in scores[:-1])
+    assert environment.expert_action() is None
+
+
+@given(seeds, st.lists(st.sampled_from(tuple(MOVES)), min_size=1, max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_the_state_key_is_the_state_without_its_history(seed: int, actions: list[str]) -> None:
+    episode = start(seed, rows=6, columns=6, search_depth=20)
+    environment = episode.environment
+    seen: dict[Any, bytes] = {}
+    for action in actions:
+        if episode.end_reason:
+            break
+        transition = episode.turn([action], Want(state_key=True))
+        state = environment.player, environment.boxes
+        key = transition.observation.state_key
+        assert len(key) == 16
+        assert seen.setdefault(state, key) == key
+    assert len(set(seen.values())) == len(seen)
+
+
+# --- rewards and ends ------------------------------------------------------------------------------------------------
+
+
+def test_the_push_that_solves_pays_10_9_and_ends() -> None:
+    episode = start(layout="#####\n#PXO#\n#####")
+    transition = episode.turn(["right"], Want())
+    assert transition.reward == 10.9
+    assert transition.terminated and transition.success
+    assert episode.environment.render() == "#####\n#_P√#\n#####"
+
+
+def test_on_off_and_blocked() -> None:
+    episode = start(layout=["#######", "#_P√__#", "#_XO__#", "#_____#", "#######"])
+    off = episode.turn(["Right"], Want())
+    assert off.reward == -1.1 and not off.end_reason
+    blocked = episode.turn(["Up"], Want())
+    assert blocked.reward == -0.1
+    assert not blocked.outcomes[0].effective and blocked.outcomes[0].valid
+    for action in ("Left", "Left", "Down"):
+        episode.turn([action], Want())
+    on = episode.turn(["Right"], Want())
+    assert on.reward == 0.9 and not on.end_reason
+
+
+def test_unknown_names_cost_nothing_and_change_nothing() -> None:
+    episode = start()
+    before = episode.environment.observe()
+    transition = episode.turn(["Jump", "wait", ""], Want())
+    assert transition.reward == 0
+    assert [outcome.valid for outcome in transition.outcomes] == [False] * 3
+    assert transition.observation.parts == before
+
+
+def test_rewards_are_options() -> None:
+    layout = "######\n#PX_O#\n######"
+    pay = {"step_reward": -2.0, "box_on_reward": 3.0, "solved_reward": 40.0}
+    episode = start(layout=layout, **pay)
+    assert [episode.turn(["Right"], Want()).reward for _ in range(2)] == [-2.0, 41.0]
+
+
+def test_max_steps_truncates() -> None:
+    episode = start(layout="######\n#PX_O#\n######", max_steps=3)
+    for _ in range(2):
+        assert not episode.turn(["Left"], Want()).end_reason
+    last = episode.turn(["Left"], Want())
+    assert last.end_reason is EndReason.ENVIRONMENT_LIMIT
+    assert last.truncated and last.success is False
+
+
+def test_solving_on_the_last_step_counts() -> None:
+    episode = start(layout="######\n#PX_O#\n######", max_steps=2)
+    last = episode.turn(["Right", "Right"], Want())
+    assert last.terminated and last.success
+
+
+def test_the_eleventh_action_is_never_executed() -> None:
+    episode = start(limits=Sokoban.spec.limits, layout="########\n#PX___O#\n########")
+    for _ in range(2):
+        last = episode.turn(["Left"] * 7, Want())
+    assert [outcome is None for outcome in last.outcomes] == [False] * 5 + [True] * 2
+    assert last.end_reason is EndReason.MAX_ACTIONS and last.success is False
+
+
+def test_a_dead_box_ends_the_experts_advice() -> None:
+    episode = start(layout=["######", "#_P__#", "#_X__#", "#____#", "#__O_#", "#____#", "######"])
+    environment = episode.environment
+    assert environment.expert_action() is not None
+    before = environment.score()
+    episode.turn(["Down"] * 3, Want())
+    assert environment.expert_action() is None
+    assert environment.score() < before
+
+
+# --- observations ----------------------------------------------------------------------------------------------------
+
+LAYOUT = ["######", "#S_X_#", "#√___#", "#____#", "######"]
+
+
+def test_coordinates() -> None:
+    assert start(layout=LAYOUT, observation="coord").environment.observe() == (
+        "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1), (2, 1)\nBoxes: (1, 3)\n"
+        "Boxes on target: (2, 1)\nPlayer on target: (1, 1)"
+    )
+
+
+def test_padded() -> None:
+    assert start(layout=LAYOUT[1:4], observation="padded").environment.observe() == (
+        " #  S  _  X  _  # \n #  √  _  _  _  # \n #  _  _  _  _  # "
+    )
+
+
+def test_local() -> None:
+    assert start(layout=LAYOUT, observation="local").environment.observe() == (
+        "S 1 1 - Right # √ # _\nX 1 3 - Left # _ _ _\n√ 2 1 - - S _ # _\nO 1 1\nO 2 1"
+    )
+
+
+def test_pictures() -> None:
+    environment = start(layout=LAYOUT, observation="rgb").environment
+    (picture,) = environment.observe()
+    assert picture.mime == "image/png" and picture.data.startswith(b"\x89PNG")
+    assert environment.observe()[0].data == picture.data
+    assert environment.render("png").startswith(b"\x89PNG")
+
+
+symbol_sets = st.lists(
+    st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=("Z", "C", "M")),
+    min_size=7,
+    max_size=7,
+    unique=True,
+)
+
+
+@given(seeds, symbol_sets)
+@settings(max_examples=40, deadline=None)
+def test_custom_symbols_are_what_board_and_legend_show(seed: int, characters: list[str]) -> None:
+    names = ("wall", "empty", "target", "box_on_target", "box", "player", "player_on_target")
+    symbols = dict(zip(names, characters, strict=True))
+    custom = start(seed, symbols=symbols).environment
+    default = start(seed).environment
+    translation = dict(zip("#_O√XPS", characters, strict=True))
+    board = custom.observe()
+    assert board == "".join(translation.get(character, character) for character in default.observe())
+    for name, symbol in symbols.items():
+        assert f"{symbol} {name.replace('_', ' ')}" in custom.instructions()
+    again = start(layout=board, symbols=symbols).environment
+    assert again.observe() == board
+    assert again.state_key() == custom.state_key() == default.state_key()
+
+
+@pytest.mark.parametrize("symbols", ["default", "letters"])
+@pytest.mark.parametrize("observation", ["grid", "grid_coord", "local"])
+def test_the_legend_explains_every_symbol_on_the_board(symbols: str, observation: str) -> None:
+    environment = start(boxes=2, symbols=symbols, observation=observation).environment
+    legend = environment.instructions()
+    for symbol in set(environment.render()) - {"\n"}:
+        assert f" {symbol} " in legend
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "#####\n#P_O#\n#####"}, "0 boxes and 1 targets"),
+        ({"layout": "#####\n#_XO#\n#####"}, "0 players"),
+        ({"layout": "#####\n#PXO\n#####"}, "row 1 of the layout has 4 cells, row 0 has 5"),
+        ({"layout": "#####\n#P?O#\n#####"}, r"row 1, column 2 of the layout is '\?'; the symbols are: # wall"),
+        ({"layout": "#####\n#P_√#\n#####"}, "on a target already"),
+        ({"layout": "#####\n#P_O#\n#__X#\n#####"}, "no sequence of moves solves"),
+        ({"layout": "#####\n#PXO#\n#####", "rows": 4}, "layout has 3 rows, the option rows says 4"),
+        ({"layout": "#####\n#PXO#\n#####", "boxes": 2}, "layout has 1 boxes"),
+        ({"layout": "#####\n#PXO#\n#####", "max_solution": 2}, "leave it out where there is a layout"),
+        ({"layout": []}, "3 to 64 rows"),
+        ({"min_solution": 5, "max_solution": 4}, "max_solution 4 is below min_solution 5"),
+        ({"rows": 4, "columns": 4}, "at least 4x5"),
+        ({"boxes": 5}, "take at most 4"),
+        ({"symbols": {"wall": "X"}}, "share the symbol 'X'"),
+        ({"symbols": {"wall": "##"}}, "at most 1 character"),
+        ({"symbols": {"wall": " "}}, "give one visible character"),
+        ({"row": 3}, "Extra inputs are not permitted"),
+    ],
+)
+def test_bad_options_say_what_is_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Sokoban.Options(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rows": 4, "columns": 5}, {"rows": 5, "columns": 5, "boxes": 2}, {"boxes": 4}, {"rows": 20, "columns": 20}],
+)
+def test_the_extremes_can_be_generated(options: dict[str, int]) -> None:
+    assert start(7, **options).environment.boxes

@@ -1,0 +1,419 @@
+"""Properties of sudoku-v1."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.env_server.environment import Limits
+from starpod.env_server.episode import EndReason, Episode, Want
+from starpod.env_server.state import decode, encode
+from starpod.environments.sudoku.environment import CLEARED, Sudoku, generate, read_action, solutions
+
+EVERYTHING = Want(state_key=True, expert_action=True, score=True)
+
+PUZZLE = "2.1. .1.. ..24 4.3."
+SOLUTION = "2413 3142 1324 4231"
+"""A 4x4 puzzle and its only solution: row by row, with empty cells (1,2), (1,4), (2,1), (2,3), (2,4), ..."""
+
+
+def start(seed: int = 0, limits: Limits | None = None, **options: Any) -> Episode:
+    environment = Sudoku()
+    environment.options = Sudoku.Options(**options)
+    episode = Episode(environment, limits or Limits())
+    episode.reset(seed, 0)
+    return episode
+
+
+seeds = st.integers(0, 2**64 - 1)
+kinds = st.sampled_from([(4, "easy"), (4, "medium"), (4, "hard"), (9, "easy"), (9, "medium"), (9, "hard")])
+
+
+def is_complete(grid: bytes, size: int) -> bool:
+    side = math.isqrt(size)
+    rows = [grid[start : start + size] for start in range(0, size * size, size)]
+    boxes = [
+        [rows[top + down][left + right] for down in range(side) for right in range(side)]
+        for top in range(0, size, side)
+        for left in range(0, size, side)
+    ]
+    return all(sorted(unit) == list(range(1, size + 1)) for unit in (*rows, *zip(*rows, strict=True), *boxes))
+
+
+@given(seeds, kinds)
+@settings(max_examples=40, deadline=None)
+def test_every_puzzle_has_one_solution(seed: int, kind: tuple[int, str]) -> None:
+    size, difficulty = kind
+    puzzle, solution = generate(random.Random(seed), size, difficulty)
+    assert is_complete(solution, size)
+    assert all(digit in (0, solution[cell]) for cell, digit in enumerate(puzzle))
+    assert puzzle.count(0) == int(size * size * CLEARED[difficulty])
+    assert list(itertools.islice(solutions(puzzle, size, 10**6), 2)) == [solution]
+
+
+def test_the_solver_counts_right() -> None:
+    """The number of 4x4 grids is known: 288."""
+    found = list(solutions(bytes(16), 4, 10**6))
+    assert len(found) == len(set(found)) == 288
+    assert all(is_complete(grid, 4) for grid in found)
+
+
+def test_a_notoriously_hard_puzzle_is_accepted() -> None:
+    puzzle = "8..........36......7..9.2...5...7.......457.....1...3...1....68..85...1..9....4.."
+    environment = start(puzzle=puzzle).environment
+    assert is_complete(environment.solution, 9)
+
+
+def test_large_puzzles() -> None:
+    episode = start(3, size=16, difficulty="medium")
+    environment = episode.environment
+    assert environment.puzzle.count(0) == 128
+    assert next(solutions(environment.puzzle, 16, 10**5)) == environment.solution
+    assert is_complete(environment.solution, 16)
+    episode.turn([environment.expert_action()], Want())
+    assert environment.observe().count("[") == 128 + 1  # one in the legend
+
+
+def transcript(seed: int, options: dict[str, Any]) -> bytes:
+    episode = start(seed, **options)
+    player = random.Random(seed)
+    seen = [repr(episode.observe(EVERYTHING))]
+    while not episode.end_reason and episode.turns < 12:
+        seen.append(repr(episode.turn([f"{','.join(str(player.randint(1, 9)) for _ in '123')}"], EVERYTHING)))
+    return "\n".join(seen).encode()
+
+
+def fingerprint() -> str:
+    digest = hashlib.sha256()
+    for seed, (size, difficulty) in enumerate([(4, "hard"), (9, "easy"), (9, "hard"), (16, "easy")] * 2):
+        digest.update(transcript(seed, {"size": size, "difficulty": difficulty}))
+    return digest.hexdigest()
+
+
+def test_processes_agree_whatever_their_hash_seed() -> None:
+    program = "from tests.environments.test_sudoku import fingerprint; print(fingerprint())"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).resolve().parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("0", "4242")
+    }
+    assert digests == {fingerprint()}
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    jobs = [(seed, {"difficulty": "hard"}) for seed in range(12)]
+    alone = [transcript(*job) for job in jobs]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda job: transcript(*job), jobs)) == alone
+
+
+actions = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=10).map(
+    lambda triples: [",".join(map(str, triple)) for triple in triples]
+)
+
+
+@given(seeds, actions, actions, st.sampled_from(["refuse", "place"]))
+@settings(max_examples=40, deadline=None)
+def test_copies_go_on_alike(seed: int, before: list[str], after: list[str], conflicts: str) -> None:
+    original = start(seed, size=4, conflicts=conflicts)
+    for action in before:
+        if not original.end_reason:
+            original.turn([action], EVERYTHING)
+    fork = original.fork(None)
+    restored = Episode(Sudoku(), original.limits)
+    restored.environment.options = original.environment.options
+    restored.environment.set_state(decode(encode(original.environment.get_state())))
+    restored.turns, restored.actions, restored.end_reason = original.turns, original.actions, original.end_reason
+    for action in after:
+        if original.end_reason:
+            break
+        turn = repr(original.turn([action], EVERYTHING))
+        assert repr(fork.turn([action], EVERYTHING)) == turn
+        assert repr(restored.turn([action], EVERYTHING)) == turn
+
+
+@given(seeds, kinds)
+@settings(max_examples=15, deadline=None)
+def test_the_expert_wins_within_the_default_limits(seed: int, kind: tuple[int, str]) -> None:
+    size, difficulty = kind
+    episode = start(seed, Sudoku.spec.limits, size=size, difficulty=difficulty)
+    cleared = episode.environment.puzzle.count(0)
+    rewards, scores = 0.0, [episode.environment.score()]
+    while not episode.end_reason:
+        last = episode.turn([episode.environment.expert_action()], Want())
+        rewards += last.reward
+        scores.append(episode.environment.score())
+    assert last.terminated and last.success
+    assert rewards == cleared + 10
+    assert episode.actions == cleared
+    assert scores == sorted(scores) and scores[0] == 0 and scores[-1] == 1 and scores[-2] < 1
+
+
+@given(seeds, actions, st.sampled_from(["refuse", "place"]))
+@settings(max_examples=60, deadline=None)
+def test_the_expert_mends_what_others_got_wrong(seed: int, played: list[str], conflicts: str) -> None:
+    episode = start(seed, size=4, difficulty="hard", max_steps=1000, conflicts=conflicts)
+    environment = episode.environment
+    for action in played:
+        if not episode.end_reason:
+            episode.turn([action], Want())
+    for _ in range(40):
+        if episode.end_reason:
+            break
+        action = environment.expert_action()
+        if action is None:  # wrong digits can lock each other in for good
+            assert conflicts == "refuse"
+            return
+        assert episode.turn([action], Want()).outcomes[0].valid
+    assert episode.end_reason is EndReason.TERMINAL
+
+
+@given(seeds, actions, st.sampled_from(["refuse", "place"]))
+@settings(max_examples=25, deadline=None)
+def test_valid_actions_are_those_that_are_not_refused(seed: int, played: list[str], conflicts: str) -> None:
+    episode = start(seed, size=4, difficulty="hard", max_steps=1000, conflicts=conflicts)
+    for action in played:
+        if not episode.end_reason:
+            episode.turn([action], Want())
+    listed = set(episode.environment.valid_actions())
+    for row, column, number in itertools.product(range(1, 5), repeat=3):
+        action = f"place {number} at row {row} col {column}"
+        assert episode.fork(None).environment.step(action).valid == (action in listed)
+
+
+# --- actions, rewards and ends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "place 4 at row 1 col 2",
+        "PLACE 4 AT ROW 1 COL 2",
+        "place 4 at (1, 2)",
+        "place 4 at 1,2",
+        "4 at 1,2",
+        "(1,2,4)",
+        "1,2,4",
+        " I would say: 1, 2, 4. ",
+        "place 0000000000004 at row 1 col 2",
+    ],
+)
+def test_every_form_of_a_placement(text: str) -> None:
+    assert read_action(text, 4) == (1, 2, 4)
+    transition = start(puzzle=PUZZLE).turn([text], Want())
+    assert transition.reward == 1.0
+    assert transition.outcomes[0].info["correct_placement"] is True
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_no_text_is_an_error(text: str) -> None:
+    episode = start(puzzle=PUZZLE)
+    outcome = episode.turn([text], Want()).outcomes[0]
+    assert outcome.valid or outcome.reward == -0.1
+
+
+@pytest.mark.parametrize("action", ["9" * 5000 + ",1,1", None, 5, b"1,2,4"])
+def test_odd_actions_are_invalid(action: Any) -> None:
+    environment = start(puzzle=PUZZLE).environment
+    outcome = environment.step(action)
+    assert not outcome.valid and not outcome.effective and outcome.reward == -0.1
+
+
+def test_a_number_out_of_range_is_repeated() -> None:
+    outcome = start(puzzle=PUZZLE).turn(["12345678901,1,1"], Want()).outcomes[0]
+    assert outcome.info == {"error": "Row 12345678901 is out of range (1-4)"}
+    assert not start(puzzle=PUZZLE).turn(["9" * 10_000 + ",1,1"], Want()).outcomes[0].valid
+
+
+def test_the_four_rewards() -> None:
+    episode = start(puzzle=PUZZLE)
+    wrong = episode.turn(["1,2,3"], Want())  # right is 4
+    assert wrong.reward == 0.5 and not wrong.outcomes[0].info["correct_placement"]
+    for invalid in ("1,4,1", "1,1,3", "5,1,1", "what", "1,2,3"):
+        transition = episode.turn([invalid], Want())
+        assert transition.reward == -0.1
+        assert not transition.outcomes[0].valid and not transition.outcomes[0].effective
+    while not episode.end_reason:
+        last = episode.turn([episode.environment.expert_action()], Want())
+    assert last.reward == 11.0 and last.success
+
+
+@given(seeds, st.lists(st.integers(1, 4), max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_overwriting_a_cell_never_pays_twice(seed: int, digits: list[int]) -> None:
+    episode = start(seed, size=4, difficulty="hard", max_steps=1000)
+    cell = episode.environment.puzzle.index(0)
+    earned = 0.0
+    for digit in digits:
+        transition = episode.turn([f"{cell // 4 + 1},{cell % 4 + 1},{digit}"], Want())
+        earned += max(transition.reward, 0.0)
+    assert earned <= 1.0
+
+
+def test_invalid_actions_end_the_episode_too() -> None:
+    episode = start(puzzle=PUZZLE)
+    for _ in range(15):
+        assert not episode.turn(["hello"], Want()).end_reason
+    last = episode.turn(["hello"], Want())
+    assert last.end_reason is EndReason.ENVIRONMENT_LIMIT and last.success is False
+
+
+def test_solving_on_the_last_step_counts() -> None:
+    episode = start(puzzle=SOLUTION.replace("2413", "2410"), max_steps=1)
+    last = episode.turn(["1,4,3"], Want())
+    assert last.terminated and last.success
+
+
+def test_conflicts_are_marked_where_they_may_be_placed() -> None:
+    episode = start(puzzle=PUZZLE, conflicts="place")
+    clash = episode.turn(["1,2,2"], Want())
+    assert clash.reward == -0.1 and clash.outcomes[0].effective
+    assert clash.observation.parts.splitlines()[3] == "*2**2*| [1] ."
+    assert "conflicts with row 1, box (1,1)" in clash.observation.parts
+    assert "\n\n⚠ CONFLICTS DETECTED:\n  - Cell (1,1): 2\n  - Cell (1,2): 2\n\n💡" in clash.observation.parts
+    assert "*asterisks*" in episode.environment.instructions()
+    mended = episode.turn(["1,2,4"], Want())
+    assert mended.reward == 1.0
+    assert mended.observation.parts.splitlines()[3] == "[2] 4 | [1] ."
+    hidden = start(puzzle=PUZZLE, conflicts="place", show_conflicts=False)
+    assert hidden.turn(["1,2,2"], Want()).observation.parts.splitlines()[3] == "[2] 2 | [1] ."
+
+
+def test_a_digit_pays_once_its_clash_is_cleared() -> None:
+    episode = start(puzzle=PUZZLE, conflicts="place")  # the first row is 2 4 1 3
+    earned = [episode.turn([action], Want()).reward for action in ("1,4,4", "1,2,4", "1,4,3")]
+    assert earned == [-0.1, -0.1, 2.0]  # the last for its own cell and for the 4 that has no rival any more
+    earned = [episode.turn([action], Want()).reward for action in ("1,4,4", "1,4,3")]
+    assert earned == [-0.1, 0.0]
+
+
+@given(seeds, st.lists(st.tuples(*[st.integers(1, 4)] * 3), max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_every_cell_that_holds_its_digit_without_a_clash_has_paid(seed: int, played: list[tuple[int, ...]]) -> None:
+    episode = start(seed, size=4, difficulty="hard", conflicts="place", max_steps=1000, invalid_reward=0.0)
+    sudoku, earned = episode.environment, 0.0
+    for placement in played:
+        if not episode.end_reason:
+            earned += episode.turn([",".join(map(str, placement))], Want()).reward
+    for cell, fixed in enumerate(sudoku.puzzle):
+        digit = sudoku.grid[cell]
+        if not fixed and digit == sudoku.solution[cell] and not sudoku._clashes(cell, digit):
+            assert sudoku.paid[cell] == 1.0
+    assert earned == sum(sudoku.paid.values()) + 10.0 * sudoku._solved()
+
+
+def test_a_full_grid_with_a_clash_is_not_solved() -> None:
+    episode = start(puzzle=SOLUTION.replace("2413", "2410"), conflicts="place", max_steps=5)
+    full = episode.turn(["1,4,1"], Want())
+    assert not full.end_reason and episode.environment.score() < 1
+    assert episode.turn(["1,4,3"], Want()).success
+
+
+# --- observations ----------------------------------------------------------------------------------------------------
+
+
+def test_formats() -> None:
+    assert start(puzzle=PUZZLE, observation="simple").environment.observe() == (
+        "2 . | 1 .\n. 1 | . .\n---------\n. . | 2 4\n4 . | 3 ."
+    )
+    detailed = start(puzzle=PUZZLE, observation="detailed").environment.observe()
+    assert detailed.splitlines()[3:9] == [
+        "[2] . | [1] .",
+        " . [1]|  .  .",
+        "-------------",
+        " .  . | [2][4]",
+        "[4] . | [3] .",
+        "",
+    ]
+    feedback = start(puzzle=PUZZLE).environment.observe()
+    assert feedback.startswith(detailed)
+    assert feedback.endswith("Progress: 7/16 cells filled (7 initial, 0 placed)\nSteps: 0/16")
+    assert "  - (1,2): [3, 4]\n" in feedback
+
+
+def test_a_cell_without_candidates_is_not_listed() -> None:
+    """As in the original."""
+    seen = start(puzzle=PUZZLE).turn(["1,2,3"], Want()).observation.parts
+    listed = seen.split("EMPTY CELLS:\n")[1].split("\n\n")[0]
+    assert listed.split("\n") == [
+        *("  - (2,3): [4]", "  - (2,4): [2, 3]", "  - (3,1): [1, 3]"),
+        *("  - (4,2): [2]", "  - (4,4): [1]"),
+    ]
+
+
+def test_candidates_are_listed_as_asked() -> None:
+    assert "VALID NUMBERS" not in start(1).environment.observe()
+    assert "VALID NUMBERS" in start(1, show_candidates=True).environment.observe()
+    assert "VALID NUMBERS" not in start(puzzle=PUZZLE, show_valid_numbers=False).environment.observe()
+
+
+def test_pictures() -> None:
+    environment = start(1).environment
+    assert environment.render("png").startswith(b"\x89PNG")
+    assert environment.render("html").count("<td") == 81
+    assert environment.render("text") in environment.observe()
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+AMBIGUOUS = "...." * 3 + "1234"
+FULL = "2143 4321 3412 1234".replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"puzzle": "123"}, "puzzle is 3 characters: write the 16 or 81 cells"),
+        ({"puzzle": [[0] * 4] * 3}, "puzzle has 3 rows: make it 4, 9 or 16"),
+        ({"puzzle": [[0] * 4, [0] * 4, [0] * 4, [0] * 5]}, "row 4 of puzzle has 5 cells"),
+        ({"puzzle": [[0, 0, 0, 7]] * 4}, "row 1 of puzzle holds 7"),
+        ({"puzzle": AMBIGUOUS}, "more than one solution: give more digits, or say with `solution`"),
+        ({"puzzle": "11.." + "." * 12}, "no solution: a digit is wrong"),
+        ({"puzzle": SOLUTION}, "no empty cell"),
+        ({"puzzle": PUZZLE, "size": 16}, "puzzle has 4 rows, the option size says 16"),
+        ({"puzzle": PUZZLE, "difficulty": "hard"}, "leave it out where there is a puzzle"),
+        ({"puzzle": PUZZLE, "solution": SOLUTION.replace("2413", "3412")}, r"solution has 3 at \(1,1\), puzzle has 2"),
+        ({"puzzle": AMBIGUOUS, "solution": "1" * 12 + "1234"}, "no full grid without clashes"),
+        ({"solution": SOLUTION}, "solution goes with a puzzle"),
+        ({"size": 5}, "size"),
+        ({"sise": 4}, "Extra inputs are not permitted"),
+    ],
+)
+def test_bad_options_say_what_is_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Sudoku.Options(**options)
+
+
+def test_a_puzzle_of_several_solutions_may_name_one() -> None:
+    assert is_complete(bytes(map(int, FULL)), 4)
+    episode = start(puzzle=AMBIGUOUS, solution=FULL)
+    assert episode.turn(["1,1,2"], Want()).reward == 1.0
+    while not episode.end_reason:
+        last = episode.turn([episode.environment.expert_action()], Want())
+    assert last.success
+
+
+def test_the_instructions_fit_the_options() -> None:
+    text = start(size=4).environment.instructions()
+    assert "4 rows" in text and "2x2 box" in text
+    assert "After 16 actions at the latest" in text and "You have" not in text  # limits of the episode may be narrower

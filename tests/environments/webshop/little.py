@@ -1,0 +1,161 @@
+"""A little shop that is made by hand: a dozen products, a goal, and a search that finds what holds a word."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from starpod.env_server.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.environments.webshop import actions
+from starpod.environments.webshop.catalogue import ListCatalogue
+from starpod.environments.webshop.goals import Goal
+from starpod.environments.webshop.markup import render_html
+from starpod.environments.webshop.nouns import TableTagger
+from starpod.environments.webshop.product import Product
+from starpod.environments.webshop.shop import Shop, ShopState
+
+SANDAL = Product(
+    asin="B07SANDALS",
+    title="Larkfield Women's Open Toe Sandals with Arch Support, Non Slip Rubber Sole, Adjustable Strap",
+    description="Soft straps and a cushioned sole carry you through long summer days.\nMade to be repaired.",
+    bullets=("Rubber sole: grips on wet stone.", "", "Arch support - for a whole day on your feet."),
+    category="fashion",
+    query="women's sandals",
+    product_category="Clothing, Shoes & Jewelry \u203a Women \u203a Shoes \u203a Sandals",
+    pricing=(34.99, 41.5),
+    price_tag="$34.99 to $41.5",
+    options={
+        "color": ("black", "navy blue", "dusty rose", "sand"),
+        "size": ("6", "6.5", "7", "7.5 wide", "8", "8.5", "9"),
+    },
+    option_images={},
+    attributes=("open toe", "arch support", "rubber sole"),
+    image="https://images.example.com/I/sandals.jpg",
+    instruction=None,
+    instruction_attributes=(),
+    human=(),
+)
+
+
+def product(number: int, category: str, title: str, price: float) -> Product:
+    """A product without options."""
+    return replace(
+        SANDAL, asin=f"B0000000{number:02}", category=category, title=title, price_tag=f"${price}", pricing=(price,),
+        query=category, options={}, product_category=f"{category.title()} \u203a Things",
+        image=f"https://images.example.com/I/{number}.jpg",
+    )  # fmt: skip
+
+
+PRODUCTS = (
+    SANDAL,
+    product(1, "fashion", "Ashmore Women's Wool Cardigan, Long Sleeve, Machine Wash", 58.0),
+    product(2, "electronics", "Tonefield Over-Ear Headphones with Noise Cancelling", 129.99),
+    product(3, "electronics", "Compact Subwoofer with Remote Control and High Power", 662.99),
+    product(4, "garden", "Oak Console Table with Storage Space, Easy Assembly, for Living Room and Hall", 214.5),
+    product(5, "garden", "Linen Table Lamp, Dimmable", 39.0),
+    product(6, "beauty", "Calm Oat Body Lotion, Fragrance Free, 16 Ounce", 12.49),
+    product(7, "beauty", "Tea Tree Shampoo with Essential Oils", 9.99),
+    product(8, "grocery", "Shelf Stable Turkey Sticks, Hickory, 12 Ounce (Pack of 3)", 12.99),
+    product(9, "grocery", "Stone Ground Oat Crackers, Low Sugar", 5.49),
+    product(10, "garden", "Women's Garden Gloves, Thorn Proof", 14.0),
+    product(11, "toys", "A Kite for Women and Men of Every Age", 19.0),
+)
+
+GOAL = Goal(
+    index=0,
+    position=0,
+    asin=SANDAL.asin,
+    category=SANDAL.category,
+    query=SANDAL.query,
+    name=SANDAL.title,
+    product_category=SANDAL.product_category,
+    instruction_text="i am looking for open toe women's sandals with arch support, in navy blue and size 7.5 wide, "
+    "and price lower than 50.00 dollars",
+    attributes=("open toe", "arch support"),
+    price_upper=50.0,
+    options=("navy blue", "7.5 wide"),
+    weight=1.0,
+)
+
+
+class WordSearch:
+    """Finds the products whose title holds one of the words; `all` finds every one."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self._titles = [product.title.lower() for product in products]
+
+    def search(self, query: str, k: int = 50) -> list[int]:
+        words = query.split()
+        return [
+            place for place, title in enumerate(self._titles) if "all" in words or any(word in title for word in words)
+        ][:k]
+
+
+@dataclass(eq=False)
+class Stock:
+    """What a shop needs of a store, over a list of products."""
+
+    products: Sequence[Product] = PRODUCTS
+    catalogue: ListCatalogue = field(init=False)
+    index: WordSearch = field(init=False)
+    prices: list[float] = field(init=False)
+    tagger: TableTagger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.catalogue = ListCatalogue(self.products)
+        self.index = WordSearch(self.products)
+        self.prices = [product.pricing[0] for product in self.products]
+        self.tagger = TableTagger("words", {product.title: product.title.lower().split() for product in self.products})
+
+
+def little_shop(products: Sequence[Product] = PRODUCTS, goal: Goal = GOAL, *, show_attributes: bool = False) -> Shop:
+    """A session on the index page."""
+    return Shop(Stock(products), [goal], ShopState(0, "abc"), show_attributes=show_attributes)
+
+
+class LittleOptions(EnvironmentOptions):
+    """A few options of each kind."""
+
+    catalogue: str = Field(default="", description="Name of a store of this server.")
+    goals: Literal["human", "synthetic"] = Field(default="human", description="Who wrote the instructions.")
+    show_attrs: bool = Field(default=False, description="Whether a product has a page with its attributes.")
+    goal: int | None = Field(default=None, ge=0, description="Index of the goal.")
+
+
+class LittleWebShop(Environment):
+    """webshop-v1 over the little shop: enough for what stands on its pages."""
+
+    spec = EnvironmentSpec(
+        id="webshop-v1", version="1.0.0", title="A little shop", render_modes=("text", "html"), limits=Limits(3)
+    )
+    Options = LittleOptions
+    options: LittleOptions
+    _cached_shop: Shop
+
+    def reset(self, rng: random.Random) -> None:
+        self._cached_shop = little_shop(show_attributes=self.options.show_attrs)
+
+    def step(self, action: Any) -> Outcome:
+        shop, (name, argument) = self._cached_shop, actions.parse(action)
+        if name == "search" and argument:
+            return Outcome(effective=shop.search(argument))
+        changed = shop.click(argument or "") if name == "click" else None
+        if changed is None:
+            return Outcome(valid=False, effective=False)
+        if shop.grade:
+            return Outcome(shop.grade.reward, terminated=True, success=shop.grade.reward == 1)
+        return Outcome(effective=changed)
+
+    def render(self, mode: str = "text") -> str:
+        return render_html(self._cached_shop) if mode == "html" else self._cached_shop.address()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"shop": self._cached_shop.state.as_dict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._cached_shop = little_shop(show_attributes=self.options.show_attrs)
+        self._cached_shop.state = ShopState(**state["shop"])

@@ -1,0 +1,520 @@
+"""The site: people and agents in the same sessions, every action once, nobody else's forms, failures as pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import trustme
+from click.testing import CliRunner
+
+from starpod.env_server.config import TLS, ServerConfig, ServerLimits
+from starpod.env_server.environment import Busy, Environment, Outcome
+from starpod.env_server.registry import Registry
+from starpod.env_server.server import EnvironmentServer
+from starpod.environments.webshop.site import options
+from starpod.environments.webshop.site.app import create_app
+from starpod.environments.webshop.site.cli import site
+from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, same_origin
+from starpod.environments.webshop.site.service import Security, Service
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.environments.webshop.html_text import Reader
+from tests.environments.webshop.little import LittleWebShop
+from tests.support import ServerProcess
+
+
+@dataclass
+class Visitor:
+    """A browser without JavaScript, and beside it an agent on the gRPC service."""
+
+    http: httpx.AsyncClient
+    stub: Any
+    server: EnvironmentServer
+    url: str = ""
+    text: str = ""
+
+    def take(self, reply: httpx.Response) -> httpx.Response:
+        self.url, self.text = str(reply.url.path), reply.text
+        return reply
+
+    async def get(self, path: str) -> httpx.Response:
+        return self.take(await self.http.get(path))
+
+    def form(self, part: str = "") -> dict[str, str]:
+        """The hidden fields of the first form whose tag holds `part`."""
+        forms = re.findall(r"<form\b([^>]*)>(.*?)</form>", self.text, re.DOTALL)
+        body = next(body for tag, body in forms if part in tag)
+        return {
+            str(attrs["name"]): str(attrs.get("value") or "")
+            for tag, attrs in Reader(body).tags
+            if tag == "input" and attrs.get("type") == "hidden"
+        }
+
+    async def start(self, **fields: str) -> str:
+        await self.get("/")
+        reply = await self.post("/start", {**self.form("/start"), **fields})
+        assert reply.status_code == 200, reply.text
+        return self.session
+
+    @property
+    def session(self) -> str:
+        return self.url.split("/")[2]
+
+    async def post(self, path: str, fields: dict[str, str], **headers: str) -> httpx.Response:
+        return self.take(await self.http.post(path, data=fields, headers=headers))
+
+    async def act(self, action: str) -> httpx.Response:
+        assert action in Reader(self.text).buttons(), action
+        return await self.post(self.url + "act", {**self.form('id="shop"'), "action": action})
+
+    async def search(self, words: str) -> httpx.Response:
+        return await self.post(self.url + "act", {**self.form("search"), "search_query": words})
+
+    @property
+    def notice(self) -> str:
+        found = re.search(r'<p class="notice"[^>]*>(.*?)</p>', self.text)
+        return found[1] if found else ""
+
+    async def agent(self, session: str, index: int, action: str) -> pb.StepResponse:
+        request = pb.StepRequest(session_id=session, epoch=1, step_index=index, actions=[pb.Action(text=action)])
+        reply: pb.StepResponse = await self.stub.Step(request)
+        return reply
+
+
+Visit = Callable[..., Awaitable[Visitor]]
+
+
+@pytest.fixture
+async def visit() -> AsyncIterator[Visit]:
+    async with AsyncExitStack() as stack:
+
+        async def open_shop(
+            *,
+            environment: type[Environment] = LittleWebShop,
+            limits: ServerLimits | None = None,
+            pictures: bool = False,
+            security: Security | None = None,
+            **config: Any,
+        ) -> Visitor:
+            server = EnvironmentServer(
+                Registry([environment]), ServerConfig(port=0, limits=limits or ServerLimits(), **config)
+            )
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            service = Service(server.address, security)
+            stack.push_async_callback(service.close)
+            transport = httpx.ASGITransport(create_app(service, pictures=pictures))
+            http = httpx.AsyncClient(transport=transport, base_url="http://shop.test", follow_redirects=True)
+            await stack.enter_async_context(http)
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
+            return Visitor(http, EnvironmentServiceStub(channel), server)
+
+        yield open_shop
+
+
+@pytest.fixture
+async def visitor(visit: Visit) -> Visitor:
+    return await visit()
+
+
+# --- shopping ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_person_shops_and_sees_the_score(visitor: Visitor) -> None:
+    await visitor.start(seed="7")
+    assert re.fullmatch(r"/s/[\w-]+/", visitor.url) and "open toe women&#39;s sandals" in visitor.text
+    await visitor.search("women")
+    assert "Page 1 (Total results: 4)" in visitor.text
+    for action in ("click[b07sandals]", "click[navy blue]", "click[7.5 wide]", "click[features]", "click[< prev]"):
+        assert (await visitor.act(action)).status_code == 200 and not visitor.notice
+    assert len(re.findall('aria-pressed="true"', visitor.text)) == 2
+    await visitor.act("click[buy now]")
+    assert re.search(r'id="reward".*?<pre>1\.0</pre>', visitor.text, re.DOTALL)
+    await visitor.post(visitor.url + "again", visitor.form("again"))
+    assert 'data-page="index"' in visitor.text
+
+
+async def test_options_and_seed_go_to_the_server(visitor: Visitor) -> None:
+    await visitor.start(**{"option-show_attrs": "on", "seed": str(2**64 - 1)})
+    await visitor.search("all")
+    await visitor.act("click[b07sandals]")
+    assert "click[attributes]" in Reader(visitor.text).buttons()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"seed": "-1"}, "whole number"),
+        ({"seed": str(2**64)}, "whole number"),
+        ({"seed": "²"}, "whole number"),
+        ({"option-goal": "x"}, "goal: &#39;x&#39; is not a number"),
+        ({"option-goal": "-4"}, "goal"),
+        ({"option-goals": "robots"}, "goals"),
+    ],
+)
+async def test_what_cannot_be_opened_is_said_on_the_index(visitor: Visitor, fields: dict[str, str], said: str) -> None:
+    await visitor.get("/")
+    reply = await visitor.post("/start", {**visitor.form("/start"), **fields})
+    assert reply.status_code == 400 and said in re.search(r'role="alert">(.*?)</p>', reply.text)[1]  # type: ignore[index]
+    assert visitor.server.calls.live_sessions == 0
+
+
+async def test_starting_twice_with_one_form_opens_one_session(visitor: Visitor) -> None:
+    await visitor.get("/")
+    form = visitor.form("/start")
+    first, second = [await visitor.post("/start", form) for _ in range(2)]
+    assert first.url == second.url and visitor.server.calls.live_sessions == 1
+
+
+# --- exactly once ------------------------------------------------------------------------------------------------
+
+
+async def test_a_double_click_is_one_turn(visitor: Visitor) -> None:
+    session = await visitor.start()
+    fields = {**visitor.form("search"), "search_query": "women"}
+    replies = await asyncio.gather(*(visitor.http.post(f"/s/{session}/act", data=fields) for _ in range(5)))
+    assert {reply.status_code for reply in replies} == {200} and all("results: 4" in reply.text for reply in replies)
+    assert (await visitor.get(f"/s/{session}/state")).json()["place"] == "1.1"
+
+
+async def test_a_stale_page_does_nothing_and_the_present_one_is_shown(visitor: Visitor) -> None:
+    session = await visitor.start()
+    stale = {**visitor.form("search"), "search_query": "women"}
+    await visitor.search("garden")
+    await visitor.post(f"/s/{session}/act", stale)
+    assert "out of date" in visitor.notice and 'value="garden"' in visitor.text
+    await visitor.act("click[b000000010]")
+    assert not visitor.notice
+
+
+async def test_an_agent_that_steps_in_between_is_noticed(visitor: Visitor) -> None:
+    session = await visitor.start()
+    await visitor.agent(session, 0, "search[women]")
+    await visitor.search("garden")
+    assert "out of date" in visitor.notice and 'value="women"' in visitor.text
+    await visitor.act("click[b07sandals]")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:  # and the agent notices the person
+        await visitor.agent(session, 1, "click[next >]")
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "Price: $34.99 to $41.5" in (await visitor.get(f"/s/{session}/")).text
+
+
+async def test_a_session_of_an_agent_can_be_taken_over(visitor: Visitor) -> None:
+    opened = await visitor.stub.Open(pb.OpenRequest(environment_id="webshop-v1", seed=1))
+    session = opened.sessions[0].session_id
+    await visitor.agent(session, 0, "search[women]")
+    await visitor.get("/")
+    reply = await visitor.post("/find", {**visitor.form("/find"), "session": session, "how": "take"})
+    assert "results: 4" in reply.text and visitor.url == f"/s/{session}/"
+    await visitor.act("click[b07sandals]")
+    await visitor.act("click[sand]")  # the agent's limit of three turns is used up
+    assert "limit" in visitor.notice
+    await visitor.act("click[buy now]")
+    assert "over" in visitor.notice and "Buy Now" in visitor.text
+    assert "New goal" not in visitor.text, "somebody else's episode is not ended by a click"
+    epoch = visitor.form('id="shop"')["epoch"]
+    forbidden = await visitor.post(f"/s/{session}/again", {"csrf": visitor.form('id="shop"')["csrf"], "epoch": epoch})
+    assert forbidden.status_code == 403
+
+
+async def test_a_late_new_goal_throws_nothing_away(visitor: Visitor) -> None:
+    session = await visitor.start()
+    form = visitor.form("again")
+    await visitor.post(f"/s/{session}/again", form)
+    await visitor.search("women")
+    await visitor.post(f"/s/{session}/again", form)
+    assert "out of date" in visitor.notice and "results: 4" in visitor.text
+
+
+async def test_what_does_not_work_here_is_said(visitor: Visitor) -> None:
+    session = await visitor.start()
+    await visitor.post(f"/s/{session}/act", {**visitor.form("search"), "action": "click[buy now]"})
+    assert "did not work" in visitor.notice
+    await visitor.search("[wool] ]x[")
+    assert 'value="wool x"' in visitor.text and not visitor.notice
+    await visitor.search("[]")
+    assert "did not work" in visitor.notice
+
+
+# --- watching ----------------------------------------------------------------------------------------------------
+
+
+async def test_watching_shows_each_step_and_changes_nothing(visitor: Visitor) -> None:
+    opened = await visitor.stub.Open(pb.OpenRequest(environment_id="webshop-v1", seed=1))
+    session = opened.sessions[0].session_id
+    await visitor.get("/")
+    await visitor.post("/find", {**visitor.form("/find"), "session": session, "how": "watch"})
+    assert visitor.url == f"/s/{session}/watch" and 'http-equiv="refresh"' in visitor.text
+    for index, (action, title) in enumerate((("search[women]", "women: page 1"), ("click[b07sandals]", "Larkfield"))):
+        before = await visitor.stub.Snapshot(pb.SnapshotRequest(session_id=session))
+        for path in ("state", "frame", "watch", "state"):
+            await visitor.get(f"/s/{session}/{path}")
+        assert await visitor.stub.Snapshot(pb.SnapshotRequest(session_id=session)) == before
+        await visitor.agent(session, index, action)
+        state = (await visitor.get(f"/s/{session}/state")).json()
+        assert state["place"] == f"1.{index + 1}" and title in state["trail"][-1]["title"]
+    frame = await visitor.get(f"/s/{session}/frame")
+    assert "<body inert" in frame.text and "form-action 'none'" in frame.headers["content-security-policy"]
+    assert "frame-ancestors 'self'" in frame.headers["content-security-policy"]
+
+
+async def test_the_trail_names_actions_that_came_through_the_site(visitor: Visitor) -> None:
+    session = await visitor.start()
+    await visitor.search("women")
+    await visitor.act("click[b07sandals]")
+    trail = (await visitor.get(f"/s/{session}/state")).json()["trail"]
+    assert [(seen["step"], seen["action"]) for seen in trail] == [
+        (0, ""),
+        (1, "search[women]"),
+        (2, "click[b07sandals]"),
+    ]
+    assert "click[b07sandals]" in (await visitor.get(f"/s/{session}/watch")).text
+
+
+# --- safety ------------------------------------------------------------------------------------------------------
+
+
+async def test_forms_of_others_are_refused(visitor: Visitor) -> None:
+    session = await visitor.start()
+    fields = {**visitor.form("search"), "search_query": "women"}
+    for changed, headers in (
+        ({**fields, "csrf": ""}, {}),
+        ({**fields, "csrf": "é" * 64}, {}),
+        ({key: value for key, value in fields.items() if key != "csrf"}, {}),
+        (fields, {"Origin": "http://evil.example"}),
+        (fields, {"Origin": "null"}),
+        (fields, {"Sec-Fetch-Site": "cross-site"}),
+        (fields, {"Sec-Fetch-Site": "same-site"}),
+    ):
+        reply = await visitor.post(f"/s/{session}/act", changed, **headers)
+        assert reply.status_code == 403, (changed, headers)
+    other = await visitor.start()
+    reply = await visitor.post(f"/s/{other}/act", fields)  # the token of another session
+    assert reply.status_code == 403 and visitor.server.calls.live_sessions == 2
+    for one in (session, other):
+        assert (await visitor.get(f"/s/{one}/state")).json()["place"] == "1.0"
+    good = await visitor.post(
+        f"/s/{session}/act", fields, **{"Origin": "http://shop.test", "Sec-Fetch-Site": "same-origin"}
+    )
+    assert "results: 4" in good.text
+
+
+def test_same_origin_knows_the_host() -> None:
+    assert same_origin({"host": "a:1", "origin": "https://a:1", "sec-fetch-site": "none"}) and same_origin({})
+    assert not same_origin({"host": "a:1", "origin": "http://a:2"})
+
+
+async def test_every_reply_has_the_headers_that_protect_it(visitor: Visitor) -> None:
+    session = await visitor.start()
+    nonces = set()
+    for path in ("/", f"/s/{session}/", f"/s/{session}/watch", f"/s/{session}/state", "/nowhere", "/s/unknown/"):
+        reply = await visitor.get(path)
+        policy = reply.headers["content-security-policy"]
+        assert reply.headers["cache-control"] == "no-store" and "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy and "'unsafe-inline'" not in policy.replace(
+            "style-src 'unsafe-inline'", ""
+        )
+        assert reply.headers["x-content-type-options"] == "nosniff" and "set-cookie" not in reply.headers
+        nonces.add(re.search("nonce-([^']+)", policy)[1])  # type: ignore[index]
+        for nonce in re.findall('<script nonce="([^"]+)"', reply.text):
+            assert f"'nonce-{nonce}'" in policy
+    assert len(nonces) == 6
+
+
+async def test_ids_of_sessions_stand_in_the_path_alone(visitor: Visitor) -> None:
+    session = await visitor.start()
+    await visitor.get("/")
+    reply = await visitor.http.post(
+        "/find", data={**visitor.form("/find"), "session": session, "how": "take"}, follow_redirects=False
+    )
+    assert reply.headers["location"] == f"/s/{session}/"
+    for wrong in ("", "two words", "x" * 65, "\x00", "ü"):
+        await visitor.get("/")
+        assert (await visitor.post("/find", {**visitor.form("/find"), "session": wrong})).status_code == 400, wrong
+
+
+async def test_what_is_too_large_is_not_read(visitor: Visitor) -> None:
+    session = await visitor.start()
+    reply = await visitor.search("x" * MAX_BODY_BYTES)
+    assert reply.status_code == 413
+    assert (await visitor.get(f"/s/{session}/state")).json()["place"] == "1.0"
+
+
+async def test_own_pictures_need_the_option(visit: Visit) -> None:
+    for pictures in (False, True):
+        visitor = await visit(pictures=pictures)
+        await visitor.start()
+        reply = await visitor.search("women")
+        assert ("https:" in reply.headers["content-security-policy"]) is pictures
+        assert ('src="https://images.example.com/' in reply.text) is pictures
+
+
+# --- failures ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_or_ended_session_is_a_page(visitor: Visitor) -> None:
+    session = await visitor.start()
+    page, form = visitor.text, visitor.form("search")
+    await visitor.stub.Close(pb.CloseRequest(session_ids=[session]))
+    for path in (f"/s/{session}/", f"/s/{session}/watch", "/s/never-was/"):
+        reply = await visitor.get(path)
+        assert reply.status_code == 404 and "No such session" in reply.text
+    assert (await visitor.get(f"/s/{session}/state")).json() == {"error": "No such session"}
+    assert page and (await visitor.post(f"/s/{session}/act", {**form, "search_query": "x"})).status_code == 404
+
+
+async def test_a_server_that_is_gone_is_a_page(visitor: Visitor) -> None:
+    session = await visitor.start()
+    form = {**visitor.form("search"), "search_query": "women"}
+    await visitor.server.stop(0)
+    for reply in (
+        await visitor.get("/"),
+        await visitor.get(f"/s/{session}/"),
+        await visitor.post(f"/s/{session}/act", form),
+    ):
+        assert (
+            reply.status_code == 503 and "The shop is closed" in reply.text and int(reply.headers["retry-after"]) >= 1
+        )
+    # The same form can be sent again from the page: the turn is played once whatever happened to the first.
+    assert visitor.form("/act") == form
+
+
+class CrowdedShop(LittleWebShop):
+    """Busy at the first step."""
+
+    asked = 0
+
+    def step(self, action: Any) -> Outcome:
+        type(self).asked += 1
+        if type(self).asked == 1:
+            raise Busy("all hands are full", 7.0)
+        return super().step(action)
+
+
+async def test_a_full_server_is_a_page_that_can_be_sent_again(visit: Visit) -> None:
+    visitor = await visit(environment=CrowdedShop)
+    session = await visitor.start()
+    reply = await visitor.search("women")
+    assert reply.status_code == 503 and reply.headers["retry-after"] == "7" and "Try again" in reply.text
+    await visitor.post(f"/s/{session}/act", visitor.form("/act"))
+    assert "results: 4" in visitor.text
+
+
+async def test_no_more_sessions_is_a_page(visit: Visit) -> None:
+    visitor = await visit(limits=ServerLimits(max_sessions=1))
+    await visitor.start()
+    await visitor.get("/")
+    reply = await visitor.post("/start", visitor.form("/start"))
+    assert reply.status_code == 503 and "The shop is full" in reply.text and "retry-after" in reply.headers
+
+
+async def test_a_lost_path_and_a_server_without_the_shop_are_pages(visit: Visit, visitor: Visitor) -> None:
+    assert "Not Found" in (await visitor.get("/nowhere")).text
+
+    class Other(LittleWebShop):
+        spec = LittleWebShop.spec.__class__(id="other-v1", version="1.0.0", title="Other")
+
+    reply = await (await visit(environment=Other)).get("/")
+    assert reply.status_code == 503 and "does not host webshop-v1" in reply.text
+
+
+# --- servers -----------------------------------------------------------------------------------------------------
+
+
+async def test_token_and_certificate_are_shown_to_the_server(visit: Visit, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    files = {name: tmp_path / name for name in ("ca", "certificate", "key", "token")}
+    authority.cert_pem.write_to_path(files["ca"])
+    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
+    certificate.private_key_pem.write_to_path(files["key"])
+    files["token"].write_text("let-me-in\n")
+    config = {"token_file": files["token"], "tls": TLS(files["certificate"], files["key"])}
+    visitor = await visit(security=Security(files["token"], files["ca"]), **config)
+    await visitor.start()
+    assert "Instruction:" in visitor.text
+    stranger = await visit(security=Security(ca=files["ca"]), **config)
+    reply = await stranger.get("/")
+    assert reply.status_code == 502 and "refuses this site" in reply.text
+
+
+async def test_sessions_of_every_worker_are_found() -> None:
+    servers = [EnvironmentServer(Registry([LittleWebShop]), ServerConfig(port=0)) for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+        endpoints = tuple(f"0.0.0.0:{server.port}" for server in servers)
+        servers[0]._service._endpoints = endpoints
+        service = Service(servers[0].address)
+        stack.push_async_callback(service.close)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(servers[1].address))
+        opened = await EnvironmentServiceStub(channel).Open(pb.OpenRequest(environment_id="webshop-v1"))  # type: ignore[no-untyped-call]
+        assert (await service.place(opened.sessions[0].session_id)).index == 0
+        for number in range(4):
+            await service.open("webshop-v1", {}, None, f"key {number}", 60)
+        assert [server.calls.live_sessions for server in servers] == [2, 3]
+
+
+# --- options, command --------------------------------------------------------------------------------------------
+
+
+def test_fields_are_made_from_the_schema_of_the_shop() -> None:
+    properties = {
+        "b": {"type": "boolean", "default": True},
+        "n": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+        "catalogue": {"type": "string", "default": ""},
+        "x": {"type": "array"},
+        "f": {"type": "number", "default": 1.0},
+        "observation": {"type": "string"},
+        "e": {"enum": ["p", "q"], "type": "string", "default": "p"},
+    }
+    known = options.fields(json.dumps({"properties": properties}))
+    assert [(field.name, field.kind, field.default) for field in known] == [
+        ("catalogue", "text", ""),
+        ("b", "check", "on"),
+        ("n", "number", ""),
+        ("f", "number", "1.0"),
+        ("e", "choice", "p"),
+    ]
+    assert options.chosen(known, {"option-b": "on", "option-e": "p", "option-f": "1.0"}) == {}
+    given = {"option-e": "q", "option-n": " 3 ", "option-catalogue": "mine"}
+    assert options.chosen(known, given) == {"catalogue": "mine", "b": False, "n": 3, "e": "q"}
+    with pytest.raises(ValueError, match=r"n: '1\.5' is not a number"):
+        options.chosen(known, {"option-n": "1.5"})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "is not host:port"),
+        (["a:1", "--key", __file__], "go together"),
+        (["--token-file", __file__], "give its ADDRESS"),
+        (["a:1", "--store", "x=y"], "leave out ADDRESS"),
+        (["--store", "xy"], "is not NAME=PATH"),
+    ],
+)
+def test_calls_of_the_command_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(site, words)
+    assert result.exit_code == 2 and said in result.output
+
+
+def test_the_command_opens_the_shop_and_ends_when_told() -> None:
+    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "webshop", "site"])
+    try:
+        reply = httpx.get(process.address, trust_env=False, timeout=60)
+        assert reply.status_code == 200 and "Start shopping" in reply.text and "webshop-v1" in reply.text
+        assert process.terminate() == 0, process.log
+    finally:
+        process.close()

@@ -1,0 +1,257 @@
+"""Correct servers that are unlike the reference server: small, slow, picky, or with an environment of another kind."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import grpc
+
+from starpod.v1 import environment_pb2 as pb
+from tests.tools.check.reference_server import LIMITS, ReferenceService, Seat
+from tests.tools.check.refused import Refused
+from tests.tools.check.walk import NAMES, SPEC
+
+
+class Correct(ReferenceService):
+    """lacks: what it cannot show of all that the reference server can."""
+
+    lacks: ClassVar[tuple[str, ...]] = ()
+
+
+def _limits(**fields: Any) -> pb.ServerLimits:
+    limits = pb.ServerLimits()
+    limits.CopyFrom(LIMITS)
+    limits.MergeFrom(pb.ServerLimits(**fields))
+    return limits
+
+
+def _spec() -> pb.EnvironmentSpec:
+    spec = pb.EnvironmentSpec()
+    spec.CopyFrom(SPEC)
+    return spec
+
+
+class OneAction(Correct):
+    """A Step takes one sub-action."""
+
+    limits = _limits(max_step_actions=1)
+    lacks = ("C-42",)
+
+
+class FewSessions(Correct):
+    """There is room for twelve sessions."""
+
+    limits = _limits(max_sessions=12)
+
+
+class FourSessions(Correct):
+    """There is room for four sessions."""
+
+    limits = _limits(max_sessions=4)
+    lacks = (
+        *("C-07", "C-08", "C-11", "C-18", "C-23", "C-45", "C-49", "C-74", "C-78", "C-82", "S-06", "S-12"),
+        *("F-01", "F-05", "F-06", "F-08", "F-11", "F-12"),
+    )
+
+
+class NoGroups(Correct):
+    """A call opens one session."""
+
+    limits = _limits(max_group=1)
+    lacks = ("C-06", "C-10", "C-11", "C-13", "C-23", "C-25", "F-01", "F-03", "F-05", "F-06", "F-08", "F-11", "N-07")
+
+
+class FewCalls(Correct):
+    """At most four calls at once, each of 5 ms."""
+
+    limits = _limits(max_calls_in_flight=4)
+    busy = 0
+
+    async def _unary(self, context: Any, work: Any) -> Any:
+        return await super()._unary(context, self.admitted(work))
+
+    async def reply(self, call: pb.Call) -> pb.Reply:
+        try:
+            await self.admitted(asyncio.sleep(0))
+        except Refused as error:
+            return pb.Reply(call_id=call.call_id, error=error.status)
+        return await super().reply(call)
+
+    async def step(self, request: pb.StepRequest) -> pb.StepResponse:
+        reply = await super().step(request)
+        await asyncio.sleep(0.005)
+        return reply
+
+    async def admitted(self, work: Any) -> Any:
+        if self.busy >= self.limits.max_calls_in_flight:
+            work.close()
+            raise Refused("OVERLOADED", "busy", limit="max_calls_in_flight")
+        self.busy += 1
+        try:
+            await asyncio.sleep(0.005)
+            return await work
+        finally:
+            self.busy -= 1
+
+
+class RequiresAnOption(Correct):
+    """One option has no default."""
+
+    spec = _spec()
+    spec.options_schema_json = spec.options_schema_json.replace(', "default": 9', "", 1).replace(
+        '"type": "object"', '"type": "object", "required": ["length"]'
+    )
+
+    def read_options(self, struct: Any) -> dict[str, Any]:
+        if "length" not in struct.fields:
+            raise Refused("BAD_ARGUMENT", "is required", "options.length")
+        return super().read_options(struct)
+
+
+class TellsTheTime(Correct):
+    """`info` tells when a turn was played, which no seed determines."""
+
+    def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
+        transition = super().play(seat, request)
+        transition.info.update({"seconds": time.perf_counter()})
+        return transition
+
+    def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
+        return super().pack(reply, columns and not reply.step.transition.HasField("info"))
+
+
+class _OneKind(ReferenceService):
+    """Takes one kind of action: another one is BAD_ARGUMENT.
+
+    kind: the field of Action. problem: with another one.
+    """
+
+    kind: ClassVar[str]
+    problem: ClassVar[str]
+
+    @abstractmethod
+    def name_of(self, action: pb.Action) -> str:
+        """The move that an action of that kind means."""
+
+    def check_actions(self, actions: Any) -> None:
+        super().check_actions(actions)
+        for place, action in enumerate(actions):
+            if not action.HasField(self.kind):
+                raise Refused("BAD_ARGUMENT", self.problem, f"actions[{place}]")
+
+    def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
+        texts = pb.StepRequest()
+        texts.CopyFrom(request)
+        for action in texts.actions:
+            action.text = self.name_of(action)
+        return super().play(seat, texts)
+
+
+class TakesTools(_OneKind, Correct):
+    """Tool calls alone: text is BAD_ARGUMENT."""
+
+    kind, problem = "tool_call", "takes tool calls"
+
+    spec = _spec()
+    spec.action_space.Clear()
+    for name in NAMES:
+        spec.action_space.tools.add(name=name, parameters_schema_json="{}")
+    lacks = ("S-11", "S-12")
+
+    def name_of(self, action: pb.Action) -> str:
+        return action.tool_call.name
+
+    def observe(self, seat: Seat, want: pb.Want) -> pb.Observation:
+        observation = super().observe(seat, want)
+        experts = [observation.expert_action] if observation.HasField("expert_action") else []
+        for action in (*observation.valid_actions, *experts):
+            action.tool_call.CopyFrom(pb.ToolCall(name=action.text, arguments_json="{}"))
+        return observation
+
+
+class TakesJson(_OneKind, Correct):
+    """JSON alone, and Describe does not say so."""
+
+    kind, problem = "json", "takes JSON"
+
+    spec = _spec()
+    spec.action_space.Clear()
+    spec.action_space.grammar = "the name of a move"
+    spec.capabilities.valid_actions = spec.capabilities.expert_action = False
+    lacks = ("C-64", "C-66", "S-11", "S-12")
+
+    def name_of(self, action: pb.Action) -> str:
+        return "right" if action.json == "{}" else ""
+
+    def observe(self, seat: Seat, want: pb.Want) -> pb.Observation:
+        if want.valid_actions or want.expert_action:
+            raise Refused("UNSUPPORTED", "cannot say", capability="valid_actions")
+        return super().observe(seat, want)
+
+
+class DrawsItsStart(Correct):
+    """Not deterministic: which action is valid depends on a start that no seed fixes."""
+
+    spec = _spec()
+    spec.capabilities.deterministic = False
+    spec.action_space.Clear()
+    lacks = (
+        *("C-09", "C-10", "C-12", "C-21", "C-32", "C-39", "C-40", "C-49", "C-51", "C-56", "C-57", "C-69"),
+        *("C-77", "C-78", "C-79", "C-80", "C-81", "C-96", "S-02", "S-03", "S-07", "S-08", "S-09", "S-11", "S-12"),
+        *("F-01", "F-02", "F-03", "F-05", "N-02", "N-03", "N-07", "N-10"),
+    )
+
+    def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
+        walk = super().start(options, seed, dynamics_seed)
+        walk.position = secrets.randbelow(walk.length - 1)
+        return walk
+
+    def observe(self, seat: Seat, want: pb.Want) -> pb.Observation:
+        observation = super().observe(seat, want)
+        if observation.valid_actions:
+            del observation.valid_actions[:]
+            observation.valid_actions.add(text=f"leave {seat.walk.position}")
+        if observation.HasField("expert_action"):
+            observation.expert_action.text = f"leave {seat.walk.position}"
+        return observation
+
+    def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
+        texts = pb.StepRequest()
+        texts.CopyFrom(request)
+        good = [action.text == f"leave {seat.walk.position}" for action in texts.actions]
+        for action in texts.actions:
+            action.text = "wait"
+        transition = super().play(seat, texts)
+        for outcome, valid in zip(transition.outcomes, good, strict=True):
+            outcome.valid = valid or not outcome.executed
+        return transition
+
+
+class Guarded(ReferenceService):
+    """Wants the token `secret`."""
+
+    async def _unary(self, context: Any, work: Any) -> Any:
+        try:
+            await self.guard(context)
+        except BaseException:
+            work.close()
+            raise
+        return await super()._unary(context, work)
+
+    async def Stream(self, requests: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+        await self.guard(context)
+        async for response in super().Stream(requests, context):
+            yield response
+
+    async def guard(self, context: Any) -> None:
+        if dict(context.invocation_metadata()).get("authorization") != "Bearer secret":
+            error = Refused("UNAUTHENTICATED", "who are you?")
+            context.set_trailing_metadata((("grpc-status-details-bin", error.status.SerializeToString()),))
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.status.message)
+
+
+CORRECT: tuple[type[Correct], ...] = tuple(Correct.__subclasses__())

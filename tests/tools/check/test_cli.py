@@ -1,0 +1,182 @@
+"""The command line of `starpod check`: what it prints, writes and exits with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from starpod.check import cli
+from starpod.check.cli import check
+from starpod.check.runner import Report
+from starpod.check.suite import REQUIREMENTS
+from tests.tools.check.faults import Faulty, HasNoReflection, TrustsDigests
+from tests.tools.check.reference_server import ReferenceService, serve
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(check, arguments)
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[dict[type[ReferenceService], str]]:
+    """Servers on a thread of their own, because the command runs an event loop itself."""
+    services: tuple[type[ReferenceService], ...] = (ReferenceService, HasNoReflection, TrustsDigests, Slow)
+    addresses: dict[type[ReferenceService], str] = {}
+    ready, over = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def host() -> None:
+        async def one(service: type[ReferenceService]) -> None:
+            async with serve(service()) as address:
+                addresses[service] = address
+                if len(addresses) == len(services):
+                    ready.set()
+                await over.wait()
+
+        await asyncio.gather(*map(one, services))
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(host(),))
+    thread.start()
+    assert ready.wait(20)
+    yield addresses
+    loop.call_soon_threadsafe(over.set)
+    thread.join()
+
+
+class Slow(ReferenceService):
+    """Never answers an Open."""
+
+    async def open(self, request: object) -> object:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+
+def test_an_unmet_must_is_exit_status_1(addresses: dict[type[ReferenceService], str], tmp_path: Path) -> None:
+    junit = tmp_path / "report.xml"
+    result = run(addresses[TrustsDigests], "--level", "snapshot", "--junit", str(junit))
+    assert result.exit_code == 1
+    assert "N-04" in result.output
+    assert "does not keep the contract" in result.output
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
+    assert suite is not None
+    assert suite.get("failures") == "1"
+    failed = [case.get("name", "") for case in suite.iter("testcase") if case.find("failure") is not None]
+    assert [name[:9] for name in failed] == ["N-04 MUST"]
+
+
+def test_an_unmet_should_is_a_warning(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[HasNoReflection], "--level", "core")
+    assert result.exit_code == 0
+    assert "C-94 SHOULD" in result.output
+    assert "1 of them a warning" in result.output
+
+
+def test_json_holds_every_requirement_of_the_chosen_levels(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[ReferenceService], "--level", "fork, snapshot", "--environment", "walk", "--json", "-")
+    report = json.loads(result.stdout)
+    chosen = [requirement.id for requirement in REQUIREMENTS if requirement.level in ("fork", "snapshot")]
+    assert [entry["id"] for entry in report["environments"][0]["results"]] == chosen
+    assert report["passed"]
+    assert result.exit_code == 0
+
+
+def test_a_server_that_hangs_is_reported(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[Slow], "--level", "fork", "--call-timeout", "0.3", "--json", "-")
+    report = json.loads(result.stdout)
+    entry = next(entry for entry in report["environments"][0]["results"] if entry["id"] == "F-07")
+    assert entry["status"] == "failed"
+    assert "DEADLINE_EXCEEDED" in entry["message"]
+    assert result.exit_code == 1
+
+
+def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
+    addresses: dict[type[ReferenceService], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    async def record(address: str, requirements: object, **settings: Any) -> Report:
+        given.append((settings["seconds"], settings["call_seconds"]))
+        return Report(address)
+
+    monkeypatch.setattr(cli, "run_check", record)
+    run(addresses[ReferenceService])
+    run(addresses[ReferenceService], "--timeout", "90")
+    run(addresses[ReferenceService], "--timeout", "90", "--call-timeout", "60")
+    assert given == [(30, 10), (90, 30), (90, 60)]
+
+
+def test_options_are_those_of_every_session(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[ReferenceService], "--level", "fork", "--option", "length=12")
+    assert result.exit_code == 0, result.output
+    wrong = run(addresses[ReferenceService], "--option", "length")
+    assert wrong.exit_code == 2
+    assert "is not key=value" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["127.0.0.1"], "is not HOST:PORT"),
+        (["127.0.0.1:1", "--level", "core,best"], "no level best"),
+        (["127.0.0.1:1", "--token-file", "/no/such/file"], "does not exist"),
+        (["127.0.0.1:1", "--key", __file__], "belong together"),
+        (["127.0.0.1:1", "--json", "/no/such/folder/report.json"], "/no/such/folder/report.json cannot be written"),
+        (["127.0.0.1:1", "--junit", "/"], "/ cannot be written"),
+    ],
+)
+def test_a_wrong_call_is_exit_status_2(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_no_server_is_exit_status_1() -> None:
+    result = run("127.0.0.1:1", "--timeout", "2")
+    assert result.exit_code == 1
+    assert "does not answer Describe" in result.output
+
+
+def test_no_server_is_told_in_the_reports_too(tmp_path: Path) -> None:
+    """A report of an earlier check must not stand for this one."""
+    files = tmp_path / "report.json", tmp_path / "report.xml"
+    for file in files:
+        file.write_text("of yesterday")
+    assert run("127.0.0.1:1", "--timeout", "2", "--json", str(files[0]), "--junit", str(files[1])).exit_code == 1
+    report = json.loads(files[0].read_text())
+    assert not report["passed"]
+    assert "127.0.0.1:1 does not answer Describe" in report["unreachable"]
+    (suite,) = ElementTree.parse(files[1]).getroot()
+    assert suite.get("errors") == "1"
+    assert "does not answer Describe" in str(ElementTree.tostring(suite))
+
+
+def test_a_process_is_no_second_server_of_itself(addresses: dict[type[ReferenceService], str]) -> None:
+    address = addresses[ReferenceService]
+    result = run(address, "--also", address)
+    assert result.exit_code == 1
+    assert f"{address} is the same process as {address}: name another one, or none" in result.output
+
+
+def test_no_second_server_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[ReferenceService], "--also", "127.0.0.1:1", "--timeout", "2")
+    assert result.exit_code == 1
+    assert "127.0.0.1:1 does not answer Describe" in result.output
+
+
+def test_an_environment_that_is_not_hosted_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:
+    result = run(addresses[ReferenceService], "--environment", "wolk")
+    assert result.exit_code == 1
+    assert "there are walk-v1" in result.output
+
+
+def test_faults_name_requirements_that_exist() -> None:
+    known = {requirement.id for requirement in REQUIREMENTS}
+    assert all({*fault.reported, *fault.perhaps} <= known for fault in Faulty.__subclasses__())

@@ -1,0 +1,123 @@
+"""The check does not report correct servers, however small, slow or picky they are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from starpod.check.link import Access
+from starpod.check.runner import Report, Unreachable, check
+from starpod.check.suite import REQUIREMENTS, companions
+from tests.skipped import not_by_time
+from tests.tools.check.correct import CORRECT, Correct, Guarded, RequiresAnOption
+from tests.tools.check.reference_server import ReferenceService, serve
+from tests.tools.check.test_reference import NOT_SHOWN
+
+Reports = dict[type[Correct], Report]
+
+
+@pytest.fixture(scope="module")
+def reports() -> Reports:
+    async def examine(service: type[Correct]) -> Report:
+        async with serve(service()) as address, serve(service()) as also:
+            return await check(address, REQUIREMENTS, also=also)
+
+    async def examine_all() -> Reports:
+        return dict(zip(CORRECT, await asyncio.gather(*map(examine, CORRECT)), strict=True))
+
+    return asyncio.run(examine_all())
+
+
+@pytest.mark.parametrize("service", CORRECT, ids=lambda service: service.__name__)
+def test_a_correct_server_keeps_the_contract(service: type[Correct], reports: Reports) -> None:
+    report = reports[service]
+    assert not {r.requirement.id: r.message for r in report.results if r.status in ("failed", "error")}
+    skipped = not_by_time((r.requirement.id, r.message) for r in report.results if r.status == "skipped")
+    assert set(skipped) - set(NOT_SHOWN) == set(service.lacks), skipped
+
+
+def _run(service: ReferenceService, ids: tuple[str, ...], **settings: Any) -> dict[str, tuple[str, str]]:
+    async def examine() -> Report:
+        async with serve(service) as address:
+            return await check(address, [each for each in REQUIREMENTS if each.id in ids], **settings)
+
+    return {r.requirement.id: (r.status, r.message) for r in asyncio.run(examine()).results}
+
+
+def test_an_option_that_was_given_is_used_in_every_session() -> None:
+    class LongWalk(RequiresAnOption):
+        def read_options(self, struct: Any) -> dict[str, Any]:
+            options = super().read_options(struct)
+            assert options["length"] == 12
+            return options
+
+    results = _run(LongWalk(), ("C-06", "C-52", "C-79"), options=["length=12"])
+    assert {status for status, _ in results.values()} == {"passed"}
+
+
+def test_sessions_last_as_long_as_a_test_may() -> None:
+    leases = set()
+
+    class Leasing(ReferenceService):
+        def grant_lease(self, asked: float) -> float:
+            leases.add(asked)
+            return super().grant_lease(asked)
+
+    assert _run(Leasing(), ("C-78",), seconds=300)["C-78"][0] == "passed"
+    assert min(leases) > 300
+
+
+def test_an_option_that_no_environment_has_is_told() -> None:
+    with pytest.raises(Unreachable, match="no environment has the option 'lenght'"):
+        _run(ReferenceService(), ("C-06",), options=["lenght=12"])
+
+
+def test_a_required_option_of_no_known_type_must_be_given() -> None:
+    class Vague(RequiresAnOption):
+        spec = type(RequiresAnOption.spec)()
+        spec.CopyFrom(RequiresAnOption.spec)
+        bounds = '"type": "integer", "minimum": 3, "maximum": 99'
+        spec.options_schema_json = spec.options_schema_json.replace(bounds, "")
+
+    with pytest.raises(Unreachable, match="walk-v1 requires the option length: give it with --option length=JSON"):
+        _run(Vague(), ("C-06",))
+    assert _run(Vague(), ("C-06",), options=["length=9"])["C-06"][0] == "passed"
+
+
+def test_a_token_is_wanted_by_every_method() -> None:
+    secret = Access(token="secret")
+    assert _run(Guarded(), ("C-95",), access=secret)["C-95"][0] == "passed"
+
+    class GuardsDescribe(Guarded):
+        async def guard(self, context: Any) -> None:
+            return
+
+        async def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+            await super().guard(context)
+            return await super().describe(request)
+
+    status, message = _run(GuardsDescribe(), ("C-95",), access=secret)["C-95"]
+    assert status == "failed"
+    assert "UNAUTHENTICATED from Open with no token" in message
+
+    class OpensStreams(Guarded):
+        Stream = ReferenceService.Stream
+
+    status, message = _run(OpensStreams(), ("C-95",), access=secret)["C-95"]
+    assert status == "failed"
+    assert "UNAUTHENTICATED from Stream with no token" in message
+
+
+def test_a_server_that_hangs_up_on_pings_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class HangsUp(ReferenceService):
+        channel_options = (("grpc.http2.min_ping_interval_without_data_ms", 300_000),)
+
+    monkeypatch.setattr(companions, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(companions, "SILENT_SECONDS", 6.0)
+    assert _run(ReferenceService(), ("C-98",), slow=True)["C-98"] == ("passed", "")
+    status, message = _run(HangsUp(), ("C-98",), slow=True)["C-98"]
+    assert status == "failed"
+    assert "Too many pings" in message
+    assert _run(HangsUp(), ("C-98",))["C-98"] == ("skipped", "it takes 75 s: run it with --slow")

@@ -1,0 +1,31 @@
+"""docs/protocol.md and the check list the same requirements, word for word."""
+
+from __future__ import annotations
+
+import re
+
+from starpod.check.requirement import LEVELS
+from starpod.check.suite import REQUIREMENTS
+from tests.support import ROOT
+
+LINE = re.compile(r"^- \*\*([CSFN]-\d\d)\*\* (MUST|SHOULD): (.+)$", re.MULTILINE)
+
+
+def test_docs_and_check_agree() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    written = LINE.findall(text)
+    assert written == [(r.id, r.strength, r.title) for r in REQUIREMENTS]
+
+
+def test_ids_are_unique_and_ascend_within_their_level() -> None:
+    ids = [requirement.id for requirement in REQUIREMENTS]
+    assert len(set(ids)) == len(ids)
+    for letter in LEVELS:
+        own = [id_ for id_ in ids if id_.startswith(letter)]
+        assert own == sorted(own)
+
+
+def test_a_title_is_one_sentence() -> None:
+    for requirement in REQUIREMENTS:
+        assert requirement.title.endswith("."), requirement.id
+        assert "\n" not in requirement.title

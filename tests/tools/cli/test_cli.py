@@ -1,0 +1,283 @@
+"""The command line as a person meets it: real processes against real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from starpod.cli.game import Game
+from starpod.cli.main import SUBCOMMANDS
+from starpod.client.catalog import connect, find_environment, hosted
+from tests.support import ROOT, ServerProcess, start_server
+
+LAKE = '["SFF", "FHF", "FFG"]'
+
+
+def starpod(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "starpod.cli.main", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+def complaint(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line on standard error of a failed call that printed nothing else."""
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("starpod: ")
+    return line
+
+
+# --- the frame ---------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_subcommand() -> None:
+    result = starpod("--help")
+    assert result.returncode == 0
+    assert all(f"  {name} " in result.stdout for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_each_subcommand_has_help(name: str) -> None:
+    result = starpod(name, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: starpod {name} ")
+
+
+@pytest.mark.parametrize("words", [(), ("webshop",), ("--debug",)])
+def test_a_group_without_a_command_shows_its_help(words: tuple[str, ...]) -> None:
+    result = starpod(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: starpod ")
+    assert "\nCommands:\n" in result.stderr
+
+
+def test_version() -> None:
+    result = starpod("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("starpod, version ")
+
+
+def test_a_mistyped_command_gets_the_nearest_one() -> None:
+    result = starpod("serv")
+    assert result.returncode == 2
+    assert "did you mean serve" in complaint(result)
+
+
+def test_a_missing_argument_is_a_wrong_call() -> None:
+    result = starpod("list")
+    assert result.returncode == 2
+    assert "ADDRESS" in complaint(result)
+
+
+def test_the_client_commands_need_no_server_package() -> None:
+    code = (
+        "import sys, starpod.cli.main as main\n"
+        "for name in ('list', 'describe', 'play'): main.SUBCOMMANDS[name].load()\n"
+        "assert not any(module.startswith('starpod.env_server') or module == 'pydantic' for module in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')")
+    result = subprocess.run(
+        [sys.executable, "-m", "starpod.cli.main", "serve"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert result.returncode == 1
+    assert "from a clone of the repository: pip install '.[server]'" in complaint(result)
+
+
+# --- list and describe -------------------------------------------------------------------------------------------
+
+
+def test_list_shows_what_is_hosted(server: ServerProcess) -> None:
+    result = starpod("list", server.address)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert all(name in result.stdout for name in ("bandit-v1", "sokoban-v1", "frozen_lake-v1"))
+
+
+def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:
+    result = starpod("list", server.address, "--json")
+    specs = {spec["id"]: spec for spec in json.loads(result.stdout)}
+    assert set(specs) >= {"bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1"}
+    assert specs["frozen_lake-v1"]["options_schema"]["properties"]["size"]["default"] == 4
+
+
+def test_describe_shows_actions_options_and_limits(server: ServerProcess) -> None:
+    result = starpod("describe", server.address, "frozen_lake")
+    assert result.returncode == 0
+    for text in ("frozen_lake-v1", "Left, Down, Right, Up", "success_rate", "5 actions a turn"):
+        assert text in result.stdout
+
+
+def test_describe_as_json(server: ServerProcess) -> None:
+    result = starpod("describe", server.address, "sokoban-v1", "--json")
+    spec = json.loads(result.stdout)
+    assert spec["id"] == "sokoban-v1"
+    assert spec["capabilities"]["fork"] is True
+
+
+def test_a_mistyped_environment_gets_the_nearest_names(server: ServerProcess) -> None:
+    result = starpod("describe", server.address, "sokobann")
+    assert result.returncode == 2
+    assert "did you mean sokoban-v1?" in complaint(result)
+
+
+def test_a_mistyped_version_gets_those_there_are(server: ServerProcess) -> None:
+    result = starpod("describe", server.address, "sokoban", "--version", "9.9.9")
+    assert result.returncode == 2
+    assert "1.0.0" in complaint(result)
+
+
+def test_a_dead_server_is_one_line(tmp_path: Path) -> None:
+    result = starpod("list", "127.0.0.1:1")
+    assert result.returncode == 1
+    assert "no server answers at 127.0.0.1:1" in complaint(result)
+
+
+def test_debug_shows_the_traceback() -> None:
+    result = starpod("list", "127.0.0.1:1", "--debug")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+def test_an_address_without_a_port_is_a_wrong_call() -> None:
+    result = starpod("list", "localhost")
+    assert result.returncode == 2
+    assert "host:port" in complaint(result)
+    debugged = starpod("list", "localhost", "--debug")
+    assert debugged.returncode == 2
+    assert "Traceback" in debugged.stderr
+
+
+def test_a_token_is_asked_for_and_taken(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret-of-this-test\n")
+    with start_server("bandit", "--token-file", str(token)) as guarded:
+        refused = starpod("list", guarded.address)
+        assert refused.returncode == 1
+        assert "token" in complaint(refused)
+        assert "bandit-v1" in starpod("list", guarded.address, "--token-file", str(token)).stdout
+
+
+# --- play --------------------------------------------------------------------------------------------------------
+
+
+def play_lake(server: ServerProcess, stdin: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    lake = ("--option", f"map={LAKE}", "--option", "success_rate=1")
+    return starpod("play", server.address, "frozen_lake", "--seed", "3", *lake, *arguments, stdin=stdin)
+
+
+def test_play_to_the_goal(server: ServerProcess) -> None:
+    result = play_lake(server, "right\nRight || down\nDOWN\n")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Turn 2: Right (+0); Down (+0)" in result.stdout
+    assert "Turn 3: Down (+1)" in result.stdout
+    assert "Solved: the task ended after 3 turns, total reward +1" in result.stdout
+
+
+def test_play_with_arrow_keys_on_a_terminal(server: ServerProcess) -> None:
+    """Arrow keys act at once; letters wait for Enter; backspace takes them back; Ctrl-D leaves."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "starpod.cli.main", "play", server.address, "frozen_lake"]
+    command += ["--option", f"map={LAKE}", "--option", "success_rate=1"]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=ROOT) as process:
+        os.close(terminal)
+
+        def wait_for(text: str) -> None:
+            shown = ""
+            while text not in shown:
+                shown += os.read(controller, 4096).decode(errors="replace")
+
+        wait_for("quit")
+        os.write(controller, b"\x1b[C")
+        wait_for("Turn 1: ")
+        os.write(controller, b"rightx\x7f\r\x1b[B")
+        wait_for("Turn 3: ")
+        os.write(controller, b"hint\r")
+        wait_for("The expert would play")
+        os.write(controller, b"\x1b[B")
+        wait_for("Solved")
+        os.write(controller, b"\x04")
+        assert process.wait(30) == 0
+    os.close(controller)
+
+
+def test_play_into_a_hole(server: ServerProcess) -> None:
+    result = play_lake(server, "right\ndown\nup\n")
+    assert "Not solved: the task ended after 2 turns, total reward +0" in result.stdout
+    assert "the episode is over" in result.stdout
+
+
+def test_play_gives_hints_takes_turns_back_and_starts_again(server: ServerProcess) -> None:
+    result = play_lake(server, "hint\ndown\nundo\nundo\nup\nagain\nnew\nhelp\nquit\nright\n")
+    assert result.returncode == 0
+    shown = result.stdout
+    for text in (
+        "The expert would play: ",
+        "Took the last turn back.",
+        "there is no turn to take back",
+        "Turn 1: Up changed nothing",
+        "A new episode, seed 3.",
+    ):
+        assert text in shown
+    assert "Turn 1: Right" not in shown  # after quit
+
+
+def test_undo_brings_the_very_same_state_back(server: ServerProcess) -> None:
+    slippery = ("play", server.address, "frozen_lake", "--seed", "5", "--option", "success_rate=0.4")
+    straight = starpod(*slippery, stdin="down\n").stdout
+    detour = starpod(*slippery, stdin="down\nright\nundo\n").stdout
+    assert detour.splitlines()[-1] == "Took the last turn back."
+    board = [line for line in straight.splitlines() if line.startswith("│")][-6:]
+    assert board == [line for line in detour.splitlines() if line.startswith("│")][-6:]
+
+
+def test_a_mistyped_action_costs_no_turn(server: ServerProcess) -> None:
+    result = play_lake(server, "rihgt\nright\n")
+    assert "no action 'rihgt'; did you mean Right?" in result.stdout
+    assert "Turn 1: Right" in result.stdout
+
+
+def test_a_mistyped_option_gets_the_nearest_name_and_the_schema(server: ServerProcess) -> None:
+    result = starpod("play", server.address, "sokoban", "--option", "boxs=2")
+    assert result.returncode == 2
+    line = complaint(result)
+    assert "did you mean" in line
+    assert "observation: " in line
+
+
+def test_a_bad_option_value_is_the_servers_one_line(server: ServerProcess) -> None:
+    result = starpod("play", server.address, "frozen_lake", "--option", "size=999")
+    assert result.returncode == 2
+    assert "size" in complaint(result)
+
+
+@pytest.mark.parametrize("environment", ["bandit", "countdown", "frozen_lake", "sokoban", "sudoku"])
+def test_every_environment_is_played_to_its_end_by_its_hints(server: ServerProcess, environment: str) -> None:
+    with connect(server.address) as connection:
+        spec = find_environment(hosted(connection), environment)
+        with Game(connection, spec, {}, seed=1) as game:
+            while not game.over:
+                game.play(game.parse(game.hint()))
+                assert game.picture()
+                assert len(game.turns) <= 100
+            assert game.transition is not None
+            assert game.transition.HasField("success")

@@ -1,0 +1,103 @@
+"""Stages played by a generator in the test's own loop, against real servers; and the command as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from starpod.cli.main import main
+from starpod.client.transport import Transport
+from starpod.load.conductor import StageResult
+from starpod.load.generator import Generator
+from starpod.load.log import Interval
+from starpod.load.plan import Place, Plan, Stage, Turns
+from starpod.load.report import stage_report
+from tests.support import ROOT, ServerProcess, start_server
+
+LAZY = str(ROOT / "tests" / "tools" / "load" / "lazy.py")
+LAKE = ("Left", "Down", "Right", "Up")
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[ServerProcess]:
+    """frozen_lake and the environments of lazy.py."""
+    with start_server("frozen_lake", "stalls", "waits", "breaks", "--environment-module", LAZY) as process:
+        yield process
+
+
+def make_plan(*addresses: str, environment: str = "frozen_lake-v1", wire: Any = "stream", **more: Any) -> Plan:
+    actions = LAKE if environment.startswith("frozen") else ("go",)
+    more = {"turns": Turns("random", actions), "columns": wire == "stream", **more}
+    places = tuple(Place(address) for address in addresses)
+    return Plan(places, Transport(), wire, environment, **more)
+
+
+@dataclass
+class Played:
+    """Reports of the stages, and the generator that played them."""
+
+    reports: list[dict[str, Any]]
+    generator: Generator
+
+
+async def play(plan: Plan, *stages: Stage, stop: asyncio.Event | None = None) -> Played:
+    """Plays stages in this process, or until `stop`; the last report tells of closing too."""
+    place: list[StageResult] = []
+    generator = Generator(plan, 0, lambda interval: place[-1].add(interval))
+    await generator.start()
+    for stage in stages:
+        place.append(StageResult(stage, time.time()))
+        await generator.prepare(stage)
+        place[-1].summaries = [await generator.run(time.monotonic() + 0.02, stop or asyncio.Event())]
+        place[-1].ended = place[-1].summaries[0].ended
+    closing: Interval = await generator.close()
+    place[-1].add(closing)
+    return Played([stage_report(result, plan) for result in place], generator)
+
+
+@dataclass
+class Done:
+    """A finished `starpod load`: exit status, what it wrote, and its JSON report."""
+
+    status: int
+    out: str
+    err: str
+    report: dict[str, Any]
+
+
+def run_load(*arguments: str, folder: Path | None = None) -> Done:
+    """The whole command, in this process. With a folder it writes report.json there."""
+    words = ["load", *arguments]
+    if folder is not None:
+        words += ["--json", str(folder / "report.json")]
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv[:]
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            patch.dict(os.environ, {"COLUMNS": "160"}),
+            pytest.raises(SystemExit) as exit_,
+        ):
+            main(words)
+    finally:
+        sys.argv[:] = before
+    file = folder / "report.json" if folder is not None else None
+    report = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    assert isinstance(exit_.value.code, int)
+    return Done(exit_.value.code, out.getvalue(), err.getvalue(), report)
+
+
+def command(*words: str) -> Sequence[str]:
+    return [sys.executable, "-m", "starpod.cli.main", "load", *words]

@@ -1,0 +1,153 @@
+"""The four collapse signals on scripted curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starpod.trainer.diagnostics.config import EchoTrapConfig, MonitorConfig
+from starpod.trainer.diagnostics.echo_trap import EchoTrap, EchoWarning
+
+Curve = Callable[[int], float]
+
+STD, ENTROPY = "collect/reward_std_in_group", "policy/entropy"
+DIVERSITY, GRAD = "collect/response_diversity", "update/grad_norm"
+
+
+def play(trap: EchoTrap, steps: Iterable[int], **curves: Curve) -> list[EchoWarning]:
+    names = {"std": STD, "entropy": ENTROPY, "diversity": DIVERSITY, "grad": GRAD, "success": "collect/success"}
+    return [w for step in steps for w in trap.update(step, {names[key]: curve(step) for key, curve in curves.items()})]
+
+
+def fall(start: float, end: float, at: int, width: float = 3.0) -> Curve:
+    return lambda step: end + (start - end) / (1 + math.exp((step - at) / width))
+
+
+def test_a_healthy_run_is_not_warned_of() -> None:
+    noise = random.Random(0).gauss
+    warnings = play(
+        EchoTrap(MonitorConfig()),
+        range(1, 200),
+        std=lambda step: 0.4 - 0.001 * step + noise(0, 0.05),
+        entropy=lambda step: 0.6 - 0.002 * step + noise(0, 0.03),
+        diversity=lambda step: 0.8 - 0.001 * step + noise(0, 0.02),
+        grad=lambda step: 1 + noise(0, 0.2),
+        success=lambda step: min(0.1 + step / 250, 0.85),
+    )
+    assert warnings == []
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000))
+def test_single_steps_never_warn(seed: int) -> None:
+    # One value in seven is as bad as can be: more than a plateau with outliers, less than a change.
+    spike = random.Random(seed).randrange(7)
+
+    def noisy(good: float, bad: float) -> Curve:
+        return lambda step: bad if step > 10 and step % 7 == spike else good
+
+    curves = {"std": noisy(0.4, 0.0), "entropy": noisy(0.5, 0.0), "diversity": noisy(0.8, 0.0), "grad": noisy(1, 90)}
+    assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves) == []
+
+
+def test_a_collapse_is_told_in_its_order_and_then_called_by_its_name() -> None:
+    trap = EchoTrap(MonitorConfig())
+    warnings = play(
+        trap,
+        range(1, 121),
+        std=fall(0.4, 0.02, 40),
+        entropy=fall(0.5, 0.02, 60),
+        diversity=fall(0.8, 0.1, 80),
+        grad=lambda step: 1.0 if step < 95 else 9.0,
+    )
+    assert [w.signal for w in warnings] == ["reward_std", "entropy", "echo_trap", "diversity", "grad_norm"]
+    assert [w.step for w in warnings] == sorted(w.step for w in warnings)
+    assert 40 <= warnings[0].step <= 50
+    assert warnings[0].text.startswith("reward deviation within groups has fallen to ")
+    assert "% of its start: the policy is echoing" in warnings[0].text and "To do: " in warnings[0].text
+    assert f"{100 * warnings[0].ratio:.0f} %" in warnings[0].text
+    assert "2 of 4 signals at once" in warnings[2].text
+    assert "has risen to 9.0 times its start" in warnings[4].text
+    metrics = trap.metrics
+    assert metrics["echo_trap/signals"] == 4
+    assert metrics["echo_trap/reward_std_ratio"] == pytest.approx(0.05, abs=0.01)
+    assert metrics["echo_trap/grad_norm_ratio"] == pytest.approx(9)
+
+
+def test_a_signal_at_its_bound_warns_once_and_after_a_recovery_again() -> None:
+    trap = EchoTrap(MonitorConfig(echo_trap=EchoTrapConfig(window=1)))
+    around = play(trap, range(1, 60), std=lambda step: 1.0 if step <= 10 else 0.33 + 0.01 * (-1) ** step)
+    assert [w.signal for w in around] == ["reward_std"]
+    assert play(trap, range(60, 62), std=lambda step: 0.9) == []
+    assert [w.signal for w in play(trap, range(62, 70), std=lambda step: 0.1)] == ["reward_std"]
+
+
+def test_equal_rewards_of_a_solved_task_are_no_trap() -> None:
+    curves = {"std": fall(0.4, 0.0, 30), "entropy": fall(0.5, 0.0, 30), "diversity": fall(0.8, 0.1, 30)}
+    assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=fall(0.1, 0.98, 20)) == []
+    assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=fall(0.1, 0.5, 20)) != []
+
+
+def test_success_around_its_bound_does_not_warn_again_and_again() -> None:
+    curves = {"diversity": fall(0.8, 0.1, 30), "entropy": fall(0.5, 0.0, 30)}
+    noise = random.Random(0).gauss
+    warnings = play(
+        EchoTrap(MonitorConfig()),
+        range(1, 200),
+        **curves,
+        success=lambda step: fall(0.1, 0.9, 15)(step) + noise(0, 0.05) if step < 150 else 0.3,
+    )
+    assert [w.signal for w in warnings] == ["entropy", "diversity", "echo_trap"]
+    assert 150 <= warnings[0].step <= 155
+
+
+def test_a_run_without_any_deviation_is_told_so_once() -> None:
+    warnings = play(EchoTrap(MonitorConfig()), range(1, 60), std=lambda step: 0.0)
+    assert [(w.step, w.signal) for w in warnings] == [(10, "reward_std")]
+    assert "nothing to learn from" in warnings[0].text
+
+
+def test_learning_that_begins_late_has_a_start_of_its_own() -> None:
+    trap = EchoTrap(MonitorConfig())
+    warnings = play(trap, range(1, 100), std=lambda step: 0.0 if step <= 20 else 0.4 if step <= 50 else 0.01)
+    assert [w.step for w in warnings] == [10, 53]
+
+
+def test_a_gradient_that_is_no_number_is_the_worst_spike() -> None:
+    trap = EchoTrap(MonitorConfig())
+    warnings = play(trap, range(1, 30), grad=lambda step: 1.0 if step <= 15 else math.nan)
+    assert [w.text.partition(":")[0] for w in warnings] == ["gradient norm is no finite number any more"]
+    EchoTrap(MonitorConfig()).load_state_dict(json.loads(json.dumps(trap.state_dict(), allow_nan=False)))
+
+
+def test_steps_without_a_metric_change_nothing() -> None:
+    trap, same = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())
+    for step in range(1, 40):
+        values = {STD: fall(0.4, 0.01, 20)(step)}
+        assert trap.update(step, values) == same.update(step, values)
+        assert same.update(step, {}) == []
+    assert trap.metrics == same.metrics
+
+
+@settings(deadline=None)
+@given(st.integers(1, 99))
+def test_a_resumed_watch_says_what_an_undisturbed_one_says(cut: int) -> None:
+    curves: dict[str, Curve] = {
+        "std": fall(0.4, 0.02, 40),
+        "entropy": fall(0.5, 0.02, 60),
+        "grad": lambda step: 1.0 + (step > 70) * 9,
+        "success": lambda step: 0.95 if 50 < step < 80 else 0.75,
+    }
+    whole = EchoTrap(MonitorConfig())
+    expected = play(whole, range(1, 101), **curves)
+    first, second = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())
+    warnings = play(first, range(1, cut + 1), **curves)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
+    assert warnings + play(second, range(cut + 1, 101), **curves) == expected
+    assert second.metrics == whole.metrics

@@ -1,0 +1,62 @@
+"""Gradient norms by reward deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from starpod.trainer.diagnostics.gradients import gradient_report, reward_buckets
+from starpod.trainer.episode import Episode, Group
+from tests.trainer.diagnostics.synthetic import turn
+
+
+def group(number: int, *rewards: float) -> Group:
+    episodes = [Episode(number, m, "toy-v1", turns=[turn(reply=[1, 2], reward=r)]) for m, r in enumerate(rewards)]
+    return Group(number, episodes)
+
+
+GROUPS = [group(0, 1, 1), group(1, 0, 4), group(2, 0, 1), group(3, 0, 0), group(4, 0, 2), group(5, 0, 3)]
+
+
+def test_groups_without_deviation_are_apart_and_the_rest_in_equal_parts() -> None:
+    buckets = reward_buckets(GROUPS, 2)
+    assert [(b.name, [g.id for g in b.groups]) for b in buckets] == [("zero", [0, 3]), ("1", [2, 4]), ("2", [5, 1])]
+    assert [b.name for b in reward_buckets(GROUPS, 99)] == ["zero", "1", "2", "3", "4"]
+    assert reward_buckets([], 6) == []
+
+
+def test_norms_by_bucket_and_component_and_nothing_left_behind() -> None:
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.grad = torch.full_like(model.weight, 7.0)  # what an update left there is not counted
+    before = model.weight.detach().clone()
+
+    def backward(groups: Sequence[Group], component: str) -> None:
+        if component != "kl":  # a term that is off has no gradient
+            scale = sum(g.reward_std for g in groups) if component == "task" else 1.0
+            (scale * model(torch.tensor([3.0, 0.0, 4.0]))).sum().backward()
+
+    metrics = gradient_report(model, GROUPS, backward, buckets=2)
+    deviation = sum(g.reward_std for g in (GROUPS[1], GROUPS[5]))
+    assert metrics["gradients/zero/task"] == 0
+    assert metrics["gradients/2/task"] == pytest.approx(5 * deviation)
+    assert metrics["gradients/2/task_per_token"] == pytest.approx(5 * deviation / 8)
+    assert metrics["gradients/zero/entropy"] == pytest.approx(5)
+    assert metrics["gradients/1/kl"] == 0
+    assert metrics["gradients/1/groups"] == 2
+    assert metrics["gradients/1/reward_std_high"] <= metrics["gradients/2/reward_std_low"]
+    assert model.weight.grad is None
+    assert torch.equal(model.weight, before)
+
+
+def test_an_error_leaves_no_gradient_either() -> None:
+    model = torch.nn.Linear(1, 1)
+
+    def backward(groups: Sequence[Group], component: str) -> None:
+        model(torch.ones(1)).sum().backward()
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        gradient_report(model, GROUPS, backward)
+    assert all(parameter.grad is None for parameter in model.parameters())

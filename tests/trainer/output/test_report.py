@@ -1,0 +1,244 @@
+"""Charts, the report and the comparison."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
+from starpod.trainer.output.comparison import RETURN, mean_interval, write_comparison
+from starpod.trainer.output.report import write_report
+from starpod.trainer.output.run_folder import RunFolder
+from tests.trainer.diagnostics.synthetic import WARNING, write_run
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Notes tags, text and everything a browser would fetch; fails on tags that are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [f"{key}={value}" for key, value in attrs if key in ("src", "href", "xlink:href", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def read(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=100, title="FrozenLake <local> & StarPO-S")
+    path = write_report(tmp_path)
+    assert path == tmp_path / "report.html"
+    page, source = read(path), path.read_text(encoding="utf-8")
+    assert page.fetched == [] and not re.search(r"(https?:)?//(?!www\.w3\.org)\w+\.\w+", source)
+    assert "@import" not in source and "url(http" not in source
+    for words in (
+        "FrozenLake <local> & StarPO-S",
+        "4:12 wall time",
+        "The intervals do not overlap: the policy has improved.",
+        "avoid holes 86 %",
+        "Reward deviation in groups",
+        "No warning was given.",
+        "algorithm.preset starpo-s starpo-ppo",
+        "the same start before training",
+        "the goal lies 4 down & 0 right; the hole is <next> to me",
+        "reply as sampled",
+        "What the policy was told Reach the goal.",
+    ):
+        assert words in page.text, words
+    assert page.tags.count("svg") >= 12
+    assert "prefers-color-scheme: dark" in source
+
+
+def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=100, collapse=True)
+    page = read(write_report(tmp_path))
+    assert f"Step 66 {WARNING}" in page.text and "1 warning" in page.text
+    assert path_count(tmp_path, "markhead") == 4
+
+
+def path_count(folder: Path, name: str) -> int:
+    return (folder / "report.html").read_text().count(f'class="{name}"')
+
+
+def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin({})
+    for step, success in ((0, 0.1), (25, 0.8), (50, 0.4)):
+        interval = {"success_low": success - 0.05, "success_high": success + 0.05}
+        folder.append_evaluation({"step": step, "success": success, **interval})
+    told = "The best evaluation was 80 % at step 25, and the policy has become worse since."
+    assert told in read(write_report(tmp_path)).text
+
+
+def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    folders: list[Path | str] = []
+    for name, graded in (("plain", 0.0), ("graded", 0.4)):
+        folder = RunFolder.create(tmp_path / name).begin({})
+        folders.append(folder.path)
+        for step, success in ((0, 0.0), (25, 0.05)):
+            value = success + graded * (1 + step / 25)
+            figures = {"return_mean": value, "return_low": value - 0.1, "return_high": value + 0.1}
+            interval = {"success_low": 0.0, "success_high": success + 0.05}
+            line = {"step": step, "success": success, **interval, **figures, "greedy": {"success": 0.1, **figures}}
+            rung = {"reference": {"random": {"success": 0.0, "return_mean": 0.125}}} if step == 0 else {}
+            folder.append_evaluation({**line, **rung})
+        page = read(write_report(folder.path))
+        assert ("Return on held-out seeds" in page.text) == bool(graded)
+        assert ("random 0.125" in page.text) == bool(graded)
+        assert ("Its intervals do not overlap: the policy has improved." in page.text) == bool(graded)
+    told = "The return went from 0.4 (0.3 to 0.5) to 0.85 (0.75 to 0.95)."
+    assert told in page.text and "The intervals overlap: the difference may be chance." in page.text
+    _, together, chart = write_comparison(folders[1:], tmp_path / "shop.html", metrics=(RETURN,))
+    assert chart.name == "shop-evaluation-return.svg" and together.exists()
+    drawn = chart.read_text(encoding="utf-8")
+    assert "Return on held-out seeds" in drawn and "random 0.125" in drawn and 'class="band' in drawn
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "a").begin({"seed": 0})
+    with pytest.raises(FileNotFoundError, match="nothing to report"):
+        write_report(folder.path)
+    folder.append_evaluation({"step": 0, "time": 0.0, "success": 0.1})
+    assert "10 %" in read(write_report(folder.path)).text
+    folder.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/success": null}}\n{"step": 2, "ti')
+    assert "a" in read(write_report(folder.path)).text
+
+
+def test_text_of_the_policy_cannot_break_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, steps=3)
+    file = folder.episode_files()[-1]
+    file.write_text(file.read_text().replace("the goal", "</script><script>alert(1)</script><b>"))
+    assert read(write_report(tmp_path)).tags.count("script") == 1
+
+
+def test_the_same_folder_gives_the_same_page(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=30)
+    first = write_report(tmp_path).read_text()
+    assert write_report(tmp_path).read_text() == first
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+
+def test_runs_and_seeds_in_one_picture(tmp_path: Path) -> None:
+    kinds: dict[str, list[Path | str]] = {"StarPO-S": [], "vanilla": []}
+    for label, folders in kinds.items():
+        for seed in range(2):
+            folders.append(
+                write_run(tmp_path / f"{label}-{seed}", steps=50, seed=seed, collapse=label == "vanilla").path
+            )
+    written = write_comparison(kinds, tmp_path / "trap.html", title="The Echo Trap")
+    page = read(written[0])
+    assert "The Echo Trap" in page.text and "StarPO-S 2" in page.text and page.fetched == []
+    assert [path.name for path in written[1:4]] == [
+        "trap.svg",
+        "trap-evaluation-success.svg",
+        "trap-collect-reward-std-in-group.svg",
+    ]
+    together = ET.parse(written[1]).getroot()
+    panels = together.findall("{http://www.w3.org/2000/svg}svg")
+    places = {(panel.get("x"), panel.get("y")) for panel in panels}
+    assert len(places) == len(panels) == len(written[2:])
+    for path in written[2:]:
+        root = ET.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(root.findall(".//*[@class='line s0']")) == len(root.findall(".//*[@class='line s1']")) == 1
+        assert len(root.findall(".//*[@class='faint s1']")) == 2
+
+
+def test_single_runs_are_labelled_by_their_folders(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, steps=30).path for name in ("one", "two")]
+    page = read(write_comparison(folders, tmp_path / "page.html", metrics=["evaluation/success", "no/such"])[0])
+    assert "one" in page.text and "two" in page.text
+
+
+def test_intervals_of_few_seeds_are_wide() -> None:
+    assert mean_interval([0.5]) == (0.5, 0.5, 0.5)
+    mean, low, high = mean_interval([0.8, 0.9, 1.0])
+    assert mean == pytest.approx(0.9)
+    assert (low, high) == pytest.approx((0.9 - 4.303 * 0.1 / 3**0.5, 0.9 + 4.303 * 0.1 / 3**0.5))
+
+
+# --- charts --------------------------------------------------------------------------------------------------------
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=20), st.booleans())
+def test_an_axis_encloses_its_values_in_few_round_steps(values: list[float], zero: bool) -> None:
+    ticks = axis(values, zero=zero)
+    assert ticks[0] <= min(values) + 1e-6 * max(map(abs, values)) + 1e-9
+    assert ticks[-1] >= max(values) - 1e-6 * max(map(abs, values)) - 1e-9
+    assert 2 <= len(ticks) <= 9 and ticks == sorted(set(ticks))
+    assert not zero or ticks[0] <= 0 <= ticks[-1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(allow_nan=True, allow_infinity=True)), max_size=30))
+def test_any_values_make_a_chart_that_parses(points: list[tuple[float, float]]) -> None:
+    points = [(x, y) for x, y in points if not abs(y) > 1e100] + [(0.0, float("nan"))]
+    chart = line_chart("a & b", [Series("<c>", points)], rules=[Rule(0.5, "half")], marks=[Mark(3, "here")])
+    assert not chart or ET.fromstring(standalone(chart)) is not None
+
+
+def test_nothing_to_show_is_no_chart() -> None:
+    assert line_chart("a", [Series("b", [])]) == "" and share_chart("a", []) == "" == share_chart("a", [("b", [])])
+
+
+def test_labels_of_close_rules_do_not_overlap() -> None:
+    chart = line_chart("a", [Series("b", [(0, 0), (1, 1)])], rules=[Rule(0.5, "one"), Rule(0.501, "two")])
+    places = {text: float(y) for y, text in re.findall(r'y="([\d.]+)">(one|two)<', chart)}
+    assert places["one"] - places["two"] >= 12
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=300))
+def test_smoothing_keeps_length_and_range(values: list[float]) -> None:
+    points = list(enumerate(values))
+    smoothed = smooth(points)
+    assert [x for x, _ in smoothed] == [x for x, _ in points]
+    slack = 1e-6 * (1 + max(map(abs, values)))
+    assert all(min(values) - slack <= y <= max(values) + slack for _, y in smoothed)
+
+
+def test_smoothing_bends_no_straight_line() -> None:
+    line = [(float(x), 2.0 * x) for x in range(100)]
+    assert [y for _, y in smooth(line, 9)] == pytest.approx([y for _, y in line])
+
+
+def test_long_runs_are_thinned_to_means() -> None:
+    thinned = thin([(float(x), float(x % 2)) for x in range(10_000)])
+    assert len(thinned) == 400 and all(y == pytest.approx(0.5, abs=0.1) for _, y in thinned)

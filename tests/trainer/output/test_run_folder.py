@@ -1,0 +1,110 @@
+"""The folder of one run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from starpod.trainer.episode import Episode
+from starpod.trainer.output.files import CannotWrite
+from starpod.trainer.output.run_folder import RunExists, RunFolder, differences, git_state
+from tests.trainer.diagnostics.synthetic import episode
+
+CONFIG = {"seed": 1, "model": {"name": "tiny", "layers": 2}}
+DEFAULTS = {"seed": 0, "model": {"name": "tiny", "layers": 4}}
+
+
+def test_it_holds_what_was_asked_for_and_with_what_code(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "a" / "run").begin(CONFIG, defaults=DEFAULTS, title="a lake")
+    assert yaml.safe_load(folder.config.read_text()) == CONFIG == folder.read_config()
+    facts = folder.read_facts()
+    assert facts["title"] == "a lake" and facts["differs_from_defaults"] == {"seed": [1, 0], "model.layers": [2, 4]}
+    assert "torch" in facts["packages"] and facts["platform"]["cores"] >= 1
+    assert folder.checkpoints.is_dir() and folder.episodes.is_dir()
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin(CONFIG)
+    RunFolder.create(tmp_path).begin(CONFIG)  # nothing was measured yet: a start that failed is no run
+    folder.metrics.write_text("")
+    before = folder.facts.read_text()
+    with pytest.raises(RunExists, match=r"holds a run already.*--resume.*--run-dir"):
+        RunFolder.create(tmp_path).begin({"seed": 2})
+    assert folder.facts.read_text() == before and folder.read_config() == CONFIG
+
+
+def test_a_folder_without_a_run_is_taken_even_with_resume(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    folder = RunFolder.create(tmp_path, resume=True).begin(CONFIG)
+    assert "resumed" not in folder.read_facts() and (tmp_path / "notes.txt").exists()
+
+
+def test_resuming_keeps_the_id_and_notes_what_changed(tmp_path: Path) -> None:
+    first = RunFolder.create(tmp_path).begin(CONFIG, title="a lake")
+    first.end("killed", seconds=3.0)
+    second = RunFolder.create(tmp_path, resume=True).begin({**CONFIG, "seed": 5})
+    facts = second.read_facts()
+    assert second.id == first.id and facts["title"] == "a lake" and "ended" not in facts
+    assert [start["changed"] for start in facts["resumed"]] == [{"seed": [5, 1]}]
+    assert second.read_config()["seed"] == 5
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotWrite, match="cannot write"):
+        RunFolder.create(tmp_path / "file" / "run").begin(CONFIG)
+
+
+def test_an_evaluation_that_is_done_again_appears_once(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin(CONFIG)
+    for step, success in ((0, 0.1), (25, 0.2), (50, 0.3), (25, 0.25)):
+        folder.append_evaluation({"step": step, "success": success})
+    assert folder.read_evaluations() == [{"step": 0, "success": 0.1}, {"step": 25, "success": 0.25}]
+
+
+def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin(CONFIG)
+    episodes = [episode(seed, solved=seed == 1) for seed in range(3)]
+    path = folder.write_episodes(50, episodes)
+    assert path.name == "eval-000050.jsonl"
+    import json
+
+    assert [Episode.from_json(json.loads(line)) for line in path.read_text().splitlines()] == episodes
+
+
+def test_what_came_after_a_step_is_cut(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin(CONFIG)
+    for step in (0, 50, 100):
+        folder.append_evaluation({"step": step})
+        folder.write_episodes(step, [])
+    with folder.evaluations.open("a") as file:
+        file.write('{"step": 15')
+    folder.cut_after(50)
+    assert [line["step"] for line in folder.read_evaluations()] == [0, 50]
+    assert [path.name for path in folder.episode_files()] == ["eval-000000.jsonl", "eval-000050.jsonl"]
+
+
+def test_differences_in_both_directions() -> None:
+    assert differences({"a": 1, "b": {"c": 2}}, {"b": {"c": 3, "d": 4}}) == {
+        "a": [1, None],
+        "b.c": [2, 3],
+        "b.d": [None, 4],
+    }
+    assert differences(CONFIG, CONFIG) == {}
+
+
+def test_the_commit_and_whether_it_is_what_ran(tmp_path: Path) -> None:
+    assert git_state(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "code.py").write_text("1")
+    assert git_state(tmp_path) is None  # a package inside somebody else's repository
+    subprocess.run([*git, "add", "code.py"], check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], check=True)
+    state = git_state(tmp_path)
+    assert state is not None and len(state["commit"]) == 40 and not state["dirty"]
+    (tmp_path / "code.py").write_text("2")
+    assert (git_state(tmp_path) or {})["dirty"]

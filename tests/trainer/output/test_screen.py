@@ -1,0 +1,258 @@
+"""The live screen and the plain log."""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from starpod.report.figures import duration, show
+from starpod.trainer.output.live import SHARE, LiveScreen, View
+from starpod.trainer.output.plain import PlainScreen, SilentScreen, evaluation_line, step_line
+from starpod.trainer.output.screen import Screen, make_screen
+from starpod.trainer.output.words import sparkline, trend
+from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
+
+EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def terminal(width: int = 120, height: int = 40) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_live_on_a_terminal_plain_elsewhere() -> None:
+    assert isinstance(make_screen("auto", terminal()), LiveScreen)
+    assert isinstance(make_screen("auto", Console(file=io.StringIO())), PlainScreen)
+    assert isinstance(make_screen("live", Console(file=io.StringIO())), LiveScreen)
+    off = make_screen("off", terminal())
+    assert isinstance(off, SilentScreen) and not isinstance(off, PlainScreen)
+
+
+def tell(screen: Screen, *, steps: int = 30) -> None:
+    """A short run."""
+    screen.start("FrozenLake with StarPO-S", {"model": "tiny", "budget_seconds": 240})
+    screen.phase("evaluating")
+    screen.evaluation(0, {**EVALUATION, "success": 0.07, "success_low": 0.04, "success_high": 0.11})
+    for step in range(1, steps + 1):
+        screen.phase("collecting")
+        screen.step(step, steps, metrics_at(step))
+    screen.episode(episode(17, solved=True))
+    screen.warn("the policy is echoing")
+    screen.evaluation(steps, EVALUATION)
+    screen.done({"report": "runs/a/report.html"})
+
+
+# --- the log -------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_per_step_and_nothing_a_terminal_alone_understands() -> None:
+    out, clock = io.StringIO(), Clock()
+    with PlainScreen(out, clock=clock) as screen:
+        screen.start("a lake", {"model": "tiny"})
+        for step in range(1, 4):
+            clock.now += 2
+            screen.step(step, 10, {"collect/success": 0.41, "time/step": 2.0, "time/update": 0.5})
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "a lake"
+    assert lines[-1] == "[0:06] step 3/10 · success 41 % · 2 s (updating 25 %)"
+    assert len(lines) == 5 and "\x1b" not in out.getvalue()
+
+
+def test_fast_steps_do_not_flood_and_the_last_is_never_lost() -> None:
+    out, clock = io.StringIO(), Clock()
+    with PlainScreen(out, clock=clock) as screen:
+        for step in range(1, 1001):
+            clock.now += 0.01
+            screen.step(step, None, {"collect/success": 0.5})
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 12
+    assert "step 1000" in lines[-1]
+
+
+def test_a_phase_is_said_when_it_comes_for_the_first_time() -> None:
+    out = io.StringIO()
+    with PlainScreen(out, clock=Clock()) as screen:
+        for name in ("warm start", "collecting", "updating", "collecting", "updating"):
+            screen.phase(name)
+    assert out.getvalue().splitlines() == ["[0:00] warm start", "[0:00] collecting", "[0:00] updating"]
+
+
+def test_a_warning_is_given_once() -> None:
+    out = io.StringIO()
+    with PlainScreen(out) as screen:
+        for _ in range(5):
+            screen.warn("the policy is echoing")
+    assert out.getvalue().count("echoing") == 1
+
+
+def test_an_evaluation_stands_beside_the_ladder() -> None:
+    line = evaluation_line(50, {**EVALUATION, "greedy": {"success": 0.75}})
+    assert line.startswith(
+        "evaluation at step 50: success 72 % (66 to 77 %) of 256 episodes; greedy 75 %; beside random"
+    )
+    assert "avoid holes 86 %" in line
+    assert evaluation_line(0, {"success": 0.5}) == "evaluation at step 0: success 50 %"
+
+
+def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
+    graded = {"success": 0.02, "return_mean": 0.61, "return_low": 0.58, "return_high": 0.642}
+    line = evaluation_line(
+        9, {**graded, "greedy": graded, "reference": {"random": {"success": 0.0, "return_mean": 0.1}}}
+    )
+    assert line == (
+        "evaluation at step 9: success 2.0 %, return 0.61 (0.58 to 0.642); greedy 2.0 % (0.61); beside random 0 % (0.1)"
+    )
+    nothing_yet = {"success": 0.0, "return_mean": 0.0, "reference": {"rule": {"success": 0.0, "return_mean": 0.6}}}
+    assert evaluation_line(0, nothing_yet).endswith("success 0 %, return 0; beside rule 0 % (0.6)")
+    paid_for_success = {"success": 0.5, "return_mean": 0.5, "return_low": 0.4, "return_high": 0.6}
+    assert "return" not in evaluation_line(9, paid_for_success)
+    console = terminal()
+    with LiveScreen(console) as screen:
+        tell(screen)
+        screen.evaluation(31, {**EVALUATION, **graded})
+    assert "return 0.61 (0.58 to 0.642)" in text_of(console)
+
+
+def test_a_step_without_metrics_is_a_line_too() -> None:
+    assert step_line(3, None, {}) == "step 3"
+
+
+# --- the live screen -----------------------------------------------------------------------------------------------
+
+
+def test_the_screen_shows_everything_and_leaves_a_summary() -> None:
+    console, clock = terminal(), Clock()
+    with LiveScreen(console, clock=clock) as screen:
+        tell(screen)
+        clock.now += 100
+        with console.capture() as captured:
+            console.print(screen.view)
+        shown = captured.get()
+        drawn = len(text_of(console))
+    for words in ("FrozenLake with StarPO-S", "step 30/30", "of 4:00", "Reward deviation in groups", "avoid holes"):
+        assert words in shown
+    assert "the policy is echoing" in shown and "frozen_lake-v1 · seed 17 · solved" in shown and "Down" in shown
+    left = text_of(console)[drawn:]
+    assert "success 72 % (66 to 77 %)" in left and "report: runs/a/report.html" in left and "step 30/30" in left
+    screen.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(20, 200), st.integers(5, 70))
+def test_it_fits_whatever_room_there_is(width: int, height: int) -> None:
+    view = View()
+    view.title, view.step, view.budget = "FrozenLake " * 5, 3, 60.0
+    view.metrics = metrics_at(3)
+    view.curves = {name: deque([value] * 3) for name, value in view.metrics.items()}
+    view.evaluations = [(0, dict(EVALUATION)), (50, dict(EVALUATION))]
+    view.reference, view.episode = LADDER, episode(17, solved=False, turns=6)
+    view.warnings = [(1, "a long warning " * 30), (2, "another " * 40)]
+    console = terminal(width, height)
+    lines = console.render_lines(view, console.options.update(height=height), pad=False)
+    assert len(lines) <= height
+    assert all(sum(segment.cell_length for segment in line) <= width for line in lines)
+
+
+def test_drawing_rests_in_proportion_to_what_it_cost() -> None:
+    clock = Clock()
+    drawn: list[float] = []
+
+    class Slow(View):
+        def __rich_console__(self, *_: Any) -> Any:
+            drawn.append(clock.now)
+            clock.now += 0.05
+            yield ""
+
+    screen = LiveScreen(terminal(), clock=clock)
+    screen.view = Slow()
+    screen.start("a", {})
+    for step in range(10_000):
+        clock.now += 0.01
+        screen.step(step, None, {})
+    screen.close()
+    assert len(drawn) > 10
+    assert 0.05 * len(drawn) <= 1.5 * SHARE * clock.now
+
+
+def test_a_picture_that_fails_does_not_end_the_run() -> None:
+    class Broken(View):
+        def __rich_console__(self, *_: Any) -> Any:
+            raise ValueError("no such colour")
+            yield ""
+
+    console = terminal()
+    with LiveScreen(console) as screen:
+        screen.view = Broken()
+        tell(screen)
+    assert "the screen failed and is off; training goes on" in text_of(console)
+
+
+def test_the_terminal_is_given_back_after_an_error() -> None:
+    console = terminal()
+
+    def train() -> None:
+        with LiveScreen(console) as screen:
+            screen.start("a lake", {})
+            raise RuntimeError("training failed")
+
+    with pytest.raises(RuntimeError, match="training failed"):
+        train()
+    assert text_of(console).count("\x1b[?1049h") == text_of(console).count("\x1b[?1049l") == 1
+    assert "\x1b[?25h" in text_of(console)
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (0.873, "share", "87 %"),
+        (0.0412, "share", "4.1 %"),
+        (1.0, "share", "100 %"),
+        (0.0021, "seconds", "2.1 ms"),
+        (125.0, "seconds", "2:05"),
+        (7812.3, "rate", "7,812"),
+        (1.23e-6, "number", "1.2e-6"),
+        (float("nan"), "number", "-"),
+        (None, "share", "-"),
+    ],
+)
+def test_numbers_read_well(value: float | None, kind: Any, text: str) -> None:
+    assert show(value, kind) == text
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (7, 245, 3729)] == ["0:07", "4:05", "1:02:09"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=80), st.integers(1, 30))
+def test_sparklines_take_any_values(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) <= width
+    assert trend(values) in "↗↘→ "
+
+
+def test_trends() -> None:
+    assert trend([0.1 * i for i in range(30)]) == "↗"
+    assert trend([-0.1 * i for i in range(30)]) == "↘"
+    assert trend([0.5, 0.6] * 15) == "→"
+    assert sparkline([0, 1, 2, 3], 4) == "▁▃▆█"

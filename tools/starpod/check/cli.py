@@ -1,0 +1,130 @@
+"""`starpod check`: the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from starpod.check.link import Access
+from starpod.check.report import Terminal, to_json, to_junit
+from starpod.check.requirement import LEVELS
+from starpod.check.runner import Report, Unreachable
+from starpod.check.runner import check as run_check
+from starpod.check.suite import REQUIREMENTS
+from starpod.report.console import safe_console
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
+    chosen = {level.strip() for level in value.split(",")}
+    if unknown := chosen - set(LEVELS.values()):
+        raise click.BadParameter(f"no level {', '.join(sorted(unknown))}; there are {', '.join(LEVELS.values())}")
+    return chosen
+
+
+@click.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--environment", "-e", "environments", multiple=True, help="Only this one (repeatable). Default: all.")
+@click.option(
+    "--level",
+    "levels",
+    default=",".join(LEVELS.values()),
+    callback=_levels,
+    show_default=True,
+    help="Which requirements, comma-separated.",
+)
+@click.option("--also", metavar="HOST:PORT", default="", help="Another process that serves the same, to compare with.")
+@click.option("--json", "json_file", metavar="FILE", default="", help="Write a JSON report; - for standard output.")
+@click.option("--junit", "junit_file", metavar="FILE", default="", help="Write a JUnit XML report.")
+@click.option(
+    "--timeout",
+    "seconds",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    help="Seconds for one requirement.",
+)
+@click.option(
+    "--call-timeout",
+    "call_seconds",
+    type=click.FloatRange(min=0.1),
+    help="Seconds for one call. Default: a third of --timeout, and at least 10.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=JSON",
+    help="An environment option, for every session (repeatable). Default: what the schema says.",
+)
+@click.option("--slow", is_flag=True, help="Test what takes more than a minute, too.")
+@click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
+@click.option("--ca", type=FILE, help="PEM file of the authority that signed the server's certificate; turns TLS on.")
+@click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
+@click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
+@click.pass_context
+def check(
+    context: click.Context,
+    address: str,
+    environments: tuple[str, ...],
+    levels: set[str],
+    also: str,
+    json_file: str,
+    junit_file: str,
+    seconds: float,
+    call_seconds: float | None,
+    options: tuple[str, ...],
+    slow: bool,
+    token_file: Path | None,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+) -> None:
+    """Check that the server at HOST:PORT keeps the contract of docs/protocol.md.
+
+    Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 the call was wrong.
+    """
+    for value in filter(None, (address, also)):
+        if not value.rpartition(":")[2].isdigit() or value.startswith(":"):
+            raise click.UsageError(f"{value!r} is not HOST:PORT, as in 127.0.0.1:50051")
+    if bool(certificate) != bool(key) or (certificate and not ca):
+        raise click.UsageError("--certificate, --key and --ca belong together")
+    for file in filter(None, (json_file.removeprefix("-"), junit_file)):
+        if not Path(file).parent.is_dir() or Path(file).is_dir():
+            raise click.UsageError(f"{file} cannot be written: it is a folder, or its folder does not exist")
+    access = Access(token_file.read_text().strip() if token_file else "", ca, certificate, key)
+    requirements = [requirement for requirement in REQUIREMENTS if requirement.level in levels]
+    console = safe_console(stderr=json_file == "-")
+    with Terminal(console) as terminal:
+        try:
+            report = asyncio.run(
+                run_check(
+                    address,
+                    requirements,
+                    environments=environments,
+                    also=also,
+                    access=access,
+                    seconds=seconds,
+                    call_seconds=call_seconds or max(10.0, seconds / 3),
+                    options=options,
+                    slow=slow,
+                    observer=terminal,
+                )
+            )
+        except Unreachable as error:
+            report = Report(address, unreachable=str(error))
+    if not report.unreachable:
+        terminal.close(report)
+    if json_file == "-":
+        sys.stdout.write(to_json(report))
+    elif json_file:
+        Path(json_file).write_text(to_json(report))
+    if junit_file:
+        Path(junit_file).write_text(to_junit(report))
+    if report.unreachable:
+        raise click.ClickException(report.unreachable)
+    context.exit(0 if report.passed else 1)

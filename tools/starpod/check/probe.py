@@ -1,0 +1,435 @@
+"""What a requirement's test works with: the server, one environment, and sessions that clean up after themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import struct_pb2
+from google.protobuf.message import Message
+from google.protobuf.text_format import MessageToString
+
+from starpod.check.link import Link
+from starpod.check.refusal import Refusal, from_error
+from starpod.check.requirement import NotShown, Unmet, expect
+from starpod.v1 import environment_pb2 as pb
+
+SEED, DYNAMICS_SEED = 20_011, 40_033
+UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
+EMPTY_TURNS, ACTING_TURNS = 2, 5
+MIDDLE = 3
+"""Turns of the script that are played before a fork or a snapshot: two without an action and one with."""
+PLAYS = 3
+"""How often the script is played before it is believed."""
+NONSENSE = "\u2620 no such action \u2620"
+RECORDING = 20
+"""What the recording of the script may take, in times of what a call may take."""
+SAME = "draw only from streams that the seeds start; never from time, addresses or hash order"
+
+Turn = tuple[pb.Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """An episode that nobody disturbed: what was done and what came of it.
+
+    It begins with turns without an action, so that even where one action ends the episode there are several turns.
+    """
+
+    start: pb.Session
+    turns: tuple[Turn, ...]
+    transitions: tuple[pb.Transition, ...]
+
+
+class Handle:
+    """A session and its place in the episode."""
+
+    def __init__(self, link: Link, session: pb.Session) -> None:
+        self.link = link
+        self.session = session
+        self.id = session.session_id
+        self.epoch = session.epoch
+        self.index = session.step_index
+
+    def request(self, actions: Iterable[pb.Action] = (), *, ahead: int = 0, epoch: int | None = None) -> pb.StepRequest:
+        """The Step that comes next, or `ahead` places after it."""
+        return pb.StepRequest(
+            session_id=self.id,
+            epoch=self.epoch if epoch is None else epoch,
+            step_index=max(0, self.index + ahead),
+            actions=actions,
+        )
+
+    async def step(self, actions: Iterable[pb.Action] = (), want: pb.Want | None = None) -> pb.Transition:
+        request = self.request(actions)
+        if want is not None:
+            request.want.CopyFrom(want)
+        reply: pb.StepResponse = await self.link.call("Step", request)
+        self.index += 1
+        return reply.transition
+
+    async def play(self, turns: Iterable[Turn]) -> list[pb.Transition]:
+        """Plays the turns until the episode ends."""
+        transitions: list[pb.Transition] = []
+        for turn in turns:
+            transitions.append(await self.step(turn))
+            if transitions[-1].end_reason:
+                break
+        return transitions
+
+    def on(self, link: Link) -> Handle:
+        """The same session over another connection, at the same place."""
+        other = Handle(link, self.session)
+        other.epoch, other.index = self.epoch, self.index
+        return other
+
+
+class Target:
+    """A server and one environment of it, shared by all tests of a run.
+
+    options: those of every session. unplayed, differs: why there is no script, once it should have been recorded.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        server: pb.DescribeResponse,
+        spec: pb.EnvironmentSpec,
+        also: str = "",
+        seconds: float = 30.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.link = link
+        self.server = server
+        self.spec = spec
+        self.also = also
+        self.seconds = seconds
+        self.options = dict(options or {})
+        self.plain = pb.Action(text="x")
+        self.unplayed: Unmet | None = None
+        self.differs: Unmet | None = None
+        self._script: Script | None = None
+
+    @property
+    def want(self) -> pb.Want:
+        """What the sessions of tests want unless a test says otherwise: all that tells states apart cheaply."""
+        can = self.spec.capabilities
+        return pb.Want(valid_actions=can.valid_actions, state_key=can.state_key, score=can.score)
+
+    @property
+    def lease(self) -> float:
+        """Seconds: longer than a test may be busy with other sessions."""
+        return 30.0 + self.seconds
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there is a script."""
+        return self._script is not None
+
+    def script(self) -> Script:
+        """The undisturbed episode. Raises NotShown where it cannot be played or does not repeat."""
+        if self.unplayed is not None:
+            raise NotShown("no episode can be played, which C-30 tells")
+        if self.differs is not None:
+            raise NotShown("the same episode comes out differently when it is played again, which C-79 tells")
+        if self._script is None:
+            raise NotShown("the environment does not declare itself deterministic")
+        return self._script
+
+    async def record(self) -> None:
+        """Plays the undisturbed episode several times, before anything else is tested."""
+        probe = Probe(self)
+        try:
+            async with asyncio.timeout(RECORDING * self.link.seconds):
+                turns = await self._choose(probe)
+                await probe.clean_up()
+                if self.spec.capabilities.deterministic:
+                    self._script = await self._play(probe, turns)
+        except Unmet as error:
+            self.unplayed = error
+        except grpc.aio.AioRpcError as error:
+            self.unplayed = Unmet("an episode of some turns to be played", str(from_error(error)))
+        except TimeoutError:
+            limit = f"{RECORDING * self.link.seconds:g} s"
+            self.unplayed = Unmet(f"an episode of some turns to be played within {limit}", "no end of it")
+        finally:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await probe.clean_up()
+
+    async def _choose(self, probe: Probe) -> list[Turn]:
+        """Turns that can be played from the start, by the observations that come."""
+        choose = random.Random(SEED)
+        handle = await probe.seeded(want=probe.acting_want())
+        if list(probe.choices(handle.session.observation)) == [self.plain]:
+            self.plain = await self._known_kind(handle)
+            await probe.clean_up()
+            handle = await probe.seeded(want=probe.acting_want())
+        observation = handle.session.observation
+        turns: list[Turn] = []
+        for number in range(EMPTY_TURNS + ACTING_TURNS):
+            turn: Turn = () if number < EMPTY_TURNS else (choose.choice(probe.choices(observation)),)
+            transition = await handle.step(turn)
+            observation = transition.observation
+            turns.append(turn)
+            if transition.end_reason:
+                return turns
+        return [*turns, ()]
+
+    async def _known_kind(self, handle: Handle) -> pb.Action:
+        """An action where Describe names none: text, or JSON where text is refused."""
+        refusal = await self.link.refusal("Step", handle.request([self.plain]))
+        return pb.Action(json="{}") if refusal and refusal.code == "INVALID_ARGUMENT" else self.plain
+
+    async def _play(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
+        """The script; None, and the reason in `differs`, if the turns come out in several ways."""
+        script = None
+        for _ in range(PLAYS):
+            handle = await probe.seeded()
+            transitions = await handle.play(turns)
+            await probe.clean_up()
+            if script is None:
+                script = Script(handle.session, tuple(turns), tuple(transitions))
+                continue
+            try:
+                expect_same(script.start.observation, handle.session.observation, "the same start again", SAME)
+                expect_played(script.transitions, transitions, "the same episode again", SAME)
+            except Unmet as error:
+                self.differs = error
+                return None
+        return script
+
+
+class Probe:
+    """One test's own sessions and connections on the target."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.link = target.link
+        self.server = target.server
+        self.spec = target.spec
+        self._sessions: set[str] = set()
+        self._links: list[Link] = []
+
+    async def clean_up(self) -> None:
+        """Closes what was opened. The probe may be used again."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            if self._sessions:
+                await self.target.link.call("Close", pb.CloseRequest(session_ids=self._sessions))
+        for link in self._links:
+            await link.close()
+        self._sessions.clear()
+        self._links.clear()
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def second_link(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Link:
+        """Another connection, to the same server or another address; options: gRPC's, of this channel."""
+        link = self.link.twin(address, options)
+        self._links.append(link)
+        return link
+
+    async def other_process(self) -> Link:
+        """A connection to another process that hosts the same environment version. Raises NotShown without one."""
+        host = self.link.address.rpartition(":")[0]
+        addresses = [self.target.also] if self.target.also else []
+        for endpoint in self.server.endpoints:
+            sibling, _, port = endpoint.rpartition(":")
+            addresses.append(f"{host if sibling in ('', '0.0.0.0', '[::]') else sibling}:{port}")
+        for address in addresses:
+            link = self.second_link(address)
+            server: pb.DescribeResponse = await link.call("Describe", pb.DescribeRequest())
+            same = any((e.id, e.version) == (self.spec.id, self.spec.version) for e in server.environments)
+            if same and server.instance_id != self.server.instance_id:
+                return link
+        raise NotShown("there is one server process; name another one with --also HOST:PORT")
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    def options(self, **more: Any) -> struct_pb2.Struct:
+        """The options of every session, and some more."""
+        options = struct_pb2.Struct()
+        options.update({**self.target.options, **more})
+        return options
+
+    def open_request(self, **fields: Any) -> pb.OpenRequest:
+        """An Open of the environment under test, without limits of its own, for hardly longer than a test."""
+        defaults: dict[str, Any] = {
+            "options": self.options() if self.target.options else None,
+            "environment_id": self.spec.id,
+            "version": f"=={self.spec.version}",
+            "limits": UNLIMITED,
+            "want": self.target.want,
+            "lease_seconds": self.target.lease,
+        }
+        return pb.OpenRequest(**{**defaults, **fields})
+
+    async def create(self, method: str, request: Message, link: Link | None = None) -> Any:
+        """The reply of Open, Fork or Restore; its sessions are closed after the test.
+
+        Raises NotShown if the server allows no group of that size, or not so many sessions.
+        """
+        limits, count = self.server.limits, getattr(request, "count", 0)
+        if 0 < limits.max_group < count:
+            raise NotShown(f"the server's max_group is {limits.max_group}")
+        if 0 < limits.max_sessions < len(self._sessions) + max(1, count):
+            raise NotShown(f"the server's max_sessions is {limits.max_sessions}")
+        reply = await (link or self.link).call(method, request)
+        self.adopt(reply.sessions)
+        return reply
+
+    def adopt(self, sessions: Iterable[pb.Session]) -> None:
+        """Has the sessions closed after the test."""
+        self._sessions.update(session.session_id for session in sessions)
+
+    async def open(self, link: Link | None = None, /, **fields: Any) -> pb.OpenResponse:
+        reply: pb.OpenResponse = await self.create("Open", self.open_request(**fields), link)
+        expect(
+            len(reply.sessions) == max(1, fields.get("count", 1)),
+            f"{max(1, fields.get('count', 1))} sessions from Open",
+            len(reply.sessions),
+            "answer Open with one Session per member; count 0 means 1",
+        )
+        return reply
+
+    async def several(self, count: int, **fields: Any) -> list[Handle]:
+        """So many sessions, in groups as large as the server allows."""
+        most = self.server.limits.max_group or count
+        handles: list[Handle] = []
+        while len(handles) < count:
+            reply = await self.open(count=min(most, count - len(handles)), **fields)
+            handles += [Handle(self.link, session) for session in reply.sessions]
+        return handles
+
+    async def seeded(self, link: Link | None = None, /, **fields: Any) -> Handle:
+        """A session of the episode that the script tells."""
+        fields = {"seed": SEED, "dynamics_seed": DYNAMICS_SEED, **fields}
+        reply = await self.open(link, **fields)
+        return Handle(link or self.link, reply.sessions[0])
+
+    async def fork(self, handle: Handle, **fields: Any) -> list[Handle]:
+        request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index, **fields)
+        reply: pb.ForkResponse = await self.create("Fork", request)
+        return [Handle(handle.link, session) for session in reply.sessions]
+
+    def script(self) -> Script:
+        """As Target's."""
+        return self.target.script()
+
+    async def after(self, turns: int, **fields: Any) -> tuple[Handle, Script]:
+        """A session of the script that has played its first `turns` turns."""
+        script = self.script()
+        handle = await self.seeded(**fields)
+        await handle.play(script.turns[:turns])
+        return handle, script
+
+    async def before_the_end(self) -> tuple[Handle, Script]:
+        """A session in the middle of the script, with a turn or more to come."""
+        return await self.after(min(MIDDLE, len(self.script().turns) - 1))
+
+    def key(self) -> str:
+        """A key that was never used."""
+        return f"check-{uuid.uuid4().hex}"
+
+    # --- actions ---------------------------------------------------------------------------------------------------
+
+    def acting_want(self) -> pb.Want:
+        """What an observation must carry so that `choices` finds good ones."""
+        want = self.target.want
+        want.expert_action = self.spec.capabilities.expert_action and not want.valid_actions
+        return want
+
+    def choices(self, observation: pb.Observation) -> Sequence[pb.Action]:
+        """Actions to try now: the valid ones, else the expert's, else by name, by tool, by shape, else a plain one."""
+        space = self.spec.action_space
+        if observation.valid_actions:
+            return list(observation.valid_actions)
+        if observation.HasField("expert_action"):
+            return [observation.expert_action]
+        if space.names:
+            return [pb.Action(text=name) for name in space.names]
+        if space.tools:
+            return [pb.Action(tool_call=pb.ToolCall(name=tool.name, arguments_json="{}")) for tool in space.tools]
+        if space.HasField("tensor"):
+            return [pb.Action(tensor=zeros(space.tensor))]
+        return [self.target.plain]
+
+    def nonsense(self) -> list[pb.Action]:
+        """Well-formed actions that make no sense, one of each kind that Describe names. Raises NotShown."""
+        space = self.spec.action_space
+        actions = [pb.Action(text=NONSENSE)] if space.names else []
+        if space.tools:
+            actions.append(pb.Action(tool_call=pb.ToolCall(name="no_such_tool", arguments_json="{}")))
+        if not actions and space.HasField("tensor"):
+            raise NotShown("no tensor is known to make no sense")
+        if not actions and self.target.plain.HasField("json"):
+            return [pb.Action(json='{"no": ["such", "action"]}')]
+        return actions or [pb.Action(text=NONSENSE)]
+
+    def turn(self, *actions: pb.Action) -> Turn:
+        """As many of the actions as one Step may carry."""
+        return actions[: self.server.limits.max_step_actions or None]
+
+    def guided_want(self, **more: bool) -> pb.Want:
+        """What an observation must carry so that `guide` finds the expert's action, where there is an expert."""
+        want = self.acting_want()
+        want.MergeFrom(pb.Want(expert_action=self.spec.capabilities.expert_action, **more))
+        return want
+
+    def guide(self, observation: pb.Observation) -> pb.Action:
+        """The action that leads furthest: the expert's, or else the first of the choices."""
+        return observation.expert_action if observation.HasField("expert_action") else self.choices(observation)[0]
+
+    # --- expectations ----------------------------------------------------------------------------------------------
+
+    async def refused(self, what: str, method: str, request: Message, *codes: str, mend: str = "") -> Refusal:
+        """How the server refuses the call. Raises Unmet if it does not, or not with one of `codes`."""
+        refusal = await self.link.refusal(method, request)
+        wanted = " or ".join(codes)
+        expect(refusal is not None, f"{what} to be refused with {wanted}", "OK", mend)
+        assert refusal is not None
+        expect(refusal.code in codes, f"{what} to be refused with {wanted}", refusal, mend)
+        return refusal
+
+
+def zeros(spec: pb.TensorSpec) -> pb.Tensor:
+    """The tensor of zeros in the shape of the spec, with free lengths of 1."""
+    shape = [max(1, length) if length < 0 else length for length in spec.shape]
+    size = 1 if spec.dtype == "bool" else int("".join(filter(str.isdigit, spec.dtype))) // 8
+    for length in shape:
+        size *= length
+    return pb.Tensor(dtype=spec.dtype, shape=shape, data=bytes(size))
+
+
+def expect_same(expected: Message, got: Message, what: str, mend: str = "") -> None:
+    """Raises Unmet, with the first lines that differ, unless the messages are equal."""
+    if expected == got:
+        return
+    left, right = (MessageToString(message).splitlines() for message in (expected, got))
+    length = max(len(left), len(right))
+    for a, b in zip([*left, *[""] * (length - len(left))], [*right, *[""] * (length - len(right))], strict=True):
+        if a != b:
+            raise Unmet(f"{what} with `{a.strip()[:200] or 'nothing more'}`", f"`{b.strip()[:200] or 'nothing'}`", mend)
+    raise Unmet(what, "another message", mend)
+
+
+def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, mend: str = "") -> None:
+    """Raises Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
+
+    `info` does not count: a server may put in there how long the turn took.
+    """
+    expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", mend)
+    for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
+        expect_same(_without_info(left), _without_info(right), f"turn {turn} of {what}", mend)
+
+
+def _without_info(transition: pb.Transition) -> pb.Transition:
+    copy = pb.Transition()
+    copy.CopyFrom(transition)
+    copy.ClearField("info")
+    return copy

@@ -1,0 +1,164 @@
+"""Reports of a check: live on a terminal, as JSON, as JUnit XML."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from starpod.check.requirement import Requirement
+from starpod.check.runner import EnvironmentReport, Observer, Report, Result, Status
+
+_MARKS: dict[Status, str] = {
+    "passed": "[green]✓[/]",
+    "failed": "[red]✗[/]",
+    "skipped": "[dim]-[/]",
+    "error": "[magenta]![/]",
+}
+
+
+class Terminal(Observer):
+    """Shows a bar for each environment while it runs, and below it what was not passed."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            SpinnerColumn(finished_text=" "),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]}"),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._failed: Counter[str] = Counter()
+
+    def __enter__(self) -> Terminal:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def began(self, environment: EnvironmentReport, requirements: Sequence[Requirement]) -> None:
+        name = f"{environment.id} {environment.version}"
+        self._tasks[environment.id] = self.progress.add_task(name, total=len(requirements), failed="")
+
+    def ran(self, environment: EnvironmentReport, result: Result) -> None:
+        task = self._tasks[environment.id]
+        if result.status in ("failed", "error"):
+            self._failed[environment.id] += 1
+            self.progress.update(task, failed=f"[red]{self._failed[environment.id]} failed")
+            self.progress.console.print(_lines(result))
+        self.progress.advance(task)
+
+    def close(self, report: Report) -> None:
+        """Prints what was skipped, and the counts."""
+        for environment in report.environments:
+            skipped: dict[str, list[str]] = {}
+            for result in environment.results:
+                if result.status == "skipped":
+                    skipped.setdefault(result.message, []).append(result.requirement.id)
+            for reason, ids in skipped.items():
+                self.console.print(f"[dim]- skipped, {escape(reason)}: {', '.join(ids)}[/]", highlight=False)
+            counts = Counter(result.status for result in environment.results)
+            told = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])
+            warnings = sum(r.status == "failed" and not r.breaks for r in environment.results)
+            more = f", [yellow]{warnings} of them a warning[/]" if warnings else ""
+            self.console.print(f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {told}{more}")
+        verdict = "[bold green]keeps the contract[/]" if report.passed else "[bold red]does not keep the contract[/]"
+        self.console.print(f"{report.address} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
+
+
+def _lines(result: Result) -> str:
+    requirement = result.requirement
+    mark = _MARKS[result.status] if result.breaks else "[yellow]![/]"
+    return (
+        f"{mark} [bold]{requirement.id}[/] {requirement.strength} {escape(requirement.title)}\n"
+        f"    [dim]{escape(result.message)}[/]"
+    )
+
+
+def to_json(report: Report) -> str:
+    """The report as a JSON document."""
+    counts = Counter(result.status for result in report.results)
+    document: dict[str, Any] = {
+        "address": report.address,
+        "server_name": report.server_name,
+        "server_version": report.server_version,
+        "protocol_version": report.protocol_version,
+        "passed": report.passed,
+        "unreachable": report.unreachable,
+        "counts": {status: counts[status] for status in _MARKS},
+        "environments": [
+            {
+                "id": environment.id,
+                "version": environment.version,
+                "results": [
+                    {
+                        "id": result.requirement.id,
+                        "level": result.requirement.level,
+                        "strength": result.requirement.strength,
+                        "title": result.requirement.title,
+                        "status": result.status,
+                        "message": result.message,
+                        "seconds": round(result.seconds, 4),
+                    }
+                    for result in environment.results
+                ],
+            }
+            for environment in report.environments
+        ],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def to_junit(report: Report) -> str:
+    """The report as JUnit XML: a suite per environment, a case per requirement. An unmet SHOULD is a skipped case."""
+    root = ElementTree.Element("testsuites", name=f"starpod check {report.address}")
+    if report.unreachable:
+        suite = ElementTree.SubElement(root, "testsuite", name=report.address, tests="1", errors="1")
+        case = ElementTree.SubElement(suite, "testcase", classname=report.address, name="the server can be checked")
+        ElementTree.SubElement(case, "error", message=_printable(report.unreachable))
+    for environment in report.environments:
+        counts = Counter(_outcome(result) for result in environment.results)
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=environment.id,
+            tests=str(len(environment.results)),
+            failures=str(counts["failure"]),
+            errors=str(counts["error"]),
+            skipped=str(counts["skipped"]),
+            time=f"{sum(result.seconds for result in environment.results):.3f}",
+        )
+        for result in environment.results:
+            requirement = result.requirement
+            case = ElementTree.SubElement(
+                suite,
+                "testcase",
+                classname=f"{environment.id}.{requirement.level}",
+                name=f"{requirement.id} {requirement.strength} {requirement.title}",
+                time=f"{result.seconds:.3f}",
+            )
+            if outcome := _outcome(result):
+                ElementTree.SubElement(case, outcome, message=_printable(result.message))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _outcome(result: Result) -> str:
+    if result.status == "failed":
+        return "failure" if result.breaks else "skipped"
+    return {"error": "error", "skipped": "skipped", "passed": ""}[result.status]
+
+
+def _printable(text: str) -> str:
+    """Without the control characters that XML has no place for."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

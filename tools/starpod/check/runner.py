@@ -1,0 +1,249 @@
+"""Runs requirements against a server: several at a time, each with a time limit, each with sessions of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import grpc
+
+from starpod.check.link import Access, Link
+from starpod.check.options import Required, session_options
+from starpod.check.probe import Probe, Target
+from starpod.check.refusal import from_error
+from starpod.check.requirement import NotShown, Requirement, Unmet
+from starpod.v1 import environment_pb2 as pb
+
+Status = Literal["passed", "failed", "skipped", "error"]
+AT_ONCE = 8
+"""Tests that run at the same time, where the server's limits allow it."""
+CONNECTING = 10.0
+"""Seconds for the first call, with its connection, however little a call may take."""
+SESSIONS, CALLS = 8, 6
+"""What one test may need of the server at the same time."""
+
+
+class Unreachable(Exception):
+    """The server does not answer Describe, or what is to be checked cannot be: not hosted, no second process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one requirement. message: why it failed, was skipped, or could not be run to its end."""
+
+    requirement: Requirement
+    status: Status
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def breaks(self) -> bool:
+        """Whether it makes the check fail: a SHOULD that is not met is a warning."""
+        return self.status in ("failed", "error") and self.requirement.strength == "MUST"
+
+
+@dataclass(slots=True)
+class EnvironmentReport:
+    id: str
+    version: str
+    results: list[Result] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """All results of one check of one server. unreachable: why nothing could be checked."""
+
+    address: str
+    server_name: str = ""
+    server_version: str = ""
+    protocol_version: str = ""
+    environments: list[EnvironmentReport] = field(default_factory=list)
+    unreachable: str = ""
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for environment in self.environments for result in environment.results]
+
+    @property
+    def passed(self) -> bool:
+        return not self.unreachable and not any(result.breaks for result in self.results)
+
+
+class Observer:
+    """Told of what goes on; does nothing with it."""
+
+    def began(self, environment: EnvironmentReport, requirements: Sequence[Requirement]) -> None: ...
+
+    def ran(self, environment: EnvironmentReport, result: Result) -> None: ...
+
+
+async def check(
+    address: str,
+    requirements: Sequence[Requirement],
+    *,
+    environments: Sequence[str] = (),
+    also: str = "",
+    access: Access | None = None,
+    seconds: float = 30.0,
+    call_seconds: float = 10.0,
+    options: Sequence[str] = (),
+    slow: bool = False,
+    observer: Observer | None = None,
+) -> Report:
+    """Checks the environments (`name-vN` or `name`; none: the newest version of each hosted one).
+
+    also: another server process that hosts the same versions. seconds: for one requirement; call_seconds: for one call.
+    options: `name=JSON` of environments. slow: test what takes more than a minute, too. Raises Unreachable.
+    """
+    link = Link(address, access or Access(), call_seconds)
+    try:
+        server = await _describe(link)
+        if also:
+            await _expect_another(server, address, link.twin(also))
+        link.portion = server.limits.max_calls_in_flight // _at_once(server)
+        report = Report(address, server.server_name, server.server_version, server.protocol_version)
+        for spec, given in _with_options(_chosen(server, environments), options):
+            environment = EnvironmentReport(spec.id, spec.version)
+            report.environments.append(environment)
+            target = Target(link, server, spec, also, seconds, given)
+            await _check(target, requirements, environment, observer or Observer(), slow)
+    finally:
+        await link.close()
+    return report
+
+
+async def _describe(link: Link) -> pb.DescribeResponse:
+    try:
+        seconds = max(link.seconds, CONNECTING)
+        server: pb.DescribeResponse = await link.call("Describe", pb.DescribeRequest(), seconds=seconds)
+    except grpc.aio.AioRpcError as error:
+        raise Unreachable(f"{link.address} does not answer Describe: {from_error(error)}") from error
+    if not server.environments:
+        raise Unreachable(f"{link.address} hosts no environment")
+    return server
+
+
+async def _expect_another(server: pb.DescribeResponse, address: str, other: Link) -> None:
+    try:
+        if (await _describe(other)).instance_id == server.instance_id != "":
+            raise Unreachable(f"{other.address} is the same process as {address}: name another one, or none")
+    finally:
+        await other.close()
+
+
+def _at_once(server: pb.DescribeResponse) -> int:
+    """How many tests the server's limits let run at the same time."""
+    limits = server.limits
+    shares = ((limits.max_sessions, SESSIONS), (limits.max_calls_in_flight, CALLS))
+    return max(1, min([AT_ONCE, *(limit // share for limit, share in shares if limit)]))
+
+
+def _with_options(
+    specs: Sequence[pb.EnvironmentSpec], assignments: Sequence[str]
+) -> list[tuple[pb.EnvironmentSpec, dict[str, Any]]]:
+    try:
+        given = [(spec, session_options(spec, assignments)) for spec in specs]
+    except Required as error:
+        raise Unreachable(str(error)) from error
+    for name in (assignment.partition("=")[0] for assignment in assignments):
+        if not any(name in options for _, options in given):
+            raise Unreachable(f"no environment has the option {name!r}")
+    return given
+
+
+def _chosen(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.EnvironmentSpec]:
+    newest: dict[str, pb.EnvironmentSpec] = {}
+    for spec in server.environments:
+        newest.setdefault(spec.id, spec)
+    chosen = []
+    for name in names:
+        matches = [spec for key, spec in newest.items() if name in (key, key.rpartition("-v")[0])]
+        if not matches:
+            raise Unreachable(f"no environment {name!r} is hosted; there are {', '.join(newest)}")
+        chosen += matches
+    return chosen if names else list(newest.values())
+
+
+async def _check(
+    target: Target,
+    requirements: Sequence[Requirement],
+    report: EnvironmentReport,
+    observer: Observer,
+    slow: bool,
+) -> None:
+    observer.began(report, requirements)
+    results: dict[str, Result] = {}
+    room = asyncio.Semaphore(_at_once(target.server))
+
+    async def run(requirement: Requirement) -> None:
+        if requirement.slow and not slow:
+            result = Result(requirement, "skipped", f"it takes {requirement.slow:g} s: run it with --slow")
+        elif requirement.slow:
+            result = await _run(target, requirement)  # beside the others: it waits, and calls nothing
+        else:
+            async with room:
+                result = await _run(target, requirement)
+        results[requirement.id] = result
+        observer.ran(report, result)
+
+    await target.record()
+    slowest = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
+    await asyncio.gather(*(run(each) for each in requirements if not each.alone and not each.slow))
+    for requirement in requirements:
+        if requirement.alone:
+            await run(requirement)
+    await slowest
+    report.results = [results[requirement.id] for requirement in requirements]
+
+
+async def _run(target: Target, requirement: Requirement) -> Result:
+    if reason := _out_of_scope(target, requirement):
+        return Result(requirement, "skipped", reason)
+    probe = Probe(target)
+    status: Status = "passed"
+    message = ""
+    limit = target.seconds + requirement.slow
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(limit):
+            await requirement.test(probe)
+    except NotShown as error:
+        status, message = "skipped", str(error)
+    except Unmet as error:
+        status, message = "failed", str(error)
+    except grpc.aio.AioRpcError as error:
+        status, message = "failed", f"expected the call to succeed; got {from_error(error)}"
+    except TimeoutError:
+        status, message = (
+            "failed",
+            f"expected an end of the test within {limit:g} s; got none: the server hangs",
+        )
+    except Exception as error:  # a fault of the check, or a reply that no server may send
+        status, message = "error", f"{type(error).__name__}: {error}"
+    seconds = time.perf_counter() - start
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(target.link.seconds):
+            await probe.clean_up()
+    return Result(requirement, status, message, seconds)
+
+
+def _out_of_scope(target: Target, requirement: Requirement) -> str:
+    """Why the requirement is not about this target; empty if it is."""
+    capabilities = target.spec.capabilities
+    has = {
+        "core": True,
+        "stream": target.server.capabilities.stream,
+        "fork": capabilities.fork,
+        "snapshot": capabilities.snapshot,
+    }
+    there = has[requirement.level]
+    owner = "server" if requirement.level == "stream" else "environment"
+    if there and requirement.absent:
+        return f"the {owner} declares {requirement.level}"
+    if not there and not requirement.absent:
+        return f"the {owner} does not declare {requirement.level}"
+    return ""

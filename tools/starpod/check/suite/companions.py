@@ -1,0 +1,192 @@
+"""What goes with the service: health, reflection, tokens, trace context."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import grpc
+
+from starpod.check.link import SERVICE
+from starpod.check.probe import Probe, expect_played
+from starpod.check.refusal import from_error
+from starpod.check.requirement import NotShown, Unmet, expect, must, should
+from starpod.check.suite.misusing import expect_informed
+from starpod.client.server_timing import find_server_timing, parse_server_timing
+from starpod.v1 import environment_pb2 as pb
+
+SERVING = b"\x08\x01"
+"""A grpc.health.v1.HealthCheckResponse, written by hand so that the check needs no health package."""
+LIST_SERVICES = b"\x3a\x00"
+"""A ServerReflectionRequest with an empty list_services, likewise."""
+METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close")
+OWNERS = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
+"""Capabilities without which a server need not have the method."""
+PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
+
+
+@must(
+    "C-93",
+    "grpc.health.v1 answers SERVING for the empty service name and for every environment id, NOT_FOUND for others.",
+)
+async def health(probe: Probe) -> None:
+    for service in ("", probe.spec.id):
+        try:
+            reply = await _health(probe, service)
+        except grpc.aio.AioRpcError as error:
+            raise Unmet(
+                f"SERVING for the service {service!r}", str(from_error(error)), "serve grpc.health.v1"
+            ) from error
+        expect(reply == SERVING, f"SERVING for the service {service!r}", reply)
+    try:
+        reply = await _health(probe, "no_such_environment-v1")
+    except grpc.aio.AioRpcError as error:
+        expect(error.code() == grpc.StatusCode.NOT_FOUND, "NOT_FOUND for an unknown service", from_error(error))
+    else:
+        raise Unmet("NOT_FOUND for an unknown service", str(reply))
+
+
+@should("C-94", "Server reflection lists starpod.v1.EnvironmentService.")
+async def reflection(probe: Probe) -> None:
+    reasons = []
+    for version in ("v1", "v1alpha"):
+        path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        call = probe.link.channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)(
+            iter([LIST_SERVICES]), timeout=probe.link.seconds, metadata=probe.link.metadata
+        )
+        try:
+            async for reply in call:
+                if SERVICE.encode() in reply:
+                    return
+                reasons.append(f"{version} lists others")
+        except grpc.aio.AioRpcError as error:
+            reasons.append(f"{version}: {from_error(error)}")
+    raise Unmet(f"reflection to list {SERVICE}", "; ".join(reasons), "enable server reflection")
+
+
+@must("C-95", "A server that wants a bearer token refuses a call without it, or with another, as UNAUTHENTICATED.")
+async def token(probe: Probe) -> None:
+    if not probe.link.access.token:
+        raise NotShown("no token was given")
+    lacking = {name for name in ("fork", "snapshot") if not _anywhere(probe, name)}
+    methods = [each for each in METHODS if OWNERS.get(each) not in lacking]
+    for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", probe.link.access.token),)):
+        for method in methods:
+            try:
+                await probe.link.raw(f"/{SERVICE}/{method}", b"", metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                _expect_unauthenticated(error, f"{method} with {metadata or 'no token'}")
+            else:
+                mend = "check `authorization: Bearer TOKEN` before every call"
+                raise Unmet(f"UNAUTHENTICATED from {method} with {metadata or 'no token'}", "OK", mend)
+        if probe.server.capabilities.stream:
+            await _expect_no_stream(probe, metadata)
+
+
+async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -> None:
+    """Most refuse at once: what is written into a Stream that has just ended hides how it ended, so it comes later."""
+    wanted, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
+    for seconds in (1.0, 2.0, 4.0):
+        stream = probe.link.stub.Stream(metadata=tuple(metadata), timeout=probe.link.seconds)
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            await asyncio.wait({reading}, timeout=seconds)
+            if not reading.done():
+                await stream.write(pb.StreamRequest(calls=[pb.Call(call_id=1, renew=pb.RenewRequest())]))
+            reply = await reading
+        except asyncio.InvalidStateError:
+            got = "its end"
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.INTERNAL:
+                _expect_unauthenticated(error, f"Stream with {metadata or 'no token'}")
+                return
+            got = str(from_error(error))
+        else:
+            raise Unmet(wanted, str(reply).strip() or "its end")
+        finally:
+            reading.cancel()
+            stream.cancel()
+    raise Unmet(wanted, got)
+
+
+def _anywhere(probe: Probe, capability: str) -> bool:
+    return any(getattr(spec.capabilities, capability) for spec in probe.server.environments)
+
+
+def _expect_unauthenticated(error: grpc.aio.AioRpcError, what: str) -> None:
+    refusal = from_error(error)
+    expect(refusal.code == "UNAUTHENTICATED", f"UNAUTHENTICATED from {what}", refusal)
+    expect_informed(refusal, "UNAUTHENTICATED", f"UNAUTHENTICATED from {what}")
+
+
+@must("C-96", "Trace context in the metadata, well-formed or not, changes no reply.")
+async def trace_context(probe: Probe) -> None:
+    script = probe.script()
+    for parent in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "nonsense"):
+        handle = await probe.seeded()
+        metadata = (*probe.link.metadata, ("traceparent", parent), ("tracestate", "a=b"))
+        got = []
+        for turn in script.turns:
+            request = handle.request(turn).SerializeToString()
+            try:
+                reply = await probe.link.raw(f"/{SERVICE}/Step", request, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                raise Unmet(f"a Step to be served with traceparent {parent!r}", str(from_error(error))) from error
+            got.append(pb.StepResponse.FromString(reply).transition)
+            handle.index += 1
+        expect_played(script.transitions, got, f"the episode with traceparent {parent!r}")
+
+
+@must(
+    "C-97",
+    "A server-timing trailer, where there is one, has the form of the header; its durations are not negative and none"
+    " is above total.",
+)
+async def timing_trailer(probe: Probe) -> None:
+    handle = await probe.seeded()
+    shown = False
+    for request in (handle.request(), handle.request(ahead=5)):
+        text = find_server_timing(await probe.link.trailer("Step", request))
+        if not text:
+            continue
+        shown = True
+        try:
+            durations = parse_server_timing(text)
+        except ValueError as error:
+            raise Unmet("environment;dur=0.2, queue;dur=0.1, total;dur=0.3", f"{text!r}: {error}") from error
+        total = durations.get("total", math.inf) + 1e-3  # they are rounded
+        own = {name: durations.get(name, 0.0) for name in ("environment", "queue")}
+        expect(max(own.values()) <= total, "environment and queue within total", repr(text), "count from the arrival")
+    if not shown:
+        raise NotShown("the server sends no server-timing")
+
+
+@must(
+    "C-98",
+    "A connection on which nothing happens bears a ping every 10 seconds, while a Stream is open on it.",
+    slow=SILENT_SECONDS,
+)
+async def pinged(probe: Probe) -> None:
+    if not probe.server.capabilities.stream:
+        raise NotShown("the server does not declare stream")
+    pings = (("grpc.keepalive_time_ms", int(1000 * PING_SECONDS)), ("grpc.http2.max_pings_without_data", 0))
+    link = probe.second_link(options=pings)
+    stream = link.stub.Stream(metadata=link.metadata)
+    try:
+        await stream.write(pb.StreamRequest())
+        got = await asyncio.wait_for(stream.read(), SILENT_SECONDS)
+    except TimeoutError:
+        return
+    except grpc.aio.AioRpcError as error:
+        expected = f"a silent Stream to live with a ping every {PING_SECONDS:g} s"
+        mend = "let the server bear them: grpc.http2.min_ping_interval_without_data_ms = 5000"
+        raise Unmet(expected, str(from_error(error)), mend) from error
+    finally:
+        stream.cancel()
+    raise Unmet("silence on a Stream without calls", str(got).strip() or "its end")
+
+
+async def _health(probe: Probe, service: str) -> bytes:
+    name = service.encode()
+    return await probe.link.raw("/grpc.health.v1.Health/Check", b"\x0a" + bytes([len(name)]) + name if name else b"")

@@ -1,0 +1,1 @@
+"""The `starpod` command: its subcommands, and those that list, describe and play environments."""

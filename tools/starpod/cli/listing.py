@@ -1,0 +1,118 @@
+"""`starpod list` and `starpod describe`: what a server hosts."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from typing import Any
+
+import click
+from google.protobuf.json_format import MessageToDict
+from rich.markup import escape
+from rich.table import Table
+
+from starpod.client.catalog import Connection, connection_options, find_environment, hosted, option_type, options_schema
+from starpod.report.console import safe_console
+from starpod.report.terminal import visible
+from starpod.v1 import environment_pb2 as pb
+
+
+@click.command(name="list")
+@connection_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_environments(connection: AbstractContextManager[Connection], as_json: bool) -> None:
+    """List the environments that the server at ADDRESS (host:port) hosts."""
+    with connection as server:
+        response = hosted(server)
+    if as_json:
+        _print_json([_as_dict(spec) for spec in response.environments])
+        return
+    table = Table(title=escape(f"{response.server_name} {response.server_version}"), title_justify="left")
+    for heading in ("Environment", "Version", "Title", "Can"):
+        table.add_column(heading)
+    for spec in response.environments:
+        table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), ", ".join(_capabilities(spec)))
+    console = safe_console()
+    console.print(table)
+    workers = len(response.endpoints) or 1
+    state = ", draining: no new sessions" if response.draining else ""
+    console.print(
+        f"{response.live_sessions} live sessions, {workers} worker{'s'[: workers > 1]}{state}", highlight=False
+    )
+
+
+@click.command()
+@connection_options
+@click.argument("environment")
+@click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def describe(connection: AbstractContextManager[Connection], environment: str, version: str, as_json: bool) -> None:
+    """Show ENVIRONMENT at ADDRESS (host:port): instructions, actions, options and limits."""
+    with connection as server:
+        spec = find_environment(hosted(server), environment, version)
+    if as_json:
+        _print_json(_as_dict(spec))
+        return
+    console = safe_console()
+    console.print(f"[bold]{escape(spec.id)}[/] {escape(spec.version)}  {escape(spec.title)}\n", highlight=False)
+    console.print(spec.instructions, markup=False, highlight=False)
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(style="bold")
+    facts.add_column()
+    for name, value in _facts(spec):
+        facts.add_row(name, escape(value))
+    console.print()
+    console.print(facts)
+    schema = options_schema(spec)
+    if schema:
+        options = Table(title="Options", title_justify="left")
+        for heading in ("Name", "Values = default", "Meaning"):
+            options.add_column(heading, overflow="fold")
+        for name, option in schema.items():
+            options.add_row(escape(name), escape(option_type(option)), escape(str(option.get("description", ""))))
+        console.print()
+        console.print(options)
+
+
+def _facts(spec: pb.EnvironmentSpec) -> list[tuple[str, str]]:
+    space, limits = spec.action_space, spec.limits
+    concurrency = pb.ConcurrencyClass.Name(spec.concurrency).removeprefix("CONCURRENCY_CLASS_").lower()
+    facts = [
+        ("Actions", ", ".join(space.names)),
+        ("Action grammar", space.grammar),
+        ("Tools", ", ".join(tool.name for tool in space.tools)),
+        ("Tensor action", f"{space.tensor.dtype} {list(space.tensor.shape)}" if space.HasField("tensor") else ""),
+        ("Observations", ", ".join(spec.observation_modes)),
+        ("Renders", ", ".join(spec.render_modes)),
+        (
+            "Limits",
+            f"{limits.max_turns or 'any number of'} turns, {limits.max_actions_per_turn or 'any number of'} actions a "
+            f"turn, {limits.max_actions or 'any number of'} actions an episode",
+        ),
+        ("Can", ", ".join(_capabilities(spec))),
+        (
+            "Steps run",
+            {"inline": "in the event loop", "thread": "on a thread", "process": "in a process"}.get(concurrency, ""),
+        ),
+        ("Restores", spec.restores_versions),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _capabilities(spec: pb.EnvironmentSpec) -> list[str]:
+    return [field.name for field, value in spec.capabilities.ListFields() if value]
+
+
+def _as_dict(spec: pb.EnvironmentSpec) -> dict[str, Any]:
+    """The spec with its JSON texts opened up."""
+    fields: dict[str, Any] = MessageToDict(
+        spec, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    fields["options_schema"] = json.loads(fields.pop("options_schema_json") or "{}")
+    return fields
+
+
+def _print_json(value: Any) -> None:
+    # Escaped in JSON's own way where a terminal would obey it; the value stays the same.
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    click.echo("".join(c if c == visible(c) else f"\\u{ord(c):04x}" for c in text))

@@ -1,0 +1,133 @@
+"""The `starpod` command. Each subcommand's module is imported only when that subcommand is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+import click
+
+from starpod.client.polling import prefer_poller
+from starpod.client.spelling import nearest
+from starpod.report.terminal import visible
+
+# Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
+NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
+class Subcommand:
+    """Where a subcommand lives (`module:attribute`), its line in `starpod --help`, and the extra it needs."""
+
+    def __init__(self, target: str, summary: str, extra: str = "") -> None:
+        self.module, _, self.attribute = target.partition(":")
+        self.summary = summary
+        self.extra = extra
+
+    def load(self) -> click.Command:
+        """Imports it. Raises ClickException if a package of its extra is missing."""
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if not self.extra or missing in ("", "starpod"):
+                raise
+            hint = f"from a clone of the repository: pip install '.[{self.extra}]'"
+            raise click.ClickException(f"this command needs the package {missing}; {hint}") from error
+        command: click.Command = getattr(module, self.attribute)
+        return command
+
+
+SUBCOMMANDS = {
+    "serve": Subcommand("starpod.env_server.cli:serve", "Serve environments.", extra="server"),
+    "webshop": Subcommand("starpod.environments.webshop.cli:webshop", "Build and inspect shops.", extra="webshop"),
+    "list": Subcommand("starpod.cli.listing:list_environments", "List what a server hosts."),
+    "describe": Subcommand("starpod.cli.listing:describe", "Show one environment: actions, options, limits."),
+    "play": Subcommand("starpod.cli.play:play", "Play an environment in the terminal."),
+    "train": Subcommand("starpod.trainer.cli:train", "Train a policy on environments.", extra="trainer"),
+    "export": Subcommand(
+        "starpod.trainer.export_cli:export", "Write a trained model for transformers.", extra="trainer"
+    ),
+    "eval": Subcommand("starpod.trainer.eval_cli:evaluate", "Measure how well a policy plays.", extra="trainer"),
+    "watch": Subcommand("starpod.trainer.watch_cli:watch", "Replay recorded episodes.", extra="trainer"),
+    "check": Subcommand("starpod.check.cli:check", "Check that a server keeps the contract."),
+    "load": Subcommand("starpod.load.cli:load", "Measure what a server holds, under load.", extra="load"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, not when help lists them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        subcommand = SUBCOMMANDS.get(cmd_name)
+        return subcommand.load() if subcommand else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in SUBCOMMANDS and not name.startswith("-"):
+            raise click.UsageError(f"no command {name!r}{nearest(name, list(SUBCOMMANDS))}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
+
+
+def _version() -> str:
+    try:
+        return version("starpod")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="starpod")
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+def starpod(debug: bool) -> None:
+    """Environments for LLM agents as stateful gRPC services."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits: 0 done, 1 it ran and something failed, 2 the call was wrong.
+
+    Errors are one line on standard error; `--debug` anywhere on the line shows the traceback instead.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    prefer_poller()
+    words = [word for word in words if word != "--debug"]
+    sys.argv[1:] = words  # what `serve` hands on to its workers
+    try:
+        status = starpod.main(words, prog_name="starpod", standalone_mode=False)
+    except click.exceptions.Abort:
+        status = 130
+    except NO_COMMAND as error:
+        print(error.format_message(), file=sys.stderr)
+        status = error.exit_code
+    except click.ClickException as error:
+        _complain(error.format_message(), debug)
+        status = error.exit_code
+    except Exception as error:
+        _complain(str(error) or type(error).__name__, debug)
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(message: str, debug: bool) -> None:
+    """One line, or the traceback of the error that is being handled."""
+    if debug:
+        traceback.print_exc()
+    else:
+        print("starpod:", visible(" ".join(message.split())), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""`starpod play`: an environment as a game in the terminal, over the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import click
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from starpod.cli.game import SEPARATOR, Game, NotPossible, action_text, part_text
+from starpod.cli.keyboard import Reader, keys, read_line
+from starpod.client.catalog import Connection, connection_options, find_environment, hosted, parse_options
+from starpod.report.console import safe_console
+from starpod.v1 import environment_pb2 as pb
+
+ARROWS = ("up", "down", "left", "right")
+COMMANDS = ("hint", "undo", "again", "new", "help", "quit")
+ENDS = {
+    pb.END_REASON_TERMINAL: "the task ended",
+    pb.END_REASON_MAX_TURNS: "no turns left",
+    pb.END_REASON_MAX_ACTIONS: "no actions left",
+    pb.END_REASON_ENVIRONMENT_LIMIT: "the environment's limit was met",
+}
+SYMBOLS = {"#": "bright_black", "_": "bright_black", ".": "bright_black", "P": "bold cyan", "S": "bold cyan"}
+SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bold magenta"}
+
+
+@click.command()
+@connection_options
+@click.argument("environment")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start; the server draws one if absent.")
+@click.option("--option", "assignments", multiple=True, metavar="KEY=VALUE", help="An environment option. Repeatable.")
+@click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
+def play(
+    connection: AbstractContextManager[Connection],
+    environment: str,
+    seed: int | None,
+    assignments: Sequence[str],
+    version: str,
+) -> None:
+    """Play ENVIRONMENT on the server at ADDRESS (host:port).
+
+    Type an action and Enter, or use the arrow keys where the actions are directions. Several actions of one turn are
+    separated by ||. Further words: hint, undo, again, new, help, quit. If standard input is no terminal, each of its
+    lines is one turn.
+    """
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    with connection as server:
+        spec = find_environment(hosted(server), environment, version)
+        with (
+            Game(server, spec, parse_options(spec, assignments), seed) as game,
+            keys() if interactive else contextlib.nullcontext(read_line) as read,
+        ):
+            Screen(game, safe_console(highlight=False), clears=interactive).run(read)
+
+
+class Screen:
+    """Shows the game after every turn and does what the player types."""
+
+    def __init__(self, game: Game, console: Console, clears: bool) -> None:
+        self._game = game
+        self._console = console
+        self._clears = clears
+        self._shortcuts = {name.lower(): name for name in game.spec.action_space.names if name.lower() in ARROWS}
+        self._note: RenderableType = self._help()
+
+    def run(self, read: Reader) -> None:
+        """Plays until the player quits or the input ends."""
+        self._show()
+        while True:
+            if self._clears:
+                self._console.print("[bold]>[/] ", end="")
+            line = read(self._shortcuts)
+            if not self._clears and line is not None:
+                self._console.print(Text(f"> {line}", style="bold"))  # nobody else echoes it
+            if line is None or not self._obey(line.strip()):
+                return
+
+    def _obey(self, line: str) -> bool:
+        """Does what one line says. Returns False to quit."""
+        game = self._game
+        command = line.lower() if line.lower() in COMMANDS else ""
+        if line.lower() in (name.lower() for name in game.spec.action_space.names):
+            command = ""  # an action of that name comes first
+        if command == "quit":
+            return False
+        try:
+            match command:
+                case "hint":
+                    self._note = Text(f"The expert would play: {game.hint()}", style="cyan")
+                case "undo":
+                    game.undo()
+                    self._note = Text("Took the last turn back.")
+                case "again" | "new":
+                    game.again() if command == "again" else game.new()
+                    self._note = Text(f"A new episode, seed {game.seed}.")
+                case "help":
+                    self._note = self._help()
+                case _ if line:
+                    actions = game.parse(line)
+                    self._note = _describe_turn(actions, game.play(actions), len(game.turns))
+        except NotPossible as problem:
+            self._note = Text(str(problem), style="yellow")
+        self._show()
+        return True
+
+    def _show(self) -> None:
+        game = self._game
+        if self._clears:
+            self._console.clear()
+        if self._clears or not game.turns:
+            spec = game.spec
+            self._console.print(Text.assemble((spec.id, "bold"), f" {spec.version}  {spec.title}  seed {game.seed}"))
+        picture = game.picture().rstrip()
+        board = Panel(_colour(picture), title="state", title_align="left", padding=(0, 2), expand=False)
+        self._console.print(Columns([board, self._status()], padding=(0, 1)))
+        seen = "\n".join(map(part_text, game.observation.parts)).rstrip()
+        if seen != picture:
+            self._console.print(Panel(Text(seen), title="what the agent sees", title_align="left", expand=False))
+        self._console.print(self._note)
+        if game.over:
+            self._console.print(self._end())
+
+    def _status(self) -> RenderableType:
+        game = self._game
+        last = game.transition.reward if game.transition else 0.0
+        turns = f"{len(game.turns)} of {game.limits.max_turns}" if game.limits.max_turns else str(len(game.turns))
+        table = Table(show_header=False, box=None, padding=(0, 1))
+        table.add_row("turn", turns)
+        table.add_row("reward", f"{last:+g}")
+        table.add_row("total", f"{game.reward:+g}")
+        if game.observation.HasField("score"):
+            table.add_row("score", f"{game.observation.score:.0%}")
+        return table
+
+    def _help(self) -> RenderableType:
+        game = self._game
+        space = game.spec.action_space
+        valid = [action_text(action) for action in game.observation.valid_actions]
+        lines = [Text(game.instructions.rstrip())] if game.instructions else []
+        lines.append(Text())
+        if space.names or valid:
+            lines.append(Text.assemble(("Actions: ", "bold"), ", ".join(space.names or valid[:30])))
+        if space.grammar:
+            lines.append(Text.assemble(("An action: ", "bold"), space.grammar))
+        for tool in space.tools:
+            lines.append(Text.assemble((tool.name, "bold"), f" {{JSON}}: {tool.description}"))
+        keys = "arrow keys, " if self._shortcuts and self._clears else ""
+        several = f"several a turn: A {SEPARATOR} B; "
+        lines.append(Text(f"{keys}{several}also {', '.join(COMMANDS)}", style="bright_black"))
+        return Group(*lines)
+
+    def _end(self) -> RenderableType:
+        game = self._game
+        transition = game.transition
+        assert transition is not None
+        solved = transition.success if transition.HasField("success") else None
+        word, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[solved]
+        turns = f"{len(game.turns)} turn{'s'[: len(game.turns) != 1]}"
+        text = f"{word}: {ENDS[transition.end_reason]} after {turns}, total reward {game.reward:+g}"
+        return Panel(Text(text, style=style), expand=False, border_style=style)
+
+
+def _describe_turn(actions: Sequence[pb.Action], transition: pb.Transition, number: int) -> Text:
+    """One line: what each sub-action did and what it earned."""
+    text = Text(f"Turn {number}: ")
+    for index, (action, outcome) in enumerate(zip(actions, transition.outcomes, strict=True)):
+        if index:
+            text.append("; ")
+        text.append(action_text(action), style="bold")
+        if not outcome.executed:
+            text.append(" was not tried", style="yellow")
+        elif not outcome.valid:
+            text.append(" was invalid", style="yellow")
+        elif not outcome.effective:
+            text.append(" changed nothing", style="yellow")
+        if outcome.executed:
+            text.append(f" ({outcome.reward:+g})", style="green" if outcome.reward > 0 else "")
+    held = [name for name, holds in transition.criteria.items() if holds]
+    if held:
+        text.append(f"; held: {', '.join(held)}")
+    return text
+
+
+def _colour(picture: str) -> Text:
+    """Colours the usual symbols of a board; other text stays as it is."""
+    text = Text(picture)
+    lines = [line for line in picture.splitlines() if line.strip()]
+    if len(lines) >= 3 and not any(character.islower() for line in lines for character in line):
+        for place, character in enumerate(picture):
+            if character in SYMBOLS:
+                text.stylize(SYMBOLS[character], place, place + 1)
+    return text

@@ -1,0 +1,259 @@
+"""`starpod load`: the command line of the load generator."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from starpod.client.catalog import access_options
+from starpod.load.comparison import compare
+from starpod.load.conductor import Broken, Conductor, StageResult
+from starpod.load.html import write_page
+from starpod.load.making import make_plan, make_stages
+from starpod.load.parameters import DURATION, MIX, POLICY, RAMP, REPORT, REQUIREMENT, THINK
+from starpod.load.plan import Plan, Stage
+from starpod.load.policies import write_recording
+from starpod.load.report import document, judge, stage_report
+from starpod.load.screen import Screen
+from starpod.load.search import Found, find_rate
+from starpod.report.console import safe_console
+
+WRITTEN = click.Path(dir_okay=False, path_type=Path)
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("address", required=False)
+@access_options
+@click.option("--environment", "-e", metavar="NAME", help="The environment to play.")
+@click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
+@click.option("--option", "assignments", multiple=True, metavar="KEY=VALUE", help="An environment option. Repeatable.")
+@click.option("--sessions", type=click.IntRange(1), default=16, show_default=True, help="Sessions to keep open.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Length of a stage.")
+@click.option("--warmup", type=DURATION, metavar="DURATION", help="Not counted. [default: 20% of a stage, 5s at most]")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Steps due per second: an open loop.")
+@click.option("--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True)
+@click.option(
+    "--think",
+    type=THINK,
+    default="0",
+    metavar="DISTRIBUTION",
+    show_default=True,
+    help="Pause before each step of a closed loop: 50ms, exponential:50ms, uniform:1ms..9ms, lognormal:2s,0.8.",
+)
+@click.option(
+    "--ramp",
+    type=RAMP,
+    metavar="N,N,...",
+    help="One stage for each: numbers of sessions, or rates where --rate is given too.",
+)
+@click.option(
+    "--find-rate",
+    "targets",
+    type=REQUIREMENT,
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="Search the highest rate that keeps this, as in 'step.p99<20ms'. Repeatable.",
+)
+@click.option(
+    "--policy",
+    type=POLICY,
+    default="random",
+    show_default=True,
+    metavar="random|expert|recorded:FILE",
+    help="What the agents do.",
+)
+@click.option(
+    "--action",
+    "actions",
+    multiple=True,
+    metavar="TEXT",
+    help="What random agents choose from, instead of the environment's own actions. Repeatable.",
+)
+@click.option(
+    "--mix",
+    type=MIX,
+    metavar="CALL=SHARE,...",
+    help="Further calls per step: render, fork, snapshot, renew.",
+)
+@click.option(
+    "--episodes-per-session",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Close a session and open another after so many episodes; 0: never.",
+)
+@click.option("--transport", type=click.Choice(["auto", "stream", "unary"]), default="auto", show_default=True)
+@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Generator processes.")
+@click.option("--timeout", type=DURATION, default="30s", show_default=True, metavar="DURATION", help="Of one call.")
+@click.option(
+    "--on-overload",
+    type=click.Choice(["retry", "count"]),
+    default="retry",
+    show_default=True,
+    help="Wait as the server says and ask again, or count the call as failed.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of everything random.")
+@click.option("--record", type=WRITTEN, metavar="FILE", help="Write what was played, for --policy recorded:FILE.")
+@click.option(
+    "--require",
+    "requirements",
+    type=REQUIREMENT,
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="Exit with 1 unless this holds, as in 'step.p99<20ms', 'errors=0', 'steps_per_second>1000'.",
+)
+@click.option(
+    "--against",
+    type=click.Choice(["starpod", "openenv"]),
+    default="starpod",
+    show_default=True,
+    help="What ADDRESS is: host:port of Starpod servers, or the URL of an OpenEnv server.",
+)
+@click.option(
+    "--compare",
+    "compared",
+    type=REPORT,
+    nargs=2,
+    metavar="A.json B.json",
+    help="Say what changed from one report to another; nothing is run.",
+)
+@click.option(
+    "--json", "json_file", metavar="FILE", default="", help="Write the report as JSON; - for standard output."
+)
+@click.option("--html", "html_file", type=WRITTEN, metavar="FILE", help="Write the report as a page.")
+@click.pass_context
+def load(context: click.Context, /, **given: Any) -> None:
+    """Put load on the servers at ADDRESS (host:port, several with commas) and report what they held.
+
+    Closed loop: each of --sessions steps again as soon as its reply is there. Open loop (--rate): steps are due on a
+    schedule, whatever the server does, and latencies count from when they were due.
+
+    Exit status: 0 done and all requirements met, 1 one is not met or the run ended early, 2 the call was wrong.
+    """
+    console = safe_console(stderr=given["json_file"] == "-")
+    if given["compared"]:
+        _compare(console, *given["compared"], json_file=given["json_file"])
+        return
+    stages = make_stages(given)
+    plan, server = make_plan(given)
+    started = time.time()
+    with Screen(console) as screen, _Run(plan, screen) as run:
+        found = find_rate(stages[0], given["targets"], run.play) if given["targets"] else None
+        for stage in () if found else stages:
+            if run.play(stage) is None:
+                break
+        run.close()
+    command = " ".join(["starpod", "load", *map(shlex.quote, _words())])
+    report = document(plan, server, run.reports, command=command, started=started)
+    judged = run.reports if found is None else [stage for stage in run.reports if _is_final(stage, found)]
+    report["requirements"] = judge(given["requirements"], judged)
+    if found is not None:
+        report["search"] = {
+            "targets": [target.text for target in given["targets"]],
+            "rate": found.rate,
+            "probes": [probe.as_json() for probe in found.probes],
+        }
+    _finish(given, report, screen, found)
+    if given["record"]:
+        write_recording(given["record"], plan.environment_id, run.recorded)
+        console.print(f"{len(run.recorded):,} episodes in {given['record']}", highlight=False)
+    if run.interrupted:
+        context.exit(INTERRUPTED)
+    failed = (
+        not all(verdict["met"] for verdict in report["requirements"])
+        or any(stage["ended"] for stage in report["stages"])
+        or (found is not None and found.rate is None)
+    )
+    context.exit(1 if failed else 0)
+
+
+class _Run:
+    """The stages that were played, and their reports."""
+
+    def __init__(self, plan: Plan, screen: Screen) -> None:
+        self.reports: list[dict[str, Any]] = []
+        self._last: StageResult | None = None
+        self._plan = plan
+        self._screen = screen
+        self._conductor = Conductor(plan, screen.watch)
+
+    def __enter__(self) -> _Run:
+        self._conductor.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._conductor.__exit__(*exception)
+
+    @property
+    def interrupted(self) -> bool:
+        return self._conductor.interrupted
+
+    @property
+    def recorded(self) -> list[dict[str, Any]]:
+        return self._conductor.recorded
+
+    def play(self, stage: Stage) -> dict[str, Any] | None:
+        """The report of a stage; None if the run ends with it."""
+        try:
+            self._last = self._conductor.run(stage)
+        except Broken as error:
+            if self._last is None:
+                raise click.ClickException(str(error)) from None
+            self._last.ended = f"the next stage could not begin: {error}"
+            return None
+        report = stage_report(self._last, self._plan)
+        self.reports.append(report)
+        self._screen.stage(report)
+        return None if self._last.ended or self._last.interrupted else report
+
+    def close(self) -> None:
+        """Ends the sessions and reports the last stage anew, with what that took."""
+        if self._last is not None:
+            self._conductor.close(self._last)
+            self.reports[-1] = stage_report(self._last, self._plan)
+
+
+def _is_final(stage: Mapping[str, Any], found: Found) -> bool:
+    return bool(found.stages) and stage["name"] == found.stages[-1]["name"] and found.rate is not None
+
+
+def _finish(given: Mapping[str, Any], report: dict[str, Any], screen: Screen, found: Found | None) -> None:
+    if given["json_file"] == "-":
+        sys.stdout.write(json.dumps(report) + "\n")
+    elif given["json_file"]:
+        Path(given["json_file"]).write_text(json.dumps(report) + "\n", encoding="utf-8")
+    if given["html_file"]:
+        write_page(report, given["html_file"])
+    if found is not None:
+        screen.found(found)
+        screen.remarks(report)
+    else:
+        screen.report(report)
+
+
+def _compare(console: Console, before: Mapping[str, Any], after: Mapping[str, Any], *, json_file: str) -> None:
+    try:
+        comparison = compare(before, after)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    Screen(console).comparison(comparison)
+    if json_file:
+        text = json.dumps(comparison.as_json()) + "\n"
+        if json_file == "-":
+            sys.stdout.write(text)
+        else:
+            Path(json_file).write_text(text, encoding="utf-8")
+
+
+def _words() -> Sequence[str]:
+    words = sys.argv[1:]
+    return words[words.index("load") + 1 :] if "load" in words else words

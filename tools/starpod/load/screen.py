@@ -1,0 +1,200 @@
+"""What a run shows while it goes on: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from starpod.load.comparison import Comparison
+from starpod.load.conductor import StageResult
+from starpod.load.histogram import Histogram
+from starpod.load.log import Interval
+from starpod.load.plan import Stage
+from starpod.load.search import Found
+from starpod.load.thresholds import CALLS
+from starpod.report.figures import show
+
+LINE_SECONDS = 5.0
+"""Between plain lines; the first comes sooner, as a sign of life."""
+FIRST_LINE_SECONDS = 1.0
+
+
+class Screen:
+    """Shows the stage that runs. Enter it around the run; outside of it, print reports."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live: Live | None = None
+        self._last = 0.0
+        self._stage: Stage | None = None
+
+    def __enter__(self) -> Screen:
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def watch(self, result: StageResult) -> None:
+        """Called several times a second."""
+        now = time.monotonic()
+        if result.stage is not self._stage:
+            self._stage, self._last = result.stage, now - LINE_SECONDS + FIRST_LINE_SECONDS
+        elapsed = time.time() - result.started
+        if self._live is not None:
+            self._live.update(_live(result, elapsed))
+        elif now - self._last >= LINE_SECONDS and result.intervals:
+            self._last = now
+            self.console.print(f"{result.stage.name} {_sentence(result, elapsed)}", highlight=False, soft_wrap=True)
+
+    def stage(self, report: Mapping[str, Any]) -> None:
+        """One line for a stage that has ended."""
+        step = report["calls"].get("step", {})
+        line = (
+            f"{report['name']}: {show(report['steps_per_second'], 'rate')} steps/s, "
+            f"p50 {_ms(step.get('p50_ms'))}, p99 {_ms(step.get('p99_ms'))}, {report['errors']['total']} errors"
+        )
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def report(self, document: Mapping[str, Any]) -> None:
+        """The figures of all stages."""
+        for stage in document["stages"]:
+            self.console.print(_stage_table(stage))
+        self.remarks(document)
+
+    def remarks(self, document: Mapping[str, Any]) -> None:
+        """Errors, warnings and the verdicts on what was required."""
+        say = self.console.print
+        for stage in document["stages"]:
+            for kind, entry in stage["errors"]["classes"].items():
+                calls = ", ".join(f"{count:,} {call}" for call, count in entry["calls"].items())
+                say(Text(f"{stage['name']}: {entry['count']:,} {kind} ({calls}): {entry['example']}", style="red"))
+        for warning in document["warnings"]:
+            say(Text(f"warning: {warning}", style="yellow"))
+        for verdict in document.get("requirements", ()):
+            mark, style = ("met", "green") if verdict["met"] else ("NOT met", "bold red")
+            say(Text(f"{mark}: {verdict['requirement']} ({verdict['measured']}, {verdict['stage']})", style=style))
+
+    def found(self, found: Found) -> None:
+        """The outcome of a search."""
+        table = Table(title="Search for the highest rate", title_justify="left")
+        for name in ("Steps/s", "", "Held", "Measured"):
+            table.add_column(name)
+        for probe in found.probes:
+            measured = ", ".join(f"{name} {value}" for name, value in probe.measured.items())
+            table.add_row(
+                show(probe.rate, "rate"),
+                "confirmation" if probe.confirming else "probe",
+                "yes" if probe.held else f"no: {probe.why}",
+                measured,
+            )
+        self.console.print(table)
+        rate = (
+            "No rate held the target." if found.rate is None else f"Highest rate: {show(found.rate, 'rate')} steps/s."
+        )
+        self.console.print(rate, style="bold", highlight=False)
+
+    def comparison(self, comparison: Comparison) -> None:
+        """Two reports beside each other."""
+        table = Table(title="What changed", title_justify="left")
+        for name in ("Stage", "Figure", "Before", "After", "Change", "99 % interval", "Verdict"):
+            table.add_column(name)
+        styles = {"better": "green", "worse": "bold red", "same": "dim", "unsure": "dim"}
+        for change in comparison.changes:
+            unit = "" if change.name == "steps_per_second" else " ms"
+            known = change.low is not None and change.high is not None
+            table.add_row(
+                change.stage,
+                change.name.removesuffix("_ms"),
+                f"{change.before:,.4g}{unit}",
+                f"{change.after:,.4g}{unit}",
+                f"{100 * change.change:+.1f} %",
+                f"{100 * (change.low or 0):+.1f} to {100 * (change.high or 0):+.1f} %" if known else "too little data",
+                Text(change.verdict, style=styles[change.verdict]),
+            )
+        self.console.print(table)
+        for remark in comparison.remarks:
+            self.console.print(Text(f"note: {remark}", style="yellow"))
+
+
+def _live(result: StageResult, elapsed: float) -> Group:
+    stage = result.stage
+    latest = _latest(result)
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    for name in ("Call", "p50", "p99", "max", "Calls"):
+        table.add_column(name, justify="left" if name == "Call" else "right")
+    for call in CALLS:
+        histogram = _of(latest, call)
+        if len(histogram):
+            cells = (histogram.percentile(50), histogram.percentile(99), histogram.max)
+            table.add_row(call, *(show(cell, "seconds") for cell in cells), f"{len(histogram):,}")
+    return Group(Text(f"{stage.name}  {_sentence(result, elapsed)}", style="bold"), table)
+
+
+def _sentence(result: StageResult, elapsed: float) -> str:
+    stage = result.stage
+    latest = _latest(result)
+    if not result.intervals:
+        return "begins"
+    steps = _of(latest, "step")
+    done = min(max(elapsed - stage.warmup, 0.0), stage.seconds)
+    errors = sum(f.count for interval in (*result.intervals, result.around) for f in interval.errors.values())
+    return (
+        f"{done:.0f} of {stage.seconds:g} s, {show(sum(latest.steps.values()) / stage.interval, 'rate')} steps/s, "
+        f"p50 {show(steps.percentile(50), 'seconds')}, p99 {show(steps.percentile(99), 'seconds')}, {errors} errors"
+    )
+
+
+def _latest(result: StageResult) -> Interval:
+    """The last interval that all generators have handed over, most likely: the one before the newest."""
+    if not result.intervals:
+        return Interval.empty(0)
+    return result.intervals[max(len(result.intervals) - 2, 0)]
+
+
+def _of(interval: Interval, call: str) -> Histogram:
+    return Histogram.sum(
+        histogram for (_, name, sent), histogram in interval.latencies.items() if name == call and not sent
+    )
+
+
+def _stage_table(stage: Mapping[str, Any]) -> Group:
+    load = f"{stage['sessions']:,} sessions, {stage['seconds']:.1f} s"
+    load += f", {show(stage['rate'], 'rate')} steps/s due ({stage['arrivals']})" if stage["rate"] else ", closed loop"
+    table = Table(title=f"{stage['name']} ({load})", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("Call", "Count", "Mean", "p50", "p90", "p99", "p99.9", "Max"):
+        table.add_column(name, justify="left" if name == "Call" else "right", no_wrap=True)
+    for call, figures in stage["calls"].items():
+        table.add_row(call, *_cells(figures))
+        if "service" in figures and call == "step":
+            table.add_row("  from sent", *_cells(figures["service"]), style="dim")
+    lines = [f"{stage['steps_per_second']:,.1f} steps/s"]
+    if stage["server_time"]:
+        told = stage["server_time"]
+        lines.append(
+            f"a call took {_ms(told['latency_ms'])} on average: {_ms(told['environment_ms'])} in the environment,"
+            f" {_ms(told['overhead_ms'])} around it ({_ms(told['total_ms'])} in the server)"
+        )
+    busy = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
+    lines.append(f"generators' event loops were {busy} busy")
+    return Group(table, Text("; ".join(lines)))
+
+
+def _cells(figures: Mapping[str, Any]) -> Sequence[str]:
+    names = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p99.9_ms", "max_ms")
+    return (f"{figures['count']:,}", *(_ms(figures[name]) for name in names))
+
+
+def _ms(value: float | None) -> str:
+    return show(None if value is None else value / 1e3, "seconds")

@@ -1,0 +1,175 @@
+"""Who is to be driven: the servers behind the addresses, what they host, and whether they can do what is asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import grpc
+
+from starpod.client.catalog import TIMEOUT_SECONDS, connect, find_environment, hosted
+from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
+from starpod.load.plan import Place, Plan, Wire
+from starpod.v1 import environment_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """places: one for each server process. spec: of the environment that they all host."""
+
+    places: tuple[Place, ...]
+    spec: pb.EnvironmentSpec
+    description: pb.DescribeResponse
+
+    def as_json(self) -> dict[str, Any]:
+        """What a report says of them."""
+        return {
+            "kind": "starpod",
+            "name": self.description.server_name,
+            "version": self.description.server_version,
+            "replicas": [place.address for place in self.places],
+        }
+
+
+def find_servers(addresses: str, transport: Transport, environment: str, version: str) -> Servers:
+    """Asks each address who is there, and takes in the siblings that it names.
+
+    Raises ClickException if one cannot be reached, BadParameter with the nearest names if it lacks the environment.
+    """
+    try:
+        queue = [place for address in as_addresses(addresses) for place in _resolve(address)]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
+    known: dict[str, Place] = {}
+    spec = description = None
+    asked = set()
+    while queue:
+        place = queue.pop(0)
+        if place.address in asked:
+            continue
+        asked.add(place.address)
+        with connect(place.address, transport, place.server_name) as connection:
+            answer = hosted(connection)
+        if answer.instance_id in known:
+            continue  # another name for a server that we have
+        known[answer.instance_id] = place
+        spec = spec or find_environment(answer, environment, version)
+        description = description or answer
+        find_environment(answer, spec.id, spec.version)
+        host, _ = split_address(place.address)
+        queue += [Place(join_endpoint(endpoint, host), place.server_name) for endpoint in answer.endpoints]
+    assert spec is not None and description is not None
+    return Servers(tuple(known.values()), spec, description)
+
+
+def choose_wire(asked: str, description: pb.DescribeResponse) -> Wire:
+    """`stream` where the server has it, unless something else was asked for. Raises BadParameter where it has not."""
+    if asked == "stream" and not description.capabilities.stream:
+        raise click.BadParameter("the server has no Stream; use unary", param_hint="--transport")
+    if asked == "unary" or not description.capabilities.stream:
+        return "unary"
+    return "stream"
+
+
+def check_plan(plan: Plan, spec: pb.EnvironmentSpec) -> None:
+    """Raises UsageError if the environment cannot do what the plan asks of it."""
+    can = spec.capabilities
+    for call, able in (("fork", can.fork), ("snapshot", can.snapshot), ("render", "text" in spec.render_modes)):
+        if call in plan.mix and not able:
+            raise click.UsageError(f"--mix {call}: {spec.id} has no {call}")
+    if plan.turns.kind == "expert" and not can.expert_action:
+        raise click.UsageError(f"--policy expert: {spec.id} has no expert")
+    if plan.turns.kind != "recorded" and not plan.turns.actions and not can.valid_actions:
+        raise click.UsageError(
+            f"{spec.id} neither names its actions nor lists valid ones ({spec.action_space.grammar or 'no grammar'}):"
+            " give some with --action, or a recording with --policy recorded:FILE"
+        )
+
+
+def try_options(plan: Plan) -> None:
+    """Opens and closes a session with the plan's options. Raises UsageError if the server refuses what was asked.
+
+    Whatever else is wrong, a full server say, is for the run to meet and to count.
+    """
+    place = plan.places[0]
+    request = pb.OpenRequest(environment_id=plan.environment_id, version=plan.version, seed=plan.seed)
+    request.options.update(dict(plan.options or {}))
+    with connect(place.address, plan.transport, place.server_name) as connection:
+        try:
+            opened = connection.call(connection.stub.Open, request)
+            ids = [session.session_id for session in opened.sessions]
+            connection.call(connection.stub.Close, pb.CloseRequest(session_ids=ids))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+
+
+def find_openenv(url: str) -> dict[str, Any]:
+    """What an OpenEnv server says of itself, as far as it does. Raises ClickException if nothing answers."""
+    from starpod.load.openenv_link import websocket_url
+
+    try:
+        websocket_url(url)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
+    base = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
+    schema, metadata = _get(f"{base}/schema"), _get(f"{base}/metadata")
+    return {
+        "kind": "openenv",
+        "name": metadata.get("name") or "",
+        "version": metadata.get("version") or "",
+        "replicas": [base],
+        "action_schema": schema.get("action") or {},
+    }
+
+
+def _get(url: str) -> dict[str, Any]:
+    """The JSON object at a URL; empty where the server has none there. Raises ClickException if nothing answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=TIMEOUT_SECONDS) as response:
+            value = json.load(response)
+    except (urllib.error.HTTPError, ValueError):
+        value = {}
+    except OSError as error:
+        raise click.ClickException(f"no OpenEnv server answers at {url.rpartition('/')[0]} ({error})") from None
+    return value if isinstance(value, dict) else {}
+
+
+def openenv_actions(actions: Sequence[str], schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The actions as JSON objects. Raises UsageError if there is none, or one is not an object."""
+    if not actions:
+        fields = ", ".join(name for name in schema.get("properties", {}) if name not in ("metadata",))
+        raise click.UsageError(
+            f"an OpenEnv server lists no actions: give some with --action JSON (its fields: {fields or 'none'})"
+        )
+    for action in actions:
+        try:
+            fine = isinstance(json.loads(action), dict)
+        except ValueError:
+            fine = False
+        if not fine:
+            raise click.BadParameter(
+                f'{action!r} is not a JSON object, as in {{"name": "Left"}}', param_hint="--action"
+            )
+    return tuple(actions)
+
+
+def _resolve(address: str) -> list[Place]:
+    """Every address that a dns:/// name stands for; any other address as it is. Raises ClickException."""
+    target = address.removeprefix("dns:///")
+    if target == address:
+        return [Place(address)]
+    host, port = split_address(target)
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise click.ClickException(f"{host} cannot be resolved: {error}") from None
+    hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in found}
+    return [Place(f"{member}:{port}", host) for member in sorted(hosts)]

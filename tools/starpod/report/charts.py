@@ -1,0 +1,400 @@
+"""Charts as SVG text: crisp at any size, readable in light and dark, values under the pointer.
+
+Colours are CSS variables, so that a page sets them once; `standalone` makes a file that brings its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from importlib.resources import files
+from itertools import pairwise
+
+from starpod.report.figures import Kind, show
+
+Point = tuple[float, float]
+
+COLOURS = 6
+"""Series colours: --c0 to --c5."""
+
+STYLE = (files(__package__) / "assets" / "chart.css").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line. band: (x, low, high). faint: thin lines behind it: raw values, single seeds.
+
+    dots: mark each point. line: False draws the dots alone: points too far apart to say what lies between.
+    """
+
+    label: str
+    points: Sequence[Point]
+    colour: int = 0
+    band: Sequence[tuple[float, float, float]] = ()
+    faint: Sequence[Sequence[Point]] = ()
+    dots: bool = False
+    line: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A horizontal line to compare with."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line where something happened."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The drawing area and what its edges mean. logarithmic: y grows by factors; its edges are above 0."""
+
+    width: int
+    height: int
+    x: tuple[float, float]
+    y: tuple[float, float]
+    left: int = 46
+    right: int = 14
+    top: int = 30
+    logarithmic: bool = False
+
+    @property
+    def bottom(self) -> int:
+        """Room below; what the axis counts is written where it costs little."""
+        return 34 if self.named else 22
+
+    @property
+    def named(self) -> bool:
+        return self.height >= 240
+
+    def px(self, x: float) -> float:
+        low, high = self.x
+        return round(self.left + (x - low) / (high - low or 1) * (self.width - self.left - self.right), 1)
+
+    def py(self, y: float) -> float:
+        low, high = self.y
+        if self.logarithmic:
+            low, high, y = math.log10(low), math.log10(high), math.log10(max(y, low))
+        return round(
+            self.height - self.bottom - (y - low) / (high - low or 1) * (self.height - self.top - self.bottom), 1
+        )
+
+    def path(self, points: Sequence[Point]) -> str:
+        return "M" + " L".join(f"{self.px(x)} {self.py(y)}" for x, y in points)
+
+
+@dataclass(slots=True)
+class _Drawing:
+    parts: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        self.parts.append(text)
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    rules: Sequence[Rule] = (),
+    marks: Sequence[Mark] = (),
+    kind: Kind = "number",
+    x_label: str = "step",
+    x_ticks: Sequence[tuple[float, str]] = (),
+    zero: bool = True,
+    logarithmic: bool = False,
+    width: int = 344,
+    height: int = 190,
+) -> str:
+    """Lines over steps as an <svg> element.
+
+    zero: the axis begins at 0 where no value is below. kind "share": it goes up to 1, unless all values are far below.
+    logarithmic: values grow by factors; what is not above 0 is left out. x_ticks: how places of the axis are labelled,
+    instead of with its numbers; those are left out that have no room.
+    """
+    series = [replace(s, points=finite(s.points), faint=[finite(line) for line in s.faint]) for s in series]
+    if logarithmic:
+        series = [replace(s, points=[point for point in s.points if point[1] > 0]) for s in series]
+    series = [s for s in series if s.points]
+    if not series:
+        return ""
+    xs = [x for s in series for x, _ in s.points] + [mark.x for mark in marks]
+    shown = [y for s in series for _, y in s.points] + [rule.y for rule in rules]
+    shown += [y for s in series for _, low, high in s.band for y in (low, high)]
+    shown += trimmed([y for s in series for line in s.faint for _, y in line])
+    ticks = decades(shown) if logarithmic else axis(shown, kind=kind, zero=zero, count=5 if height > 240 else 4)
+    right = 14 + (max((6.2 * len(rule.label) for rule in rules), default=0))
+    left = 14 + max(round(6.4 * len(show(tick, kind))) for tick in ticks)
+    frame = Frame(
+        width,
+        height,
+        (min(xs), max(xs)),
+        (ticks[0], ticks[-1]),
+        left=left,
+        right=round(right),
+        logarithmic=logarithmic,
+    )
+    drawing = _Drawing()
+    _axes(drawing, frame, ticks, kind, x_label, x_ticks)
+    _rules(drawing, frame, rules)
+    clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page, the same in every run
+    drawing.add(
+        f'<clipPath id="{clip}"><rect x="{frame.left - 4}" y="{frame.top - 4}" '
+        f'width="{width - frame.left - frame.right + 8}" height="{height - frame.top - frame.bottom + 8}"/></clipPath>'
+        f'<g clip-path="url(#{clip})">'
+    )
+    for s in series:
+        if s.band:
+            outline = [(x, high) for x, _, high in s.band] + [(x, low) for x, low, _ in reversed(s.band)]
+            drawing.add(f'<path class="band f{s.colour}" d="{frame.path(outline)}Z"/>')
+        for line in s.faint:
+            if line:
+                drawing.add(f'<path class="faint s{s.colour}" d="{frame.path(thin(line))}"/>')
+    for s in series:
+        if s.line:
+            drawing.add(f'<path class="line s{s.colour}" d="{frame.path(thin(s.points))}"/>')
+        if s.dots:
+            drawing.parts += [
+                f'<circle class="f{s.colour}" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>' for x, y in s.points
+            ]
+    drawing.add("</g>")
+    _marks(drawing, frame, marks)
+    if len(series) > 1:
+        _legend(drawing, frame, [(s.label, s.colour) for s in series])
+    described = "; ".join(f"{s.label}: {show(s.points[0][1], kind)} to {show(s.points[-1][1], kind)}" for s in series)
+    return _svg(frame, title, described, drawing, _hover(frame, series, kind, x_label, named=x_ticks))
+
+
+def share_chart(
+    title: str,
+    layers: Sequence[tuple[str, Sequence[Point]]],
+    *,
+    x_label: str = "step",
+    width: int = 720,
+    height: int = 220,
+) -> str:
+    """Shares of a whole, stacked, as an <svg> element. All layers have the same x."""
+    layers = [(label, thin(points)) for label, points in layers]
+    xs = [x for x, _ in layers[0][1]] if layers else []
+    if not xs:
+        return ""
+    frame = Frame(width, height, (min(xs), max(xs)), (0.0, 1.0))
+    drawing = _Drawing()
+    _axes(drawing, frame, [0, 0.25, 0.5, 0.75, 1], "share", x_label)
+    floor = [0.0] * len(xs)
+    stacked = []
+    for colour, (label, points) in enumerate(layers):
+        ceiling = [low + y for low, (_, y) in zip(floor, points, strict=True)]
+        outline = [*zip(xs, ceiling, strict=True), *reversed(list(zip(xs, floor, strict=True)))]
+        drawing.add(f'<path class="layer f{colour % COLOURS}" d="{frame.path(outline)}Z"/>')
+        stacked.append(Series(label, points, colour % COLOURS))
+        floor = ceiling
+    _legend(drawing, frame, [(label, colour % COLOURS) for colour, (label, _) in enumerate(layers)])
+    means = "; ".join(f"{label}: {show(sum(y for _, y in points) / len(points), 'share')}" for label, points in layers)
+    return _svg(frame, title, f"mean shares: {means}", drawing, _hover(frame, stacked, "share", x_label, dots=False))
+
+
+def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
+    """<svg> elements as one file, with its colours for light and dark and a ground to stand on.
+
+    Several of them stand in rows of `columns`; each row is as high as its highest chart.
+    """
+    placed: list[str] = []
+    labels: list[str] = []
+    top = right = 0
+    for first in range(0, len(charts), columns):
+        left = height = 0
+        for chart in charts[first : first + columns]:
+            head, _, drawing = chart.partition(">")
+            wide, high = (int(side) for side in re.findall(r'(?:width|height)="(\d+)"', head)[:2])
+            labels += re.findall(r' aria-label="([^"]*)"', head)
+            placed.append(f'<svg x="{left}" y="{top}" width="{wide}" height="{high}" overflow="visible">{drawing}')
+            left, height = left + wide + margin, max(height, high)
+        top, right = top + height + margin, max(right, left)
+    width, height = right + margin, top + margin
+    label = f' aria-label="{" ".join(labels)}"' if labels else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img"{label} '
+        f'viewBox="{-margin} {-margin} {width} {height}" width="{width}" height="{height}"><style>{STYLE}</style>'
+        f'<rect x="{-margin}" y="{-margin}" width="{width}" height="{height}" rx="8" fill="var(--surface)"/>'
+        f"{''.join(placed)}</svg>\n"
+    )
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+def axis(values: Sequence[float], *, kind: Kind = "number", zero: bool = True, count: int = 4) -> list[float]:
+    """Round tick values that enclose all finite values; at least two."""
+    known = [value if abs(value) > 1e-30 else 0.0 for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(known), max(known)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if kind == "share" and zero and low >= 0 and 0.4 < high <= 1:
+        high = 1.0
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        high = low + (abs(low) or 1.0)
+    step = _round_step((high - low) / count)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{index * step:.12g}") for index in range(first, max(last, first + 1) + 1)]
+
+
+def decades(values: Sequence[float]) -> list[float]:
+    """Powers of ten that enclose all finite values above 0; between them 2 and 5, where the powers are few."""
+    known = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+    first, last = math.floor(math.log10(min(known)) + 1e-9), math.ceil(math.log10(max(known)) - 1e-9)
+    last = max(last, first + 1)
+    factors = (1, 2, 5) if last - first <= 2 else (1,)
+    ticks = [float(f"{factor}e{power}") for power in range(first, last) for factor in factors]
+    ticks.append(float(f"1e{last}"))
+    low = max((tick for tick in ticks if tick <= min(known) * 1.000001), default=ticks[0])
+    high = min((tick for tick in ticks if tick >= max(known) * 0.999999), default=ticks[-1])
+    return [tick for tick in ticks if low <= tick <= high] if low < high else ticks
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+
+
+def finite(points: Sequence[Point]) -> list[Point]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def thin(points: Sequence[Point], most: int = 400) -> list[Point]:
+    """At most so many points, each the mean of its neighbours: a page of a long run stays small."""
+    if len(points) <= most:
+        return list(points)
+    cuts = [round(index * len(points) / most) for index in range(most + 1)]
+    parts = [points[low:high] for low, high in pairwise(cuts)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def trimmed(values: Sequence[float]) -> list[float]:
+    """The lowest and the highest value without the most extreme hundredth: one spike must not flatten a curve."""
+    ordered = sorted(values)
+    cut = len(ordered) // 100
+    return [ordered[cut], ordered[-1 - cut]] if ordered else []
+
+
+def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
+    """Means over a window around each point; a thirtieth of the points unless said."""
+    window = window or max(len(points) // 30, 1)
+    reach = window // 2
+    sums = [0.0]
+    for _, y in points:
+        sums.append(sums[-1] + y)
+    result = []
+    for index, (x, _) in enumerate(points):
+        # The window shrinks evenly at the ends, so that a trend is not bent there.
+        near = min(reach, index, len(points) - 1 - index)
+        low, high = index - near, index + near + 1
+        result.append((x, (sums[high] - sums[low]) / (high - low)))
+    return result
+
+
+# --- pieces --------------------------------------------------------------------------------------------------------
+
+
+def _svg(frame: Frame, title: str, described: str, drawing: _Drawing, hover: str) -> str:
+    name = escape(f"{title}. {described}", quote=True)
+    return (
+        f'<svg class="chart" viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}" '
+        f'role="img" tabindex="0" aria-label="{name}" data-hover="{escape(hover, quote=True)}">'
+        f'<text class="title" x="0" y="13">{escape(title)}</text>{"".join(drawing.parts)}</svg>'
+    )
+
+
+def _axes(
+    drawing: _Drawing,
+    frame: Frame,
+    ticks: Sequence[float],
+    kind: Kind,
+    x_label: str,
+    x_ticks: Sequence[tuple[float, str]] = (),
+) -> None:
+    edge = frame.width - frame.right
+    for tick in ticks:
+        y = frame.py(tick)
+        drawing.add(f'<line class="grid" x1="{frame.left}" x2="{edge}" y1="{y}" y2="{y}"/>')
+        drawing.add(f'<text x="{frame.left - 6}" y="{y + 4}" text-anchor="end">{show(tick, kind)}</text>')
+    low, high = frame.x
+    room = edge - frame.left
+    numbered = [(tick, f"{tick:,g}") for tick in axis([low, high], zero=False, count=max(room // 90, 2))]
+    free = -math.inf
+    for tick, name in x_ticks or numbered:
+        half = 3.2 * len(name)
+        if low <= tick <= high and frame.px(tick) - half >= free:
+            free = frame.px(tick) + half + 6
+            drawing.add(
+                f'<text x="{frame.px(tick)}" y="{frame.height - frame.bottom + 15}" text-anchor="middle">'
+                f"{escape(name)}</text>"
+            )
+    if frame.named:
+        drawing.add(f'<text x="{edge}" y="{frame.height - 4}" text-anchor="end">{escape(x_label)}</text>')
+
+
+def _rules(drawing: _Drawing, frame: Frame, rules: Sequence[Rule]) -> None:
+    """Lines, and their labels to the right, pushed apart where they would overlap."""
+    edge = frame.width - frame.right
+    floor = float("inf")
+    for rule in sorted(rules, key=lambda rule: rule.y):
+        y = frame.py(rule.y)
+        drawing.add(f'<line class="rule" x1="{frame.left}" x2="{edge}" y1="{y}" y2="{y}"/>')
+        floor = min(y + 4, floor - 12)
+        drawing.add(f'<text x="{edge + 6}" y="{floor}">{escape(rule.label)}</text>')
+
+
+def _marks(drawing: _Drawing, frame: Frame, marks: Sequence[Mark]) -> None:
+    for mark in marks:
+        x, top = frame.px(mark.x), frame.top
+        drawing.add(
+            f'<g><title>{escape(mark.label)}</title><line class="mark" x1="{x}" x2="{x}" y1="{top}" '
+            f'y2="{frame.height - frame.bottom}"/><path class="markhead" d="M{x - 5} {top - 8} h10 l-5 8 Z"/></g>'
+        )
+
+
+def _legend(drawing: _Drawing, frame: Frame, entries: Sequence[tuple[str, int]]) -> None:
+    x = float(frame.width)
+    for label, colour in reversed(entries):
+        x -= 6.3 * len(label) + 8
+        drawing.add(f'<text x="{x:.0f}" y="13">{escape(label)}</text>')
+        x -= 14
+        drawing.add(f'<rect class="f{colour}" x="{x:.0f}" y="4" width="10" height="10" rx="2"/>')
+        x -= 6
+
+
+def _hover(
+    frame: Frame,
+    series: Sequence[Series],
+    kind: Kind,
+    x_label: str,
+    *,
+    dots: bool = True,
+    named: Sequence[tuple[float, str]] = (),
+) -> str:
+    """What the page's script shows under the pointer: per series its colour, label and [pixel x, pixel y, x, text]."""
+    lines = []
+    names = dict(named)
+    for s in series:
+        bands = {x: (low, high) for x, low, high in s.band}
+        points = []
+        for x, y in thin(s.points):
+            text = show(y, kind)
+            if x in bands:
+                text += f" ({show(bands[x][0], kind)} to {show(bands[x][1], kind)})"
+            points.append([frame.px(x), frame.py(y) if dots else 0, names.get(x, round(x, 2)), text])
+        lines.append({"label": s.label, "colour": s.colour, "points": points})
+    edges = [frame.top, frame.height - frame.bottom]
+    return json.dumps({"x": x_label, "edges": edges, "dots": dots, "lines": lines}, separators=(",", ":"))

@@ -1,0 +1,99 @@
+"""Rules that end a run which learns nothing any more. The bounds are RAGEN-2's (arXiv:2604.06268)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from starpod.trainer.diagnostics.config import MonitorConfig
+
+
+class EarlyStop:
+    """Counts in a row, for each rule, the steps or evaluations that meet it."""
+
+    def __init__(self, config: MonitorConfig) -> None:
+        self._config = config.early_stop
+        self._solved = config.echo_trap.solved
+        self._start: list[float] = []
+        self._low_std = 0
+        self._low_success = 0
+        self._best_return: float | None = None
+        self._empty = 0
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """Takes the metrics of a step. Returns why to stop, or None to go on."""
+        return self._reward_std(step, metrics) or self._empty_filter(step, metrics)
+
+    def evaluated(self, step: int, success: float, own_return: float) -> str | None:
+        """Takes the success of an evaluation, 0 to 1, and its return. Returns why to stop, or None to go on.
+
+        Where success is rare and less is paid as well, a policy learns long before it succeeds: a return above all
+        before it counts as success does.
+        """
+        config = self._config
+        risen = self._best_return is not None and own_return > self._best_return
+        self._best_return = own_return if risen or self._best_return is None else self._best_return
+        self._low_success = self._low_success + 1 if success < config.low_success_below and not risen else 0
+        if not config.low_success or self._low_success < config.low_success_times:
+            return None
+        return (
+            f"stopped at step {step}: success was below {100 * config.low_success_below:g} % in "
+            f"{self._low_success} evaluations in a row. A longer warm start or easier start states give it something "
+            "to learn from; `monitor.early_stop.low_success=false` goes on regardless."
+        )
+
+    def _reward_std(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        config = self._config
+        value = metrics.get("collect/reward_std_in_group")
+        if value is None or not math.isfinite(value):
+            return None
+        if len(self._start) < config.reward_std_steps:
+            self._start.append(value)
+            return None
+        start = statistics.fmean(self._start)
+        self._low_std = self._low_std + 1 if value < config.reward_std_share * start else 0
+        if not config.reward_std or self._low_std < config.reward_std_steps:
+            return None
+        success = metrics.get("collect/success")
+        learnt = success is not None and success >= self._solved
+        meaning = (
+            f"the task is learnt ({100 * success:.0f} % success)"
+            if success is not None and learnt
+            else "the policy has collapsed; go back to the best checkpoint"
+        )
+        return (
+            f"stopped at step {step}: reward deviation within groups was below {100 * config.reward_std_share:g} % of "
+            f"its start ({start:.3g}) in {self._low_std} steps in a row, now {value:.3g}: {meaning}. "
+            "`monitor.early_stop.reward_std=false` goes on regardless."
+        )
+
+    def _empty_filter(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        config = self._config
+        kept = metrics.get("collect/kept_fraction")
+        if kept is None:
+            return None
+        self._empty = self._empty + 1 if kept <= 0 else 0
+        if not config.empty_filter or self._empty < config.empty_filter_times:
+            return None
+        return (
+            f"stopped at step {step}: the filter kept no group in {self._empty} steps in a row: nothing was trained. "
+            "All members of each group earn the same: choose other start states, a warm start or partial rewards; "
+            "`monitor.early_stop.empty_filter=false` goes on regardless."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "start": self._start,
+            "low_std": self._low_std,
+            "low_success": self._low_success,
+            "best_return": self._best_return,
+            "empty": self._empty,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start = list(state["start"])
+        self._low_std, self._low_success, self._empty = state["low_std"], state["low_success"], state["empty"]
+        self._best_return = state["best_return"]

@@ -1,0 +1,264 @@
+"""Whether reasoning still depends on what it is about: RAGEN-2's diagnostics (arXiv:2604.06268).
+
+Reasoning Z_i was sampled after prompt X_own(i). L_ij = log p(Z_i | X_j): how likely it would have been after prompt j.
+If the own prompt makes it no likelier than the others do, the policy recites a template whatever it is shown, even
+where its entropy is high.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.diagnostics.config import MonitorConfig
+from starpod.trainer.episode import Episode, Turn
+
+Score = Callable[[list[list[int]], list[list[int]]], Sequence[float] | Tensor]
+"""Log-probability in nats of each continuation after its prompt, summed over its tokens. Both lists run in parallel."""
+
+RETRIEVAL_DEPTHS = (1, 2, 4, 8)
+Regime = Literal["diverse reasoning", "compressed reasoning", "template collapse", "low-entropy collapse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Information:
+    """All in nats.
+
+    mutual_information: I(X; Z), an estimate; at most `bound`, the entropy of which prompt it was: log N for N distinct
+        prompts seen equally often. conditional_entropy: H(Z | X). entropy: H(Z) = H(Z | X) + I.
+    deviation: of log p(Z_i) over samples. z_score: mutual information over it.
+    retrieval: for k = 1, 2, 4, 8 the share of samples whose own prompt is among the k that make them likeliest.
+    chance: the same for k at random.
+    """
+
+    mutual_information: float
+    bound: float
+    conditional_entropy: float
+    entropy: float
+    deviation: float
+    z_score: float
+    retrieval: Mapping[int, float]
+    chance: Mapping[int, float]
+
+
+def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) -> Information:
+    """The diagnostics of N samples of reasoning under M distinct prompts.
+
+    own_N: the column of each sample's own prompt. p(Z_i) weighs prompts by how many samples they have, so that merging
+    identical prompts changes nothing but the retrieval, where they would otherwise compete with each other.
+    deviation: what the z-score divides by, if not this batch's own. Ties in retrieval count as their mean rank's share.
+    """
+    L_NM = L_NM.double()
+    samples, prompts = L_NM.shape
+    weights_M = torch.bincount(own_N, minlength=prompts).double() / samples
+    matched_N = L_NM.gather(1, own_N[:, None]).squeeze(1)
+    marginal_N = torch.logsumexp(L_NM + weights_M.log(), dim=1)
+    gained = float((matched_N - marginal_N).mean())
+    spread = float(marginal_N.std(correction=0))
+    better_N = torch.gt(L_NM, matched_N[:, None]).sum(1)
+    equal_N = torch.eq(L_NM, matched_N[:, None]).sum(1)  # with itself
+    return Information(
+        mutual_information=gained,
+        bound=float(-(weights_M * weights_M.log()).nansum()),
+        conditional_entropy=float(-matched_N.mean()),
+        entropy=float(-marginal_N.mean()),
+        deviation=spread,
+        z_score=gained / ((spread if deviation is None else deviation) + 1e-3),
+        retrieval={k: float(((k - better_N) / equal_N).clamp(0, 1).mean()) for k in RETRIEVAL_DEPTHS},
+        chance={k: min(k / prompts, 1.0) for k in RETRIEVAL_DEPTHS},
+    )
+
+
+def regime(*, high_entropy: bool, high_information: bool) -> Regime:
+    """The name of one of the four states a policy's reasoning can be in."""
+    if high_information:
+        return "diverse reasoning" if high_entropy else "compressed reasoning"
+    return "template collapse" if high_entropy else "low-entropy collapse"
+
+
+REGIMES: Mapping[Regime, str] = {
+    "diverse reasoning": "reasoning varies and depends on the state",
+    "compressed reasoning": "reasoning is terse, yet depends on the state",
+    "template collapse": "reasoning varies, but not with the state: entropy alone would not show it",
+    "low-entropy collapse": "reasoning is always the same",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """prompt: ids up to and including the opening think tag. reasoning: the ids between the tags."""
+
+    prompt: list[int]
+    reasoning: list[int]
+
+
+def reasoning_of(
+    turns: Sequence[Turn], index: int, decode: Callable[[list[int]], str], tags: tuple[str, str]
+) -> Sample | None:
+    """The reasoning of one turn and the context it was sampled in; None where there is none between the tags.
+
+    decode: ids to text, special tokens included. The opening tag may be prefilled in the prompt or sampled.
+    """
+    opening, closing = tags
+    reply = turns[index].reply
+    text = decode(reply)
+    end = text.find(closing)
+    if end < 0:
+        return None
+    start = text.find(opening, 0, end)
+    begin = _first(len(reply), lambda count: opening in decode(reply[:count])) if start >= 0 else 0
+    # A token that holds the end of the reasoning and the beginning of the tag belongs to the tag.
+    stop = _first(len(reply), lambda count: len(decode(reply[:count])) > end) - 1
+    reasoning = reply[begin:stop]
+    if not decode(reasoning).strip():
+        return None
+    return Sample(context_of(turns, index) + reply[:begin], reasoning)
+
+
+def context_of(turns: Sequence[Turn], index: int) -> list[int]:
+    """All ids before the reply of turn `index`."""
+    first = max(number for number in range(index + 1) if turns[number].fresh or number == 0)
+    context: list[int] = []
+    for turn in turns[first:index]:
+        context += turn.prompt + turn.reply
+    return context + turns[index].prompt
+
+
+def _first(length: int, holds: Callable[[int], bool]) -> int:
+    """The smallest count up to `length` for which a condition holds that, once true, stays true; by bisection."""
+    low, high = 0, length
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def first_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
+    """Up to `count` first turns, drawn so that as many start states as possible take part."""
+    drawn = _shuffled([episode for episode in episodes if episode.turns], generator)
+    seen: dict[int, int] = {}
+    rounds = []
+    for episode in drawn:
+        rounds.append(seen.get(episode.group, 0))
+        seen[episode.group] = rounds[-1] + 1
+    order = sorted(range(len(drawn)), key=rounds.__getitem__)
+    return [(drawn[place], 0) for place in order[:count]]
+
+
+def random_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
+    """A random turn each of up to `count` random episodes."""
+    drawn = _shuffled([episode for episode in episodes if episode.turns], generator)[:count]
+    return [(e, int(torch.randint(len(e.turns), (), generator=generator))) for e in drawn]
+
+
+def _shuffled(episodes: Sequence[Episode], generator: torch.Generator) -> list[Episode]:
+    return [episodes[place] for place in torch.randperm(len(episodes), generator=generator).tolist()]
+
+
+@dataclass(slots=True)
+class _History:
+    """deviation: moving average, by form. start: conditional entropy per token at the first measurement."""
+
+    deviation: dict[str, float] = field(default_factory=dict)
+    start: float | None = None
+
+
+class InformationProbe:
+    """Measures every so many steps; keeps the moving averages that the z-score and the regime need.
+
+    tags: the opening and the closing think tag, as text.
+    """
+
+    def __init__(self, config: MonitorConfig, tags: tuple[str, str] = ("<think>", "</think>")) -> None:
+        self._config = config.information
+        self._tags = tags
+        self._histories: dict[str, _History] = {}
+        self.regimes: dict[str, Regime] = {}
+        """The latest regime by sampler: "first_turn", "random_turn"."""
+
+    def due(self, step: int) -> bool:
+        """Whether to measure at this step: every `every` steps and at step 1."""
+        return self._config.every > 0 and (step == 1 or step % self._config.every == 0)
+
+    def measure(
+        self,
+        episodes: Sequence[Episode],
+        score: Score,
+        decode: Callable[[list[int]], str],
+        generator: torch.Generator,
+    ) -> dict[str, float]:
+        """Metrics `information/<sampler>/...`; empty where no turn has reasoning.
+
+        Values are per reasoning, in nats; those under `per_token_` come from log-probabilities divided by the number of
+        tokens, which long reasoning does not dominate.
+        """
+        samplers = {
+            "first_turn": first_turns if self._config.first_turns else None,
+            "random_turn": random_turns if self._config.random_turns else None,
+        }
+        metrics: dict[str, float] = {}
+        for name, sampler in samplers.items():
+            if sampler is None:
+                continue
+            drawn = sampler(episodes, self._config.samples, generator)
+            samples = [reasoning_of(episode.turns, index, decode, self._tags) for episode, index in drawn]
+            found = [sample for sample in samples if sample is not None]
+            if samples:
+                metrics[f"information/{name}/valid_thinking_rate"] = len(found) / len(samples)
+            if len(found) > 1:
+                metrics |= self._measure(name, found, score)
+        return metrics
+
+    def _measure(self, name: str, samples: Sequence[Sample], score: Score) -> dict[str, float]:
+        prompts: dict[tuple[int, ...], int] = {}
+        own_N = torch.tensor([prompts.setdefault(tuple(sample.prompt), len(prompts)) for sample in samples])
+        columns = [list(prompt) for prompt in prompts]
+        flat = score(columns * len(samples), [sample.reasoning for sample in samples for _ in columns])
+        L_NM = torch.as_tensor(flat, dtype=torch.float64).reshape(len(samples), len(columns))
+        lengths_N = torch.tensor([len(sample.reasoning) for sample in samples])
+        history = self._histories.setdefault(name, _History())
+        found = {
+            "": self._smoothed(history, "sum", L_NM, own_N),
+            "per_token_": self._smoothed(history, "mean", L_NM / lengths_N[:, None], own_N),
+        }
+        metrics = {"prompts": float(len(columns)), "samples": float(len(samples))}
+        for form, (now, z_score_ema) in found.items():
+            metrics |= {
+                f"{form}mutual_information": now.mutual_information,
+                f"{form}conditional_entropy": now.conditional_entropy,
+                f"{form}entropy": now.entropy,
+                f"{form}z_score": now.z_score,
+                f"{form}z_score_ema": z_score_ema,
+            }
+        whole, per_token = found[""][0], found["per_token_"][0]
+        metrics["bound"] = whole.bound
+        for depth, share in whole.retrieval.items():
+            metrics[f"retrieval_at_{depth}"] = share
+            metrics[f"retrieval_at_{depth}_above_chance"] = share - whole.chance[depth]
+        history.start = per_token.conditional_entropy if history.start is None else history.start
+        self.regimes[name] = regime(
+            high_entropy=per_token.conditional_entropy >= self._config.low_entropy * history.start,
+            high_information=whole.mutual_information >= self._config.low_information * whole.bound,
+        )
+        return {f"information/{name}/{key}": value for key, value in metrics.items() if math.isfinite(value)}
+
+    def _smoothed(self, history: _History, form: str, L_NM: Tensor, own_N: Tensor) -> tuple[Information, float]:
+        now = information(L_NM, own_N)
+        past = history.deviation.get(form, now.deviation)
+        history.deviation[form] = self._config.decay * past + (1 - self._config.decay) * now.deviation
+        return now, information(L_NM, own_N, deviation=history.deviation[form]).z_score
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            name: {"deviation": dict(history.deviation), "start": history.start}
+            for name, history in self._histories.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._histories = {name: _History(dict(v["deviation"]), v["start"]) for name, v in state.items()}

@@ -1,0 +1,175 @@
+"""Several runs in one picture: the mean over seeds with its interval, one line per kind of run."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from starpod.report.charts import COLOURS, Point, Rule, Series, finite, line_chart, smooth, standalone
+from starpod.report.figures import Kind, show
+from starpod.trainer.output.files import write_atomic
+from starpod.trainer.output.page import page
+from starpod.trainer.output.report import curve
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import metric
+
+EVALUATION = "evaluation/success"
+"""Stands for the success in evaluations.jsonl among the names of metrics."""
+RETURN = "evaluation/return"
+"""Likewise for the environment's own return, where purchases, say, are graded."""
+_EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "return")}
+"""Of these, the value's name there, and how the names of its interval begin."""
+
+DEFAULT_METRICS = (
+    EVALUATION,
+    "collect/reward_std_in_group",
+    "policy/entropy",
+    "collect/response_diversity",
+    "update/grad_norm",
+    "collect/success",
+)
+
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Two-sided 95 % quantiles of Student's t for 1 to 15 degrees of freedom."""
+
+
+def write_comparison(
+    run_dirs: Mapping[str, Sequence[Path | str]] | Sequence[Path | str],
+    path: Path | str,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    title: str = "Comparison",
+    smoothing: int | None = None,
+) -> list[Path]:
+    """Writes a page, and beside it SVG files that stand alone: one per chart, `<page>-<metric>.svg`, and one of all.
+
+    run_dirs: label to the folders of its seeds; a plain list compares runs of one seed, labelled by their folders.
+    smoothing: steps over which metrics of single steps are averaged; a thirtieth of the run unless said.
+
+    Lines are means over seeds, thin lines the seeds; bands are 95 % intervals of the mean (Student's t), or the
+    evaluation's own interval where there is one seed. Returns the paths written: the page, the file of all
+    charts (`<page>.svg`), the charts.
+    """
+    path = Path(path)
+    if not isinstance(run_dirs, Mapping):
+        run_dirs = {Path(folder).resolve().name: [folder] for folder in run_dirs}
+    kinds = {label: [RunFolder(Path(folder)) for folder in folders] for label, folders in run_dirs.items()}
+    charts = {}
+    for name in metrics:
+        series = [
+            line
+            for colour, (label, folders) in enumerate(kinds.items())
+            if (line := _series(label, folders, name, colour % COLOURS, smoothing)) is not None
+        ]
+        known = metric(name)
+        rules = _rules(kinds, _EVALUATED[name][0], known.kind) if name in _EVALUATED else []
+        chart = line_chart(known.label, series, rules=rules, kind=known.kind, width=600, height=280)
+        if chart:
+            charts[name] = chart
+    body = (
+        f'<h1>{escape(title)}</h1><p class="muted">Lines are means over seeds, bands their 95 % intervals, thin lines '
+        f'the seeds.</p>{_table(kinds)}<div class="charts large">'
+        + "".join(f"<div>{chart}</div>" for chart in charts.values())
+        + "</div>"
+    )
+    write_atomic(path, page(title, body))
+    together = path.with_suffix(".svg")
+    write_atomic(together, standalone(*charts.values()))
+    written = [path, together]
+    for name, chart in charts.items():
+        file = path.with_name(f"{path.stem}-{re.sub('[^a-z0-9]+', '-', name.lower())}.svg")
+        write_atomic(file, standalone(chart))
+        written.append(file)
+    return written
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and the ends of its 95 % interval by Student's t; of one value, the value itself three times."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, mean, mean
+    freedom = len(values) - 1
+    quantile = T_95[freedom - 1] if freedom <= len(T_95) else 1.96
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int, smoothing: int | None) -> Series | None:
+    curves = [finite(_curve(folder, name)) for folder in folders]
+    curves = [points for points in curves if points]
+    if not curves:
+        return None
+    dots = name in _EVALUATED
+    if not dots:
+        curves = [smooth(points, smoothing) for points in curves]
+    if len(curves) == 1:
+        return Series(label, curves[0], colour, band=_own_interval(folders[0], name) if dots else (), dots=dots)
+    at: defaultdict[float, list[float]] = defaultdict(list)
+    for points in curves:
+        for x, y in points:
+            at[x].append(y)
+    # A mean over fewer seeds would jump where a run ends early.
+    common = [x for x in sorted(at) if len(at[x]) == len(curves)]
+    share = metric(name).kind == "share"
+    low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
+    means = {x: mean_interval(at[x]) for x in common}
+    return Series(
+        label,
+        [(x, mean) for x, (mean, _, _) in means.items()],
+        colour,
+        band=[(x, max(low, low_end), min(high, high_end)) for x, (_, low, high) in means.items()],
+        faint=curves,
+        dots=dots,
+    )
+
+
+def _curve(folder: RunFolder, name: str) -> list[Point]:
+    if name in _EVALUATED:
+        value = _EVALUATED[name][0]
+        return [(line["step"], line[value]) for line in folder.read_evaluations() if line.get(value) is not None]
+    return curve(folder.read_metrics(), name)
+
+
+def _own_interval(folder: RunFolder, name: str) -> list[tuple[float, float, float]]:
+    low, high = (f"{_EVALUATED[name][1]}_{end}" for end in ("low", "high"))
+    return [(line["step"], line[low], line[high]) for line in folder.read_evaluations() if line.get(low) is not None]
+
+
+def _rules(kinds: Mapping[str, Sequence[RunFolder]], value: str, kind: Kind) -> list[Rule]:
+    """The reference ladder, where the runs have one in common."""
+    reference: dict[str, Any] = {}
+    for folders in kinds.values():
+        for folder in folders:
+            for line in folder.read_evaluations():
+                reference = line.get("reference") or reference
+    return [Rule(rung[value], f"{name} {show(rung[value], kind)}") for name, rung in reference.items() if value in rung]
+
+
+def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> str:
+    rows = []
+    for label, folders in kinds.items():
+        ends = [lines for folder in folders if (lines := folder.read_evaluations())]
+        if not ends:
+            continue
+        cells = []
+        for values in (
+            [lines[0]["success"] for lines in ends],
+            [max(line["success"] for line in lines) for lines in ends],
+            [lines[-1]["success"] for lines in ends],
+        ):
+            mean, low, high = mean_interval(values)
+            interval = f" ({show(max(low, 0), 'share')} to {show(min(high, 1), 'share')})" if len(values) > 1 else ""
+            cells.append(f'<td class="n">{show(mean, "share")}{interval}</td>')
+        rows.append(f'<tr><td>{escape(label)}</td><td class="n">{len(ends)}</td>{"".join(cells)}</tr>')
+    if not rows:
+        return ""
+    return (
+        '<table><tr><th>Run</th><th class="n">Seeds</th><th class="n">Success before</th><th class="n">Best</th>'
+        f'<th class="n">After</th></tr>{"".join(rows)}</table>'
+    )

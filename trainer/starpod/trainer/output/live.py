@@ -1,0 +1,357 @@
+"""The live screen on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.layout import Layout
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from starpod.report.figures import duration, show, signed
+from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.output.plain import evaluation_line, step_line
+from starpod.trainer.output.words import is_graded, metric, return_with_interval, sparkline, trend, with_interval
+
+SHOWN = """
+collect/success collect/return_mean collect/reward_std_in_group collect/response_diversity collect/format_rate
+collect/turns_mean collect/kept_fraction policy/entropy policy/kl update/grad_norm critic/explained_variance
+rate/sampled_tokens_per_s rate/environment_steps_per_s environment/latency_p99 time/step time/share_outside
+""".split()
+"""Metrics in the order in which they get a line, as long as there is room; then all others."""
+
+KEPT = 120
+"""Values per metric that the small curves are drawn from."""
+
+SHARE = 0.008
+"""Of the time, at most, that drawing may take."""
+
+
+class LiveScreen:
+    """Draws on the terminal's second screen, so that no resize leaves traces, and leaves a summary on the first.
+
+    A drawing that took t seconds is followed by none for t / SHARE seconds: however slow the machine, and however
+    fast the steps, watching costs less than a hundredth of the time.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._began = clock()
+        self._rest_until = 0.0
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._live: Live | None = None
+        self._ticker: threading.Thread | None = None
+        self.view = View()
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def start(self, title: str, plan: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._began = self._clock()
+            self.view.title = title
+            self.view.plan = {name: str(value) for name, value in plan.items() if name != "budget_seconds"}
+            budget = plan.get("budget_seconds")
+            self.view.budget = float(budget) if budget else None
+        if self._live is None:
+            # What others print must not tear the screen; output that goes to a file or a pipe is left alone.
+            tty = sys.stdout.isatty()
+            self._live = Live(self.view, console=self._console, screen=True, auto_refresh=False, redirect_stdout=tty)
+            self._live.start()
+            self._ticker = threading.Thread(target=self._tick, name="starpod-screen", daemon=True)
+            self._ticker.start()
+        self._draw()
+
+    def phase(self, name: str) -> None:
+        with self._lock:
+            self.view.phase = name
+        self._draw()
+
+    def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
+        with self._lock:
+            self.view.step, self.view.total = step, total
+            self.view.metrics = dict(metrics)
+            for name, value in metrics.items():
+                self.view.curves.setdefault(name, deque(maxlen=KEPT)).append(value)
+        self._draw()
+
+    def episode(self, episode: Episode) -> None:
+        with self._lock:
+            self.view.episode = episode
+        self._draw()
+
+    def evaluation(self, step: int, summary: Mapping[str, Any]) -> None:
+        with self._lock:
+            self.view.evaluations.append((step, dict(summary)))
+            self.view.reference = summary.get("reference") or self.view.reference
+        self._draw()
+
+    def warn(self, text: str) -> None:
+        with self._lock:
+            if text not in (known for _, known in self.view.warnings):
+                self.view.warnings.append((self.view.step, text))
+        self._draw()
+
+    def done(self, summary: Mapping[str, Any]) -> None:
+        with self._lock:
+            self.view.outcome = {name: str(value) for name, value in summary.items()}
+            self.view.phase = "done"
+        self._draw()
+
+    def close(self) -> None:
+        if self._live is None:
+            return
+        self._closing.set()
+        if self._ticker is not None:
+            self._ticker.join(timeout=2)
+        live, self._live = self._live, None
+        live.stop()
+        with self._lock:
+            self.view.seconds = self._clock() - self._began
+            self._console.print(self.view.farewell(), soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- drawing ---------------------------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        """Draws, unless the last drawing is too recent or another thread draws."""
+        now = self._clock()
+        if self._live is None or now < self._rest_until or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self.view.seconds = now - self._began
+            self._live.update(self.view, refresh=True)
+            taken = self._clock() - now
+            self._rest_until = now + max(taken / SHARE, 0.1)
+        except Exception as error:  # a picture is not worth a run
+            live, self._live = self._live, None
+            live.stop()
+            self._console.print(f"the screen failed and is off; training goes on: {error!r}", markup=False)
+        finally:
+            self._lock.release()
+
+    def _tick(self) -> None:
+        """Keeps the clock going, and a resized window drawn, while nothing happens for long."""
+        while not self._closing.wait(1.0):
+            self._draw()
+
+
+class View:
+    """Everything the screen knows; renders itself into whatever room there is."""
+
+    def __init__(self) -> None:
+        self.title = ""
+        self.plan: dict[str, str] = {}
+        self.budget: float | None = None
+        self.phase = ""
+        self.seconds = 0.0
+        self.step = 0
+        self.total: int | None = None
+        self.metrics: dict[str, float] = {}
+        self.curves: dict[str, deque[float]] = {}
+        self.evaluations: list[tuple[int, dict[str, Any]]] = []
+        self.reference: dict[str, dict[str, float]] = {}
+        self.warnings: list[tuple[int, str]] = []
+        self.episode: Episode | None = None
+        self.outcome: dict[str, str] = {}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.height or options.max_height
+        warnings = self._warnings(width)
+        spent = 5 + (len(warnings) + 2 if warnings else 0)
+        layout = Layout()
+        rows = [Layout(self._header(width), size=5), Layout(name="middle")]
+        if warnings:
+            rows.append(
+                Layout(
+                    Panel(Group(*warnings), title="warnings", border_style="yellow", box=box.ROUNDED),
+                    size=len(warnings) + 2,
+                )
+            )
+        layout.split_column(*rows)
+        room = max(height - spent, 3)
+        if width >= 90:
+            layout["middle"].split_row(
+                Layout(self._metrics(room - 2, min(max(width // 2 - 48, 8), 24))),
+                Layout(self._right(width - width // 2, room)),
+            )
+        else:  # one column, two halves
+            half = room // 2
+            layout["middle"].split_column(
+                Layout(self._metrics(half - 2, 12), size=half), Layout(self._right(width, room - half))
+            )
+        yield layout
+
+    def farewell(self) -> RenderableType:
+        """What stays on the terminal: a few lines."""
+        lines = [Text(self.title, style="bold")]
+        if self.metrics:
+            lines.append(Text(f"{duration(self.seconds)}  {step_line(self.step, self.total, self.metrics)}"))
+        shown = self.evaluations if len(self.evaluations) <= 2 else [self.evaluations[0], self.evaluations[-1]]
+        lines += [Text(evaluation_line(step, summary)) for step, summary in shown]
+        lines += [Text(f"warning at step {step}: {text}", style="yellow") for step, text in self.warnings[-5:]]
+        lines += [Text(f"{name.replace('_', ' ')}: {value}") for name, value in self.outcome.items()]
+        return Group(*lines)
+
+    def _header(self, width: int) -> RenderableType:
+        share, text = self._progress()
+        plan = "  ·  ".join(self.plan.values())
+        bar = ProgressBar(total=1, completed=share, width=max(width - len(text) - 7, 10))
+        progress = Table.grid(padding=(0, 1))
+        progress.add_row(bar, text)
+        return Panel(
+            Group(
+                Text(self.title, style="bold", no_wrap=True, overflow="ellipsis"),
+                Text(plan, style="dim", no_wrap=True, overflow="ellipsis"),
+                progress,
+            ),
+            title=f"starpod · {self.phase}" if self.phase else "starpod",
+            title_align="left",
+            box=box.ROUNDED,
+        )
+
+    def _progress(self) -> tuple[float, str]:
+        """The larger of the shares of time and of steps, which is what ends the run, and both in words."""
+        shares = [0.0]
+        parts = [f"step {self.step}" + (f"/{self.total}" if self.total else "")]
+        if self.total:
+            shares.append(self.step / self.total)
+        if self.budget:
+            shares.append(self.seconds / self.budget)
+            parts.append(f"{duration(self.seconds)} of {duration(self.budget)}")
+        else:
+            parts.append(duration(self.seconds))
+        return min(max(shares), 1.0), "  ".join(parts)
+
+    def _metrics(self, rows: int, curve: int) -> RenderableType:
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, style="cyan", width=curve)
+        known_first = [*(n for n in SHOWN if n in self.metrics), *(n for n in self.metrics if n not in SHOWN)]
+        for name in known_first[: max(rows, 1)]:
+            known, values = metric(name), list(self.curves[name])
+            arrow = trend(values)
+            good = {"↗": 1, "↘": -1}.get(arrow, 0) * known.better
+            style = "green" if good > 0 else "red" if good < 0 else "dim"
+            table.add_row(
+                known.label, show(self.metrics[name], known.kind), Text(arrow, style=style), sparkline(values, curve)
+            )
+        body = table if self.metrics else Text("the first step is on its way", style="dim")
+        return Panel(body, title="metrics", title_align="left", box=box.ROUNDED)
+
+    def _right(self, width: int, room: int) -> RenderableType:
+        ladder = self._ladder(width - 4, room - 3)
+        panels: list[RenderableType] = [Panel(ladder, title="evaluation", title_align="left", box=box.ROUNDED)]
+        left = room - len(ladder.renderables) - 2
+        if self.episode is not None and left >= 5:
+            panels.append(self._episode(self.episode, width - 4, left - 2))
+        return Group(*panels)
+
+    def _ladder(self, width: int, most: int) -> Group:
+        """The last evaluation among the reference policies and the first evaluation, from low to high."""
+        if not self.evaluations:
+            return Group(Text("none yet", style="dim"))
+        step, latest = self.evaluations[-1]
+        rungs: list[tuple[str, float, dict[str, Any] | None]] = [
+            (name, rung["success"], None) for name, rung in self.reference.items()
+        ]
+        first_step, first = self.evaluations[0]
+        if first_step != step:
+            rungs.append((f"step {first_step}", first["success"], None))
+        # Where room is short, those nearest to what was reached say most.
+        rungs.sort(key=lambda rung: abs(rung[1] - latest["success"]))
+        rungs = [*rungs[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]
+        names = min(max(len(name) for name, _, _ in rungs), 24)
+        lines: list[RenderableType] = []
+        for name, success, summary in sorted(rungs, key=lambda rung: rung[1]):
+            line = Text(no_wrap=True, overflow="ellipsis")
+            line.append(f"{name[:names]:<{names}} ", style="bold" if summary else "")
+            line.append(_bar(success, max(width - names - 8, 8), summary), style="bold green" if summary else "dim")
+            line.append(f" {show(success, 'share'):>5}", style="bold" if summary else "")
+            lines.append(line)
+        told = f"success {with_interval(latest)} of {latest.get('episodes', '?')}"
+        told += f", return {return_with_interval(latest)}" if is_graded(latest) else ""
+        lines.append(Text(told, style="dim", no_wrap=True, overflow="ellipsis"))
+        return Group(*lines)
+
+    def _episode(self, episode: Episode, width: int, room: int) -> RenderableType:
+        """The last turns, as many as fit."""
+        title = f"{episode.environment} · seed {episode.seed}"
+        if episode.end:
+            title += f" · {_outcome(episode)}"
+        lines: list[Text] = []
+        for number, turn in reversed(list(enumerate(episode.turns, start=1))):
+            block = _turn(number, turn, width, room)
+            if lines and len(block) + len(lines) > room:
+                break
+            lines = block + lines
+        return Panel(Group(*lines), title=title, title_align="left", box=box.ROUNDED)
+
+    def _warnings(self, width: int) -> list[Text]:
+        """The latest in up to three lines, the one before in one."""
+        texts: list[Text] = []
+        for step, text in self.warnings[-2:]:
+            most = 3 if text == self.warnings[-1][1] else 1
+            wrapped = textwrap.wrap(f"step {step}: {text}", max(width - 4, 20), max_lines=most, placeholder=" …")
+            texts += [Text(line, style="yellow", no_wrap=True) for line in wrapped]
+        return texts
+
+
+def _turn(number: int, turn: Turn, width: int, room: int) -> list[Text]:
+    """State, reasoning, action and reward of one turn, each line cut to the width."""
+    state = turn.observation.splitlines()
+    fits = max(min(room - 3, 10), 1)
+    shown = state if len(state) <= fits else [*state[: fits - 1], "…"]
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
+    thought = _one_line(turn.thought or "none", max(width - 10, 8))
+    lines.append(Text.assemble(("reasoning ", "dim"), (thought, "italic"), no_wrap=True, overflow="ellipsis"))
+    colour = "green" if turn.reward > 0 else "red" if turn.reward < 0 else ""
+    actions = " || ".join(turn.actions) or "none understood"
+    done = [(f"{number}. action ", "dim"), (actions, "bold"), ("  reward ", "dim"), (signed(turn.reward), colour)]
+    lines.append(Text.assemble(*done, no_wrap=True, overflow="ellipsis"))
+    return lines
+
+
+def _outcome(episode: Episode) -> str:
+    if episode.success is None:
+        return episode.end.replace("_", " ")
+    return "solved" if episode.success else "not solved"
+
+
+def _one_line(text: str, width: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"
+
+
+def _bar(success: float, width: int, summary: Mapping[str, Any] | None) -> str:
+    """A bar of `width` cells; of an evaluation, with its 95 % interval hatched."""
+    cells = [" "] * width
+    filled = round(success * width)
+    cells[:filled] = ("█" if summary else "━") * filled
+    low, high = (summary or {}).get("success_low"), (summary or {}).get("success_high")
+    if low is not None and high is not None:
+        for place in range(round(low * width), min(round(high * width), width)):
+            cells[place] = "▓" if place < filled else "░"
+    return "".join(cells)

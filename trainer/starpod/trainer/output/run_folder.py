@@ -1,0 +1,216 @@
+"""The folder of one run: what was asked for, with what code, and everything that came of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from starpod.trainer.episode import Episode
+from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
+
+PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
+"""Whose versions are noted, where installed."""
+
+
+class RunExists(Exception):
+    """The folder holds a run, and nobody asked to go on with it."""
+
+
+class RunFolder:
+    """Paths and files of one run.
+
+    path/config.yaml         the configuration as resolved
+    path/run.json            id, title, code (git), versions, platform, what differs from the defaults, how it ended
+    path/metrics.jsonl       one object per step, written by `Sinks`
+    path/evaluations.jsonl   one object per evaluation
+    path/episodes/           eval-000050.jsonl: the episodes of the evaluation at step 50
+    path/checkpoints/        written by others
+    path/report.html         the page for people
+    """
+
+    def __init__(self, path: Path) -> None:
+        """An existing folder. `create` makes one."""
+        self.path = path
+        self.config = path / "config.yaml"
+        self.facts = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.evaluations = path / "evaluations.jsonl"
+        self.episodes = path / "episodes"
+        self.checkpoints = path / "checkpoints"
+        self.report = path / "report.html"
+
+    @classmethod
+    def create(cls, path: Path | str, *, resume: bool = False) -> RunFolder:
+        """Makes the folder. What is in it is left as it is.
+
+        resume: go on with the run that is there; without one, begin. The same command line therefore serves the first
+            start and every restart.
+
+        Raises RunExists for a folder that holds a run unless `resume`, CannotWrite.
+        """
+        folder = cls(Path(path))
+        if folder.exists and not resume:
+            raise RunExists(
+                f"{folder.path} holds a run already. Go on with it by --resume, or choose another folder with "
+                "--run-dir; nothing is overwritten"
+            )
+        try:
+            for part in (folder.path, folder.episodes, folder.checkpoints):
+                part.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotWrite(folder.path, error) from error
+        return folder
+
+    def begin(
+        self, config: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None, title: str = ""
+    ) -> RunFolder:
+        """Writes config.yaml and run.json, where a run that is resumed is noted with what changed. Returns itself.
+
+        defaults: what the configuration would be if nothing were given; the report shows what differs.
+        title: what is trained, in words. Raises CannotWrite.
+        """
+        start: dict[str, Any] = {
+            "time": round(time.time(), 3),
+            "command": sys.argv,
+            "git": git_state(Path(__file__).parent),
+            "packages": package_versions(),
+            "platform": platform_facts(),
+        }
+        if facts := self.read_facts():
+            changed = differences(config, self.read_config())
+            facts["resumed"] = [*facts.get("resumed", []), {**start, "changed": changed}]
+            facts.pop("ended", None)
+        else:
+            facts = {"id": uuid.uuid4().hex[:12], "title": title, **start}
+        facts["differs_from_defaults"] = differences(config, defaults) if defaults is not None else None
+        write_atomic(self.config, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        self._write_facts(facts)
+        return self
+
+    @property
+    def exists(self) -> bool:
+        """Whether it holds a run: something was measured or saved. A start that failed at once leaves none."""
+        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return saved or self.metrics.exists() or self.evaluations.exists()
+
+    @property
+    def id(self) -> str:
+        """Unique to the run; the same after resuming."""
+        return str(self.read_facts()["id"])
+
+    def read_config(self) -> dict[str, Any]:
+        return dict(yaml.safe_load(self.config.read_text(encoding="utf-8"))) if self.config.exists() else {}
+
+    def read_facts(self) -> dict[str, Any]:
+        """What run.json holds; empty without one."""
+        return dict(json.loads(self.facts.read_text(encoding="utf-8"))) if self.facts.exists() else {}
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        return read_lines(self.metrics)
+
+    def read_evaluations(self) -> list[dict[str, Any]]:
+        return read_lines(self.evaluations)
+
+    def append_evaluation(self, summary: Mapping[str, Any]) -> None:
+        """Adds a line to evaluations.jsonl, in place of any of the same or a later step: an evaluation that is done
+        again after a crash appears once. Raises CannotWrite."""
+        earlier = [line for line in self.read_evaluations() if line["step"] < summary["step"]]
+        write_atomic(self.evaluations, "".join(to_json_line(line) for line in [*earlier, summary]))
+
+    def write_episodes(self, step: int, episodes: Iterable[Episode], kind: str = "eval") -> Path:
+        """Writes episodes/<kind>-<step>.jsonl, one episode per line. Raises CannotWrite."""
+        path = self.episodes / f"{kind}-{step:06d}.jsonl"
+        write_atomic(path, "".join(to_json_line(episode.to_json()) for episode in episodes))
+        return path
+
+    def episode_files(self, kind: str = "eval") -> list[Path]:
+        """In the order of their steps."""
+        return sorted(self.episodes.glob(f"{kind}-*.jsonl"), key=_step_of)
+
+    def cut_after(self, step: int) -> None:
+        """Drops what was written after a step, so that the folder is as it was when the step's checkpoint was saved.
+
+        metrics.jsonl is cut by its sink.
+        """
+        cut_after(self.evaluations, step)
+        for path in self.episodes.glob("*-*.jsonl"):
+            if _step_of(path) > step:
+                path.unlink()
+
+    def end(self, outcome: str, *, seconds: float) -> None:
+        """Notes in run.json how the run ended, in words, and how many seconds it took, resumed parts together."""
+        self._write_facts({**self.read_facts(), "ended": {"outcome": outcome, "seconds": seconds, "time": time.time()}})
+
+    def _write_facts(self, facts: Mapping[str, Any]) -> None:
+        write_atomic(self.facts, json.dumps(facts, indent=2, default=str) + "\n")
+
+
+def _step_of(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else -1
+
+
+def differences(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
+    """Dotted key to [value, default] where the two differ; None stands for a missing key."""
+    found: dict[str, list[Any]] = {}
+    for key in [*config, *(key for key in defaults if key not in config)]:
+        value, default = config.get(key), defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            found |= differences(value, default, f"{prefix}{key}.")
+        elif value != default:
+            found[f"{prefix}{key}"] = [value, default]
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """{"commit", "dirty"} of the repository a folder belongs to; None where the folder is not under version control."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
+        )
+        return done.stdout.strip()
+
+    try:
+        # An installed package can lie inside somebody else's repository: its commit would say nothing.
+        if not git("ls-files", "."):
+            return None
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def package_versions() -> dict[str, str]:
+    """Of the packages that matter, where installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def platform_facts() -> dict[str, Any]:
+    """Machine, system, interpreter, GPUs."""
+    import torch  # late: reading a run folder needs none of it
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "gpus": gpus,
+    }

@@ -1,0 +1,178 @@
+"""Where metrics go: metrics.jsonl always, TensorBoard, Weights & Biases and MLflow where asked for."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from starpod.trainer.diagnostics.config import SinkConfig
+from starpod.trainer.output.files import CannotWrite, cut_after, to_json_line
+
+
+class Sink(Protocol):
+    """Takes the metrics of steps, in order."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Finite values alone."""
+
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """metrics.jsonl: one object per step, {"step", "time", "metrics", "warnings"}, flushed after each.
+
+    time: seconds since 1970. warnings: what was warned of at the step; left out where there was none.
+    """
+
+    def __init__(self, path: Path, *, resumed_step: int | None = None) -> None:
+        """Appends. resumed_step: lines of later steps are cut: they were computed by a run that is being redone."""
+        self._path = path
+        if resumed_step is not None:
+            cut_after(path, resumed_step)
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise CannotWrite(path, error) from error
+
+    def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
+        """Raises CannotWrite; a line that was begun stays torn, and resuming drops it."""
+        line: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "metrics": metrics}
+        if warnings:
+            line["warnings"] = list(warnings)
+        left = memoryview(to_json_line(line).encode())
+        try:
+            while left:  # a disk that is nearly full takes a part
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            raise CannotWrite(self._path, error) from error
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class TensorBoardSink:
+    """TensorBoard files in a folder. Steps after the resumed one are purged by TensorBoard itself."""
+
+    def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
+        tensorboard = importlib.import_module("torch.utils.tensorboard")
+        purge = None if resumed_step is None else resumed_step + 1
+        self._writer = tensorboard.SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases. `run_id` ties a resumed run to its first part."""
+
+    def __init__(self, folder: Path, *, project: str, name: str, run_id: str, config: Mapping[str, Any]) -> None:
+        wandb = importlib.import_module("wandb")
+        self._run = wandb.init(
+            project=project, name=name, id=run_id, dir=str(folder), config=dict(config), resume="allow"
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowSink:
+    """MLflow; the server is what MLFLOW_TRACKING_URI says. A resumed run is a run of its own with the same tag."""
+
+    def __init__(self, *, project: str, name: str, run_id: str, config: Mapping[str, Any]) -> None:
+        self._mlflow: Any = importlib.import_module("mlflow")
+        self._mlflow.set_experiment(project)
+        self._mlflow.start_run(run_name=name, tags={"starpod.run": run_id})
+        self._mlflow.log_dict(dict(config), "config.json")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        # MLflow takes no other signs in names than these.
+        self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+class Sinks:
+    """All sinks of a run. Only metrics.jsonl may stop it; any other that fails is dropped with a warning.
+
+    warn: is told in words.
+    """
+
+    def __init__(
+        self,
+        config: SinkConfig,
+        folder: Path,
+        *,
+        warn: Callable[[str], None],
+        run_id: str = "",
+        run_config: Mapping[str, Any] | None = None,
+        resumed_step: int | None = None,
+    ) -> None:
+        self._warn = warn
+        self._jsonl = JsonlSink(folder / "metrics.jsonl", resumed_step=resumed_step)
+        self._others: dict[str, Sink] = {}
+        name, settings = folder.resolve().name, run_config or {}
+        if config.tensorboard:
+            self._add("tensorboard", lambda: TensorBoardSink(folder / "tensorboard", resumed_step=resumed_step))
+        if config.wandb:
+            self._add(
+                "wandb",
+                lambda: WandbSink(folder, project=config.project, name=name, run_id=run_id, config=settings),
+            )
+        if config.mlflow:
+            self._add("mlflow", lambda: MlflowSink(project=config.project, name=name, run_id=run_id, config=settings))
+
+    def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
+        """Raises CannotWrite if metrics.jsonl cannot be written."""
+        self._jsonl.write(step, metrics, warnings)
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        for name, sink in list(self._others.items()):
+            try:
+                sink.write(step, finite)
+            except Exception as error:  # whatever a third party's logger raises, training goes on
+                del self._others[name]
+                self._warn(
+                    f"{name} failed at step {step} and gets no more metrics: {error}. metrics.jsonl has them all"
+                )
+
+    def close(self) -> None:
+        """Harmless to repeat."""
+        self._jsonl.close()
+        while self._others:
+            name, sink = self._others.popitem()
+            try:
+                sink.close()
+            except Exception as error:
+                self._warn(f"{name} could not be closed: {error}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _add(self, name: str, make: Callable[[], Sink]) -> None:
+        try:
+            self._others[name] = make()
+        except ModuleNotFoundError as error:
+            # TensorBoard is on by default: silence where it is missing would be a puzzle, an error a nuisance.
+            self._warn(f"{name} gets no metrics: the package {error.name} is not installed")
+        except Exception as error:
+            self._warn(f"{name} gets no metrics: {error}")

@@ -1,0 +1,129 @@
+"""Metrics as people read them; shared by the screen and the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from starpod.report.figures import Kind, show
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """name: in metrics.jsonl. label, kind: how it is shown. better: the good direction, 0 where there is none."""
+
+    name: str
+    label: str
+    kind: Kind = "number"
+    better: int = 0
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("evaluation/success", "Success on held-out seeds", "share", 1),
+        Metric("evaluation/return", "Return on held-out seeds", "number", 1),
+        Metric("collect/success", "Success", "share", 1),
+        Metric("collect/return_mean", "Return", "number", 1),
+        Metric("collect/return_std", "Return deviation"),
+        Metric("collect/reward_std_in_group", "Reward deviation in groups"),
+        Metric("collect/response_diversity", "Response diversity", "share"),
+        Metric("collect/turns_mean", "Turns per episode"),
+        Metric("collect/actions_per_turn", "Actions per turn"),
+        Metric("collect/tokens_per_turn", "Tokens per turn", "count"),
+        Metric("collect/format_rate", "Well-formed replies", "share", 1),
+        Metric("collect/valid_rate", "Valid actions", "share", 1),
+        Metric("collect/truncated_rate", "Replies cut by the token limit", "share", -1),
+        Metric("collect/kept_fraction", "Groups kept by the filter", "share"),
+        Metric("collect/groups_dropped", "Groups dropped", "count", -1),
+        Metric("collect/stale_dropped", "Stale groups dropped", "count", -1),
+        Metric("collect/failed", "Failed episodes", "count", -1),
+        Metric("policy/entropy", "Entropy (nats)"),
+        Metric("policy/kl", "KL of the update (nats)"),
+        Metric("policy/clip_fraction_low", "Clipped below", "share"),
+        Metric("policy/clip_fraction_high", "Clipped above", "share"),
+        Metric("policy/ratio_max", "Largest ratio"),
+        Metric("policy/logprob_gap_max", "Sampler-trainer gap, largest"),
+        Metric("policy/logprob_gap_mean", "Sampler-trainer gap, mean"),
+        Metric("critic/loss", "Critic loss"),
+        Metric("critic/explained_variance", "Critic explained variance", "number", 1),
+        Metric("update/grad_norm", "Gradient norm"),
+        Metric("update/loss", "Loss"),
+        Metric("update/learning_rate", "Learning rate"),
+        Metric("update/skipped", "Skipped updates", "count", -1),
+        Metric("time/step", "Seconds per step", "seconds"),
+        Metric("time/generate_wait", "Waiting for generation", "seconds"),
+        Metric("time/environment_wait", "Waiting for environments", "seconds"),
+        Metric("time/update", "Update", "seconds"),
+        Metric("time/collect", "Collecting", "seconds"),
+        Metric("time/sync", "Handing weights over", "seconds"),
+        Metric("time/share_outside", "Outside generation and update", "share", -1),
+        Metric("rate/sampled_tokens_per_s", "Sampled tokens/s", "rate", 1),
+        Metric("rate/trained_tokens_per_s", "Trained tokens/s", "rate", 1),
+        Metric("rate/environment_steps_per_s", "Environment steps/s", "rate", 1),
+        Metric("rate/episodes_per_s", "Episodes/s", "rate", 1),
+        Metric("environment/latency_p50", "Environment latency p50", "seconds", -1),
+        Metric("environment/latency_p99", "Environment latency p99", "seconds", -1),
+    )
+}
+"""What is known of metrics; others are shown under their own name."""
+
+
+def metric(name: str) -> Metric:
+    """What is known of it; of an unknown one its name."""
+    return METRICS.get(name) or Metric(name, name)
+
+
+def with_interval(summary: Mapping[str, Any]) -> str:
+    """72 % (66 to 77 %), from an evaluation."""
+    text = show(summary["success"], "share")
+    low, high = summary.get("success_low"), summary.get("success_high")
+    return f"{text} ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else text
+
+
+def return_with_interval(summary: Mapping[str, Any]) -> str:
+    """0.61 (0.58 to 0.64), likewise."""
+    text = show(summary.get("return_mean"))
+    low, high = summary.get("return_low"), summary.get("return_high")
+    return f"{text} ({show(low)} to {show(high)})" if low is not None and high is not None else text
+
+
+def is_graded(summary: Mapping[str, Any]) -> bool:
+    """Whether the return of an evaluation tells more than its success: not so where 1 is paid for success alone."""
+    value = summary.get("return_mean")
+    return value is not None and abs(value - summary["success"]) > 1e-9
+
+
+TICKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The latest values as bars between their smallest and largest; neighbours are averaged where they do not fit."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    if len(finite) > width:
+        cuts = [round(index * len(finite) / width) for index in range(width + 1)]
+        finite = [sum(finite[low:high]) / (high - low) for low, high in pairwise(cuts) if high > low]
+    low, high = min(finite), max(finite)
+    if high - low < 1e-12:
+        return TICKS[3] * len(finite)
+    return "".join(TICKS[min(int(8 * (value - low) / (high - low)), 7)] for value in finite)
+
+
+def trend(values: Sequence[float]) -> str:
+    """An arrow: where the last fifth of the values lies beside the rest, in units of their spread."""
+    finite = [value for value in values if math.isfinite(value)]
+    recent = max(len(finite) // 5, 2)
+    if len(finite) < 2 * recent:
+        return " "
+    before, now = finite[:-recent], finite[-recent:]
+    mean = sum(before) / len(before)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in before) / len(before))
+    moved = sum(now) / len(now) - mean
+    if abs(moved) <= max(0.5 * spread, 1e-9):
+        return "→"
+    return "↗" if moved > 0 else "↘"
