@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from starpod.env_server.environment import Concurrency
-from starpod.environments.frozen_lake.environment import FrozenLake
+from starpod.environments.frozen_lake import FrozenLake
 
 
 class IsolatedLake(FrozenLake):

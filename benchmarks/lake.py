@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.slow_lake import SlowLake
 from starpod.env_server.environment import Environment, Limits
 from starpod.env_server.episode import Episode
-from starpod.environments.frozen_lake.environment import FrozenLake
+from starpod.environments.frozen_lake import FrozenLake
 
 LAKE: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}
 LAKE_WALK = ("Right", "Left") * 22 + ("Down", "Down", "Right", "Right", "Down", "Right")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from starpod.env_server.environment import Concurrency, Outcome
-from starpod.environments.frozen_lake.environment import FrozenLake, FrozenLakeOptions
+from starpod.environments.frozen_lake import FrozenLake, FrozenLakeOptions
 
 
 class SlowLakeOptions(FrozenLakeOptions):

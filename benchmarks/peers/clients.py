@@ -21,7 +21,7 @@ from openenv.core.generic_client import GenericEnvClient
 from benchmarks.lake import WALK
 from benchmarks.measure import Measurement, Run, check, drive, summarise
 from benchmarks.peers.dm_env_rpc_server import ACTION_UID, REWARD_UID, TEXT_UID
-from starpod.environments.frozen_lake.environment import ACTIONS
+from starpod.environments.frozen_lake import ACTIONS
 
 CONNECTS_AT_ONCE = 32
 

@@ -17,7 +17,7 @@ from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
 
 from benchmarks.lake import new_episode
 from starpod.env_server.episode import Episode, Want
-from starpod.environments.frozen_lake.environment import ACTIONS
+from starpod.environments.frozen_lake import ACTIONS
 
 ACTION_UID, TEXT_UID, REWARD_UID = 1, 1, 2
 MAX_SESSIONS = 2048

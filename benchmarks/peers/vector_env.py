@@ -18,14 +18,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from benchmarks.lake import new_episode
 from benchmarks.peers.driver import Pipes, serve_runs
 from starpod.env_server.episode import Want
-from starpod.environments.frozen_lake.environment import ACTIONS, FrozenLakeSymbols
+from starpod.environments.frozen_lake import ACTIONS, Symbols
 
 
 class Lake(gymnasium.Env[str, int]):
     """The lake with Gymnasium's face."""
 
     action_space = spaces.Discrete(len(ACTIONS))
-    observation_space = spaces.Text(64, charset="".join(vars(FrozenLakeSymbols()).values()) + "\n")
+    observation_space = spaces.Text(64, charset="".join(vars(Symbols()).values()) + "\n")
 
     def __init__(self) -> None:
         self._episode = new_episode()

@@ -1,4 +1,4 @@
-"""The same seeds give the same episode: in another process, after a fork, from a snapshot."""
+"""The same seeds give the same episode: in another process or thread, after a fork, from a snapshot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from starpod.env_server.episode import Episode, Want
 from starpod.env_server.state import encode
-from tests.environments.transcript import CASES, Case, episode, next_action, play
+from tests.environments.episodes import CASES, Case, next_action, play, start_case
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = st.integers(0, 2**64 - 1)
@@ -24,18 +25,25 @@ SEEDS = st.integers(0, 2**64 - 1)
 def test_other_processes_play_the_same() -> None:
     runs = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.environments.transcript", "3"],
+            [sys.executable, "-m", "tests.environments.episodes", "3"],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": salt},
             stdout=subprocess.PIPE,
         )
         for salt in ("1", "2")
     ]
-    here = [play(episode(case, seed, seed + 1), seed) for case in CASES for seed in range(3)]
+    here = [play(start_case(case, seed, seed + 1), seed) for case in CASES for seed in range(3)]
     for run in runs:
         output, _ = run.communicate(timeout=60)
         assert run.returncode == 0
         assert json.loads(output) == here
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    jobs = [(case, seed) for case in CASES for seed in range(6)]
+    alone = [play(start_case(case, seed, seed), seed) for case, seed in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda job: play(start_case(*job, job[1]), job[1]), jobs)) == alone
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{'-'.join(case[1]) or 'default'}")
@@ -71,7 +79,7 @@ def test_options_come_back_from_their_own_dump(case: Case) -> None:
 
 
 def _played(case: Case, seed: int, dynamics_seed: int, turns: int) -> Episode:
-    state = episode(case, seed, dynamics_seed)
+    state = start_case(case, seed, dynamics_seed)
     rng = random.Random(seed)
     for _ in range(turns):
         if not state.end_reason:

@@ -10,18 +10,16 @@ import pytest
 
 from starpod.env_server import Environment
 from starpod.env_server.episode import Episode, Want
-from starpod.environments.bandit.environment import Bandit
-from starpod.environments.countdown.environment import Countdown
-from starpod.environments.frozen_lake.environment import FrozenLake
-from starpod.environments.sokoban.environment import Sokoban
-from starpod.environments.sudoku.environment import Sudoku
-from tests.environments import (
-    test_bandit_golden,
-    test_countdown_golden,
-    test_frozen_lake_golden,
-    test_sokoban_golden,
-    test_sudoku_golden,
-)
+from starpod.environments.bandit import Bandit
+from starpod.environments.countdown import Countdown
+from starpod.environments.frozen_lake import FrozenLake
+from starpod.environments.sokoban import Sokoban
+from starpod.environments.sudoku import Sudoku
+from tests.environments.bandit import test_bandit_golden
+from tests.environments.countdown import test_countdown_golden
+from tests.environments.frozen_lake import test_frozen_lake_golden
+from tests.environments.sokoban import test_sokoban_golden
+from tests.environments.sudoku import test_sudoku_golden
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 

@@ -15,11 +15,11 @@ from starpod.env_server.episode import Episode
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
 from starpod.env_server.state import decode, encode
-from starpod.environments.sokoban.environment import Sokoban
-from starpod.environments.sudoku.environment import Sudoku
+from starpod.environments.sokoban import Sokoban
+from starpod.environments.sudoku import Sudoku
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.environments.transcript import CASES, Case, episode
+from tests.environments.episodes import CASES, Case, start_case
 
 
 class Track(Environment):
@@ -96,7 +96,7 @@ async def test_a_board_of_ones_own_comes_back(kind: type[Environment], options: 
 @pytest.mark.parametrize("case", CASES)
 def test_a_snapshot_that_holds_every_option_is_restored(case: Case) -> None:
     """As written by servers that did not tell options that were given from defaults."""
-    original = episode(case, 1, 2)
+    original = start_case(case, 1, 2)
     saved = decode(original.save())
     saved["options"] = original.environment.options.model_dump(mode="json")
     restored = Episode.load(case[0], encode(saved))

@@ -1,8 +1,10 @@
-"""Hosts environments as stateful gRPC services. Authors need only what is imported here."""
+"""Hosts environments as stateful gRPC services. An environment needs no more than the names imported here."""
 
+from starpod.env_server.drawing import Canvas, encode_png, read_sprites
 from starpod.env_server.environment import (
     INVALID,
     JSON,
+    UNKNOWN_NAME,
     Busy,
     Concurrency,
     Environment,
@@ -21,7 +23,9 @@ from starpod.env_server.environment import (
 __all__ = [
     "INVALID",
     "JSON",
+    "UNKNOWN_NAME",
     "Busy",
+    "Canvas",
     "Concurrency",
     "Environment",
     "EnvironmentOptions",
@@ -34,4 +38,6 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Unavailable",
+    "encode_png",
+    "read_sprites",
 ]

@@ -1,35 +1,84 @@
-"""What the environments' pictures share: an image as PNG bytes, and the font."""
+"""Pictures for `render("png")`: a canvas with smooth edges, sprites from a file, and an image as PNG bytes.
+
+The same drawing gives the same bytes on every machine: the font is Pillow's own.
+"""
 
 from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Sequence
+from importlib import resources
 
 from PIL import Image, ImageDraw, ImageFont
 
+Colour = str | tuple[int, int, int]
+"""`#rrggbb`, or red, green and blue from 0 to 255."""
 
-def png(image: Image.Image) -> bytes:
+_SMALLEST_TEXT = 8
+
+
+class Canvas:
+    """A picture to draw on. All coordinates and sizes are pixels of the finished picture.
+
+    It is drawn `smoothing` times as large and reduced at the end, so that edges are smooth; 1 for straight lines only.
+    """
+
+    def __init__(self, width: int, height: int, background: Colour, *, smoothing: int = 3) -> None:
+        self.width = width
+        self.height = height
+        self._scale = smoothing
+        self._image = Image.new("RGB", (width * smoothing, height * smoothing), background)
+        self._draw = ImageDraw.Draw(self._image)
+
+    def box(self, left: float, top: float, right: float, bottom: float, fill: Colour, *, radius: float = 0) -> None:
+        """Fills a rectangle, with round corners where a radius is given."""
+        self._draw.rounded_rectangle(self._scaled(left, top, right, bottom), radius * self._scale, fill)
+
+    def ellipse(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
+        """Fills the ellipse that touches the sides of a rectangle."""
+        self._draw.ellipse(self._scaled(left, top, right, bottom), fill)
+
+    def polygon(self, *points: float, fill: Colour) -> None:
+        """Fills a polygon: x and y of each corner in turn."""
+        self._draw.polygon(self._scaled(*points), fill)
+
+    def line(self, *points: float, fill: Colour, width: int) -> None:
+        """Draws a line through points: x and y of each in turn."""
+        self._draw.line(self._scaled(*points), fill, width * self._scale)
+
+    def text(
+        self, x: float, y: float, text: str, fill: Colour, *, size: int, width: float | None = None, bold: bool = False
+    ) -> None:
+        """Writes one line around a point, `size` pixels high, or as much smaller as a width asks."""
+        size *= self._scale
+        while width is not None and size > _SMALLEST_TEXT and _font(size).getlength(text) > width * self._scale:
+            size -= 1
+        centre = (x * self._scale, y * self._scale)
+        self._draw.text(centre, text, fill, _font(size), "mm", stroke_width=self._scale if bold else 0)
+
+    def png(self) -> bytes:
+        """The finished picture as the bytes of a PNG file."""
+        return encode_png(self._image.reduce(self._scale))
+
+    def _scaled(self, *numbers: float) -> list[float]:
+        return [number * self._scale for number in numbers]
+
+
+@functools.cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def read_sprites(package: str, file: str, names: Sequence[str]) -> dict[str, Image.Image]:
+    """Square pictures by name, out of a PNG file of a package that holds them side by side in this order."""
+    strip = Image.open(io.BytesIO(resources.files(package).joinpath(file).read_bytes()))
+    size = strip.height
+    return {name: strip.crop((place * size, 0, (place + 1) * size, size)) for place, name in enumerate(names)}
+
+
+def encode_png(image: Image.Image) -> bytes:
     """The image as the bytes of a PNG file. The same picture gives the same bytes."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=6)
     return buffer.getvalue()
-
-
-@functools.cache
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's built-in font at `size` pixels: no file of the system's, so that pictures look alike everywhere."""
-    return ImageFont.load_default(size)
-
-
-def fit_text(
-    draw: ImageDraw.ImageDraw,
-    centre: tuple[float, float],
-    text: str,
-    width: float,
-    size: int,
-    fill: tuple[int, int, int],
-) -> None:
-    """Writes one line around a point, `size` pixels high or as much smaller as the width in pixels asks."""
-    while size > 8 and font(size).getlength(text) > width:
-        size -= 1
-    draw.text(centre, text, fill=fill, font=font(size), anchor="mm")

@@ -15,7 +15,7 @@ from gymnasium.spaces import Text
 from gymnasium.utils import seeding
 from PIL import Image as Pillow
 
-from starpod.env_server.drawing import png
+from starpod.env_server.drawing import encode_png
 from starpod.env_server.environment import INVALID, JSON, Action, Image, Outcome, Part
 from starpod.env_server.hosting.hosted import Game, own_luck
 from starpod.env_server.hosting.spaces import (
@@ -137,7 +137,7 @@ class GymnasiumGame(Game):
 
     def draw(self) -> bytes:
         """Its own picture, as PNG."""
-        return png(Pillow.fromarray(np.ascontiguousarray(self.environment.render())))
+        return encode_png(Pillow.fromarray(np.ascontiguousarray(self.environment.render())))
 
     def copy(self) -> GymnasiumGame:
         twin = copy.copy(self)

@@ -13,7 +13,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from PIL import Image as Pillow
 
-from starpod.env_server.drawing import png
+from starpod.env_server.drawing import encode_png
 from starpod.env_server.environment import Image
 
 MOST_NUMBERS = 256
@@ -156,7 +156,7 @@ def _numbers(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _draw(array: Any, drawn: list[Image]) -> Any:
-    drawn.append(Image(png(Pillow.fromarray(np.ascontiguousarray(array)))))
+    drawn.append(Image(encode_png(Pillow.fromarray(np.ascontiguousarray(array)))))
     return len(drawn)
 
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 from typing import Any, Literal
 
-from PIL import Image, ImageDraw
 from pydantic import Field, field_validator, model_validator
 
-from starpod.env_server.drawing import fit_text, png
-from starpod.env_server.environment import (
-    UNKNOWN_NAME,
-    Environment,
-    EnvironmentOptions,
-    EnvironmentSpec,
-    Limits,
-    Outcome,
-)
+from starpod.env_server import UNKNOWN_NAME, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+
+from .picture import draw, draw_text
 
 # (low arm, high arm): a steady trade against a gamble. Train and test share no name.
 PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -156,82 +148,5 @@ class Bandit(Environment):
 
     def render(self, mode: str = "text") -> str | bytes:
         if mode == "png":
-            return png(_draw(self.arms, self.pulled, self.payout))
-        return _text(self.arms, self.pulled, self.payout)
-
-
-def _text(arms: tuple[str, str], pulled: str | None, payout: float) -> str:
-    width = max(map(len, arms)) + 4
-    rows: list[list[str]] = []
-    for arm in arms:
-        window = "? ? ?" if arm != pulled else f"{payout:g}"
-        lever = ("( )", " | ", "-' ") if arm != pulled else ("   ", "   ", "-. ")
-        rows.append(
-            [
-                f"╭{'─' * width}╮   ",
-                f"│{arm:^{width}}│{lever[0]}",
-                f"├{'─' * width}┤{lever[1]}",
-                f"│{window:^{width}}│{lever[2]}",
-                f"╰{'─' * width}╯{'( )' if arm == pulled else '   '}",
-            ]
-        )
-    return "\n".join("    ".join(pieces).rstrip() for pieces in zip(*rows, strict=True))
-
-
-_SCALE = 3  # drawn three times too large and reduced, for smooth edges
-_INK, _GOLD, _CREAM = (38, 30, 52), (246, 196, 83), (255, 248, 231)
-
-
-def _draw(arms: tuple[str, str], pulled: str | None, payout: float) -> Image.Image:
-    """A picture of 480 x 300 pixels; nothing in it tells the arms apart before the pull."""
-    canvas = Image.new("RGB", (480 * _SCALE, 300 * _SCALE), (52, 41, 79))
-    draw = ImageDraw.Draw(canvas)
-    slant, bottom = 120 * _SCALE, canvas.height
-    for left in range(-160 * _SCALE, canvas.width + slant, 40 * _SCALE):  # a backdrop of stripes
-        right = left + 20 * _SCALE
-        draw.polygon([(left, 0), (right, 0), (right - slant, bottom), (left - slant, bottom)], fill=(58, 46, 88))
-    draw.rectangle((0, 262 * _SCALE, canvas.width, canvas.height), fill=(33, 26, 51))
-    for place, arm in enumerate(arms):
-        paid = payout if arm == pulled else None
-        _machine(draw, (24 + 228 * place) * _SCALE, arm, paid, dim=pulled not in (None, arm))
-    return canvas.reduce(_SCALE)
-
-
-def _machine(draw: ImageDraw.ImageDraw, left: int, name: str, payout: float | None, dim: bool) -> None:
-    s = _SCALE
-    body, shade = ((122, 108, 140), (96, 84, 112)) if dim else ((214, 64, 84), (164, 40, 64))
-
-    def box(x: int, y: int, right: int, bottom: int, radius: int, fill: tuple[int, int, int]) -> None:
-        draw.rounded_rectangle((left + x * s, y * s, left + right * s, bottom * s), radius * s, fill)
-
-    # The lever: up while unused, down after the pull.
-    top = 182 if payout is not None else 62
-    box(168, 128, 186, 150, 4, (150, 150, 168))
-    draw.line((left + 182 * s, 139 * s, left + 190 * s, top * s), fill=(196, 196, 212), width=6 * s)
-    draw.ellipse((left + 178 * s, (top - 12) * s, left + 202 * s, (top + 12) * s), fill=(240, 92, 92))
-    draw.ellipse((left + 183 * s, (top - 8) * s, left + 190 * s, (top - 1) * s), fill=(255, 190, 190))
-
-    box(0, 250, 174, 268, 6, shade)
-    box(8, 34, 166, 256, 18, shade)
-    box(8, 34, 166, 248, 18, body)
-    box(18, 44, 156, 82, 10, _CREAM)
-    fit_text(draw, (left + 87 * s, 63 * s), name, 130 * s, 22 * s, _INK)
-
-    # The window: three reels, or what was paid.
-    box(18, 94, 156, 170, 10, _INK)
-    if payout is None:
-        question = (170, 160, 180) if dim else body
-        for x in (24, 67, 110):
-            box(x, 100, x + 40, 164, 6, _CREAM)
-            fit_text(draw, (left + (x + 20) * s, 132 * s), "?", 40 * s, 40 * s, question)
-    else:
-        box(24, 100, 150, 164, 6, _GOLD if payout > 0 else _CREAM)
-        fit_text(draw, (left + 87 * s, 132 * s), f"{payout:g}", 110 * s, 46 * s, _INK)
-
-    # The tray, with coins in proportion.
-    box(32, 190, 142, 238, 10, _INK)
-    coins = 0 if payout is None or payout <= 0 else max(1, min(5, math.ceil(5 * payout)))
-    for coin in range(coins):
-        x, y = left + (44 + 18 * coin) * s, (208 - 3 * (coin % 2)) * s
-        draw.ellipse((x, y, x + 22 * s, y + 22 * s), fill=(196, 140, 40))
-        draw.ellipse((x + 2 * s, y + s, x + 20 * s, y + 19 * s), fill=_GOLD)
+            return draw(self.arms, self.pulled, self.payout)
+        return draw_text(self.arms, self.pulled, self.payout)

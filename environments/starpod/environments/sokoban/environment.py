@@ -6,85 +6,17 @@ import functools
 import hashlib
 import math
 import random
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection
+from typing import Any, Literal
 
-from PIL import Image as PILImage
-from PIL import ImageDraw
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from starpod.env_server.drawing import png
-from starpod.env_server.environment import (
-    INVALID,
-    Environment,
-    EnvironmentOptions,
-    EnvironmentSpec,
-    Image,
-    Limits,
-    OptionsError,
-    Outcome,
-)
+from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Image, Limits, Outcome
 
-MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-"""Action -> step in rows and columns. The order is that of `local` observations and of the expert's preference."""
-
-MAX_ROOMS = 2_000
-"""Rooms that one reset tries before it says that the options ask for the impossible."""
-
-MAX_RESET_STATES = 2_500_000
-"""States that all searches of one reset visit before it says so: some ten seconds. 2000 rooms of 6x6 take 100,000."""
-
-MAX_REVERSE_STATES = 50_000
-"""States of one reverse play. The published rooms need a few hundred; a large board stops here, still solvable."""
-
-MAX_SOLVER_STATES = 20_000
-"""States that a forward search visits before it gives up: less than a tenth of a second."""
-
-PICTURE_CELL = 48
-"""Pixels of a cell's edge in a rendered picture."""
-
-OBSERVATION_CELL = 16
-"""Pixels of a cell's edge in an `rgb` observation."""
-
-
-Symbol = Annotated[str, Field(min_length=1, max_length=1)]
-
-
-class Symbols(BaseModel):
-    """One character for each of the seven things that a cell can show."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    wall: Symbol = "#"
-    empty: Symbol = "_"
-    target: Symbol = "O"
-    box_on_target: Symbol = "√"
-    box: Symbol = "X"
-    player: Symbol = "P"
-    player_on_target: Symbol = "S"
-
-    @model_validator(mode="after")
-    def _check(self) -> Symbols:
-        seen: dict[str, str] = {}
-        for name, symbol in self.legend():
-            if symbol.isspace() or not symbol.isprintable():
-                raise ValueError(f"the symbol of {name!r} is {symbol!r}: give one visible character")
-            if symbol in seen:
-                raise ValueError(f"{seen[symbol]!r} and {name!r} share the symbol {symbol!r}: give each its own")
-            seen[symbol] = name
-        return self
-
-    def legend(self) -> Iterator[tuple[str, str]]:
-        """(meaning, symbol) pairs."""
-        for name in type(self).model_fields:
-            yield name.replace("_", " "), getattr(self, name)
-
-
-VOCABULARIES = {
-    "default": Symbols(),
-    "letters": Symbols(wall="W", empty=".", target="G", box_on_target="C", box="B", player="A", player_on_target="@"),
-}
+from .generation import generate
+from .picture import OBSERVATION_CELL, PICTURE_CELL, draw
+from .room import MOVES, VOCABULARIES, Board, Symbols, board_of, read_layout
+from .solver import Unsolvable, solve
 
 
 class SokobanOptions(EnvironmentOptions):
@@ -183,315 +115,6 @@ class SokobanOptions(EnvironmentOptions):
             raise ValueError("no sequence of moves solves the layout: give each box a way to a target")
 
 
-class Board:
-    """What never changes in a room. A cell is its index into `text`, so neighbours are `deltas` away.
-
-    text: the rows joined by line breaks, in the characters # (wall), _ (floor) and O (target).
-    floor: cells without a wall, targets included. What lies outside the text is never in it.
-    pushes: cell -> how many pushes a lone box there needs to its nearest target; cells without a way are absent.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.rows = text.count("\n") + 1
-        self.columns = (len(text) + 1) // self.rows - 1
-        self.deltas = {name: row * (self.columns + 1) + column for name, (row, column) in MOVES.items()}
-        self.targets = frozenset(cell for cell, kind in enumerate(text) if kind == "O")
-        self.floor = frozenset(cell for cell, kind in enumerate(text) if kind == "_") | self.targets
-        self.pushes = self._count_pushes()
-
-    def _count_pushes(self) -> dict[int, int]:
-        pushes = dict.fromkeys(self.targets, 0)
-        queue = deque(sorted(self.targets))
-        while queue:
-            cell = queue.popleft()
-            for delta in self.deltas.values():
-                # The box came from `source`, pushed by a player who stood behind it.
-                source = cell - delta
-                if source in self.floor and source - delta in self.floor and source not in pushes:
-                    pushes[source] = pushes[cell] + 1
-                    queue.append(source)
-        return pushes
-
-    def coordinate(self, cell: int) -> tuple[int, int]:
-        """Row and column, from 0."""
-        return divmod(cell, self.columns + 1)
-
-
-@functools.lru_cache(maxsize=1024)
-def board_of(text: str) -> Board:
-    """The board of a text. The members of a group and the copies of a fork share it."""
-    return Board(text)
-
-
-def read_layout(layout: Sequence[str], symbols: Symbols) -> tuple[Board, int, frozenset[int]]:
-    """Board, player and boxes of a layout. Raises ValueError that says which cell is wrong."""
-    if not 3 <= len(layout) <= 64 or not 3 <= len(layout[0]) <= 64:
-        raise ValueError("layout must have 3 to 64 rows of 3 to 64 cells")
-    kinds = {symbol: name for name, symbol in symbols.legend()}
-    players, boxes, text = [], set(), []
-    for row, line in enumerate(layout):
-        if len(line) != len(layout[0]):
-            raise ValueError(
-                f"row {row} of the layout has {len(line)} cells, row 0 has {len(layout[0])}: make them equal"
-            )
-        for column, symbol in enumerate(line):
-            if symbol not in kinds:
-                known = ", ".join(f"{symbol} {name}" for symbol, name in kinds.items())
-                raise ValueError(f"row {row}, column {column} of the layout is {symbol!r}; the symbols are: {known}")
-            kind = kinds[symbol]
-            cell = row * (len(line) + 1) + column
-            if kind.startswith("player"):
-                players.append(cell)
-            elif kind.startswith("box"):
-                boxes.add(cell)
-        text.append("".join(_background(kinds[symbol]) for symbol in line))
-    board = board_of("\n".join(text))
-    if len(players) != 1:
-        raise ValueError(f"layout has {len(players)} players: give it exactly one")
-    if not boxes or len(boxes) != len(board.targets):
-        raise ValueError(
-            f"layout has {len(boxes)} boxes and {len(board.targets)} targets: give it as many of each, >= 1"
-        )
-    return board, players[0], frozenset(boxes)
-
-
-def _background(kind: str) -> str:
-    return "#" if kind == "wall" else "O" if kind.endswith("target") else "_"
-
-
-class Unsolvable:
-    """The search saw every state there is, and none is solved."""
-
-
-Plan = list[tuple[int, frozenset[int], str]]
-"""Player, boxes and move, for every move of a solution."""
-
-
-def solve(board: Board, player: int, boxes: frozenset[int]) -> Plan | Unsolvable | None:
-    """A shortest solution; None where the search gives up."""
-    return search(board, player, boxes)[0]
-
-
-def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Unsolvable | None, int]:
-    """What `solve` says, and how many states it took.
-
-    Breadth-first over player and boxes, never pushing a box to where no target can be reached. Of all shortest
-    solutions it finds the first in the order of MOVES, so each of its suffixes is what a search from there would find.
-    """
-    floor, targets, alive = board.floor, board.targets, board.pushes
-    if not all(box in alive for box in boxes):
-        return Unsolvable(), 0
-    moves = tuple(board.deltas.items())
-    start = (player, boxes)
-    came: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
-    queue = deque([start])
-    while queue:
-        state = queue.popleft()
-        at, crates = state
-        for name, delta in moves:
-            ahead = at + delta
-            if ahead not in floor:
-                continue
-            pushed = crates
-            if ahead in crates:
-                behind = ahead + delta
-                if behind not in alive or behind in crates:
-                    continue
-                pushed = crates - {ahead} | {behind}
-            following = (ahead, pushed)
-            if following in came:
-                continue
-            came[following] = (state, name)
-            if pushed == targets:
-                plan = []
-                step = came[following]
-                while step is not None:
-                    (before, boxes_before), move = step
-                    plan.append((before, boxes_before, move))
-                    step = came[step[0]]
-                return plan[::-1], len(came)
-            queue.append(following)
-        if len(came) > MAX_SOLVER_STATES:
-            return None, len(came)
-    return Unsolvable(), len(came)
-
-
-# --- generation ------------------------------------------------------------------------------------------------------
-
-TURN = 0.35
-"""How likely the walk that carves a room turns at each of its steps."""
-
-CARVINGS = (
-    ((0, -1), (0, 0), (0, 1)),
-    ((-1, 0), (0, 0), (1, 0)),
-    ((0, -1), (0, 0), (1, 0)),
-    ((0, -1), (0, 0), (1, -1), (1, 0)),
-    ((0, 0), (0, 1), (1, 0)),
-)
-"""Shapes that the walk carves around a cell, as (row, column) offsets: bars, corners and a block."""
-
-
-def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, frozenset[int]]:
-    """A room that can be solved, with player and boxes. Draws from `rng` alone.
-
-    Raises OptionsError if MAX_ROOMS tries, or those that MAX_RESET_STATES allow, give no room within the bounds on the
-    length of the solution.
-    """
-    bounded = options.min_solution is not None or options.max_solution is not None
-    rooms = states = 0
-    while rooms < MAX_ROOMS and states < MAX_RESET_STATES:
-        rooms += 1
-        floor = _carve(rng, options.rows, options.columns)
-        if len(floor) < 2 * options.boxes + 1:
-            continue
-        width = options.columns + 1
-        cells = [row * width + column for row, column in sorted(floor)]
-        player, *targets = rng.sample(cells, options.boxes + 1)
-        text = ["#" * options.columns] * options.rows
-        for cell in cells:
-            row, column = divmod(cell, width)
-            text[row] = text[row][:column] + ("O" if cell in targets else "_") + text[row][column + 1 :]
-        board = Board("\n".join(text))
-        played, visited = _play_back(board, player, tuple(targets), options.search_depth)
-        states += visited
-        if played is None:
-            continue
-        player, boxes, displacement = played
-        player = _stroll(rng, board, player, boxes, displacement)
-        if bounded:
-            plan, visited = search(board, player, boxes)
-            states += visited
-            if not isinstance(plan, list):
-                continue
-            if len(plan) < (options.min_solution or 0) or len(plan) > (options.max_solution or math.inf):
-                continue
-        return board_of(board.text), player, boxes
-    raise OptionsError(
-        f"none of {rooms} rooms had a solution of {options.min_solution or 1} to "
-        f"{options.max_solution or 'any number of'} moves: widen min_solution and max_solution, "
-        "or change rows, columns, boxes or search_depth"
-    )
-
-
-def _carve(rng: random.Random, rows: int, columns: int) -> set[tuple[int, int]]:
-    """Floor cells (row, column) along a random walk inside the outer wall."""
-    steps = tuple(MOVES.values())
-    direction = rng.choice(steps)
-    row, column = rng.randrange(1, rows - 1), rng.randrange(1, columns - 1)
-    floor = set()
-    for _ in range(int(1.7 * (rows + columns))):
-        if rng.random() < TURN:
-            direction = rng.choice(steps)
-        row = min(max(row + direction[0], 1), rows - 2)
-        column = min(max(column + direction[1], 1), columns - 2)
-        for down, right in rng.choice(CARVINGS):
-            if 0 < row + down < rows - 1 and 0 < column + right < columns - 1:
-                floor.add((row + down, column + right))
-    return floor
-
-
-def _play_back(
-    board: Board, player: int, targets: tuple[int, ...], search_depth: int
-) -> tuple[tuple[int, frozenset[int], int] | None, int]:
-    """Starts with all boxes on targets and pulls them away, depth first.
-
-    The best state is the one with the largest product of how often the pulling changed to another box and how far the
-    boxes are from their targets in all. Returns its player, boxes and distance, None if no state has every box off
-    the targets; and how many states were visited.
-    """
-    floor = board.floor
-    deltas = tuple(board.deltas.values())
-    home = [board.coordinate(target) for target in targets]
-    best, best_score = None, 0
-    seen: set[tuple[int, frozenset[int]]] = set()
-    # player, boxes in the order of their targets, the box pulled last, changes of box, moves left
-    stack = [(player, targets, -1, 0, search_depth - 2)]
-    while stack and len(seen) < MAX_REVERSE_STATES:
-        player, boxes, last, changes, left = stack.pop()
-        key = (player, frozenset(boxes))
-        if key in seen:
-            continue
-        seen.add(key)
-        if changes and board.targets.isdisjoint(key[1]):
-            distance = sum(
-                abs(row - to_row) + abs(column - to_column)
-                for (row, column), (to_row, to_column) in zip(map(board.coordinate, boxes), home, strict=True)
-            )
-            if changes * distance > best_score:
-                best, best_score = (player, key[1], distance), changes * distance
-        if left <= 0:
-            continue
-        walks, pulls = [], []
-        for delta in deltas:
-            ahead, behind = player + delta, player - delta
-            if ahead not in floor or ahead in key[1]:
-                continue
-            if behind in key[1]:
-                box = boxes.index(behind)
-                pulled = (*boxes[:box], player, *boxes[box + 1 :])
-                pulls.append((ahead, pulled, box, changes + (box != last), left - 1))
-                walks.append((ahead, boxes, last, changes, left - 1))
-            else:
-                pulls.append((ahead, boxes, last, changes, left - 1))
-        stack += reversed(pulls + walks)
-    return best, len(seen)
-
-
-def _stroll(rng: random.Random, board: Board, player: int, boxes: frozenset[int], displacement: int) -> int:
-    """Walks the player up to three cells on, so that not every room starts right behind a box."""
-    visited = {player}
-    chance = 0.8 if displacement == 1 else 0.5
-    while len(visited) <= 3 and rng.random() < chance:
-        near = [player + delta for delta in board.deltas.values()]
-        free = [cell for cell in near if cell in board.floor and cell not in boxes and cell not in visited]
-        if not free:
-            break
-        player = rng.choice(free)
-        visited.add(player)
-        chance = 0.5
-    return player
-
-
-def _explain(options: SokobanOptions) -> str:
-    """What the observations show."""
-    legend = ", ".join(f"{symbol} {name}" for name, symbol in options.vocabulary.legend())
-    match options.observation:
-        case "grid" | "padded":
-            return f"The board is shown row by row in these symbols: {legend}."
-        case "coord":
-            return (
-                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
-                "left. Boxes that stand on a target have a line of their own. Walls are not listed."
-            )
-        case "grid_coord":
-            return (
-                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
-                f"left, and see the board row by row in these symbols: {legend}."
-            )
-        case "local":
-            return (
-                "The first line is about the player: your symbol, your row and column counted from 0 at the top left, "
-                "whether the nearest box without a target lies Up or Down and Left or Right of you (- for neither), "
-                f"and the cells {', '.join(MOVES)} of you. A line for each box follows in the same manner, with the "
-                f"way to the nearest free target, and a line with row and column for each target. Symbols: {legend}."
-            )
-        case _:
-            return (
-                "The board is shown as a picture: bricks are walls, red rings are targets, crates are boxes, and a "
-                "green crate stands on a target."
-            )
-
-
-# --- the environment -------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=64)
-def _step_outcome(reward: float, effective: bool) -> Outcome:
-    """Outcomes of moves that are nothing special; they are shared, since building one costs more than the move."""
-    return Outcome(reward=reward, effective=effective)
-
-
 class Sokoban(Environment):
     """Sokoban with the published rewards, formats and room statistics."""
 
@@ -514,7 +137,15 @@ class Sokoban(Environment):
     def reset(self, rng: random.Random) -> None:
         options = self.options
         if options.layout is None:
-            board, player, boxes = generate(rng, options)
+            board, player, boxes = generate(
+                rng,
+                rows=options.rows,
+                columns=options.columns,
+                boxes=options.boxes,
+                search_depth=options.search_depth,
+                min_solution=options.min_solution,
+                max_solution=options.max_solution,
+            )
         else:
             board, player, boxes = read_layout(tuple(options.layout), options.vocabulary)
         self.room = board.text
@@ -629,7 +260,7 @@ class Sokoban(Environment):
 
     def _grid(self) -> str:
         symbols = self.options.vocabulary
-        cells = list(_drawn(self.room, symbols.wall, symbols.empty, symbols.target))
+        cells = list(_translated(self.room, symbols.wall, symbols.empty, symbols.target))
         for cell in (self.player, *self.boxes):
             cells[cell] = self._symbol(cell, symbols)
         return "".join(cells)
@@ -669,92 +300,52 @@ class Sokoban(Environment):
         return f"{self._symbol(cell, symbols)} {row} {column} {way} {around}"
 
     def _picture(self, size: int) -> bytes:
-        board, sprites = self.board, _sprites(size)
-        image = sprites["#"].resize((board.columns * size, board.rows * size))
-        for row in range(board.rows):
-            for column in range(board.columns):
-                kind = self._symbol(row * (board.columns + 1) + column, VOCABULARIES["default"])
-                image.paste(sprites[kind], (column * size, row * size))
-        return png(image)
+        symbols = VOCABULARIES["default"]
+        width = self.board.columns + 1
+        rows = [
+            [self._symbol(row * width + column, symbols) for column in range(width - 1)]
+            for row in range(self.board.rows)
+        ]
+        return draw(rows, size)
+
+
+def _explain(options: SokobanOptions) -> str:
+    """What the observations show."""
+    legend = ", ".join(f"{symbol} {name}" for name, symbol in options.vocabulary.legend())
+    match options.observation:
+        case "grid" | "padded":
+            return f"The board is shown row by row in these symbols: {legend}."
+        case "coord":
+            return (
+                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
+                "left. Boxes that stand on a target have a line of their own. Walls are not listed."
+            )
+        case "grid_coord":
+            return (
+                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
+                f"left, and see the board row by row in these symbols: {legend}."
+            )
+        case "local":
+            return (
+                "The first line is about the player: your symbol, your row and column counted from 0 at the top left, "
+                "whether the nearest box without a target lies Up or Down and Left or Right of you (- for neither), "
+                f"and the cells {', '.join(MOVES)} of you. A line for each box follows in the same manner, with the "
+                f"way to the nearest free target, and a line with row and column for each target. Symbols: {legend}."
+            )
+        case _:
+            return (
+                "The board is shown as a picture: bricks are walls, red rings are targets, crates are boxes, and a "
+                "green crate stands on a target."
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _step_outcome(reward: float, effective: bool) -> Outcome:
+    """Outcomes of moves that are nothing special; they are shared, since building one costs more than the move."""
+    return Outcome(reward=reward, effective=effective)
 
 
 @functools.lru_cache(maxsize=1024)
-def _drawn(room: str, wall: str, empty: str, target: str) -> str:
+def _translated(room: str, wall: str, empty: str, target: str) -> str:
     """The room's text in other symbols."""
     return room.translate({ord("#"): wall, ord("_"): empty, ord("O"): target})
-
-
-@functools.cache
-def _sprites(size: int) -> dict[str, PILImage.Image]:
-    """The picture of a cell, `size` pixels wide, by its default symbol.
-
-    All share one palette: a picture of indices becomes a PNG in a tenth of the time that one of colours takes.
-    """
-    kinds = "#_O√XPS"
-    strip = PILImage.new("RGB", (len(kinds) * size, size))
-    for index, kind in enumerate(kinds):
-        strip.paste(_draw_cell(kind, size), (index * size, 0))
-    strip = strip.quantize(256)
-    return {kind: strip.crop((index * size, 0, (index + 1) * size, size)) for index, kind in enumerate(kinds)}
-
-
-def _draw_cell(kind: str, size: int) -> PILImage.Image:
-    """One cell in colours; drawn large and scaled down."""
-    scale = 4
-    edge = 64 * scale
-    image = PILImage.new("RGB", (edge, edge))
-    draw = ImageDraw.Draw(image)
-
-    def box(left: float, top: float, right: float, bottom: float, fill: str, radius: float = 0.0) -> None:
-        corners = [left * scale, top * scale, right * scale - 1, bottom * scale - 1]
-        draw.rounded_rectangle(corners, radius * scale, fill)
-
-    def disc(x: float, y: float, radius: float, fill: str) -> None:
-        draw.ellipse([(x - radius) * scale, (y - radius) * scale, (x + radius) * scale, (y + radius) * scale], fill)
-
-    def line(points: Sequence[tuple[float, float]], fill: str, width: float) -> None:
-        draw.line([(x * scale, y * scale) for x, y in points], fill, round(width * scale), joint="curve")
-
-    if kind == "#":
-        box(0, 0, 64, 64, "#4e3b36")
-        for row in range(4):
-            for brick in range(-1, 3):
-                left = brick * 32 + (16 if row % 2 else 0)
-                fill = ("#a65f49", "#98543f", "#ad6a53")[(row + 2 * brick) % 3]
-                box(left + 1.5, row * 16 + 1.5, left + 30.5, row * 16 + 14.5, fill, 2)
-                box(left + 3, row * 16 + 2.5, left + 29, row * 16 + 4.5, "#c08270", 1)
-    else:
-        box(0, 0, 64, 64, "#d8cfbb")
-        box(0.75, 0.75, 63.25, 63.25, "#e9e2d0", 3)
-        if kind in "OS":
-            disc(32, 32, 28, "#c8453c")
-            disc(32, 32, 23, "#e9e2d0")
-        if kind == "O":
-            disc(32, 32, 9, "#c8453c")
-    if kind in "X√":
-        dark, frame, plank, light = ("#6f431b", "#b67a35", "#d39b51", "#e3b674")
-        if kind == "√":
-            dark, frame, plank, light = ("#24552c", "#4f9a51", "#74bd6c", "#9dd993")
-        box(6, 6, 58, 58, dark, 6)
-        box(8, 8, 56, 56, frame, 5)
-        box(16, 16, 48, 48, dark, 1)
-        for stripe in range(3):
-            box(17, 17 + stripe * 10.5, 47, 26.5 + stripe * 10.5, plank)
-        line([(18, 46), (46, 18)], dark, 10)
-        line([(18, 46), (46, 18)], light, 7)
-        for x in (12, 52):
-            for y in (12, 52):
-                disc(x, y, 2, dark)
-    if kind in "PS":
-        box(22, 50, 31, 60, "#3a3f58", 3)
-        box(33, 50, 42, 60, "#3a3f58", 3)
-        box(13, 34, 51, 45, "#f1c7a0", 5.5)
-        box(18, 31, 46, 55, "#2f6fb5", 8)
-        box(25, 31, 39, 42, "#f4f1e8", 4)
-        disc(32, 20, 14, "#f1c7a0")
-        draw.pieslice([16 * scale, 3 * scale, 48 * scale, 33 * scale], 180, 360, "#d9503f")
-        box(15, 16, 49, 20, "#b03a2c", 2)
-        for x in (27, 37):
-            disc(x, 24, 2, "#33261f")
-        draw.arc([27 * scale, 22 * scale, 37 * scale, 31 * scale], 25, 155, "#8a4b38", round(1.6 * scale))
-    return image.resize((size, size), PILImage.Resampling.LANCZOS)

@@ -1,0 +1,5 @@
+"""sudoku-v1: fill the grid so that no row, column or box holds a digit twice."""
+
+from .environment import Sudoku, SudokuOptions
+
+__all__ = ["Sudoku", "SudokuOptions"]

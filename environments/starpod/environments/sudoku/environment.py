@@ -2,201 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import random
-import re
-from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from PIL import Image as PILImage
-from PIL import ImageDraw
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from starpod.env_server.drawing import font, png
-from starpod.env_server.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
 
-CLEARED = {"easy": 0.4, "medium": 0.5, "hard": 0.6}
-"""Difficulty -> share of the cells that are cleared."""
-
-FILL_NODES = 2_000
-"""Steps of a search for a full grid before it starts over: luck decides, so a new start is cheaper than patience."""
-
-CHECK_NODES = 300
-"""Steps of a search for a second solution before a digit stays, because it could not be shown to be redundant."""
-
-SOLVE_NODES = 10_000
-"""Steps of a search for the solution of a given puzzle: some tenths of a second."""
-
-PATIENCE = 8
-"""Steps per row of the grid after which a search also looks for digits with one place left: dear, and worth it late."""
-
-MAX_GRIDS = 200
-"""Full grids that one reset tries to find and thin out. A handful is rare."""
+from .generation import generate
+from .picture import draw, draw_html
+from .reading import read_action, read_rows
+from .solver import Grid, peers, solve_given, units
 
 LISTED_CELLS = 10
 """`with_feedback` lists the candidates once so many cells are empty, or fewer."""
-
-Grid = bytes
-"""Cells row by row, one byte each, 0 for an empty one."""
-
-
-class SearchLimit(Exception):
-    """A search took more steps than it may."""
-
-
-@functools.cache
-def units(size: int) -> tuple[tuple[int, int, int], ...]:
-    """Row, column and box of every cell, each from 0."""
-    side = math.isqrt(size)
-    return tuple((row, column, row // side * side + column // side) for row in range(size) for column in range(size))
-
-
-@functools.cache
-def peers(size: int) -> tuple[frozenset[int], ...]:
-    """For every cell those that may not hold the same digit."""
-    places = units(size)
-    return tuple(
-        frozenset(
-            other
-            for other, there in enumerate(places)
-            if other != cell and any(a == b for a, b in zip(here, there, strict=True))
-        )
-        for cell, here in enumerate(places)
-    )
-
-
-def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | None = None) -> Iterator[Grid]:
-    """Every completion of a grid; the digits are tried in order, or as `rng` shuffles them.
-
-    Backtracks on digits with one place left and cells with few candidates. Raises SearchLimit after `nodes` placements.
-    """
-    places = units(size)
-    every = (1 << size) - 1
-    used = [[0] * size, [0] * size, [0] * size]
-    for cell, digit in enumerate(grid):
-        if digit:
-            bit = 1 << (digit - 1)
-            for unit, index in zip(used, places[cell], strict=True):
-                if unit[index] & bit:
-                    return
-                unit[index] |= bit
-    rows, columns, boxes = used
-    filled = list(grid)
-    empty = [cell for cell, digit in enumerate(grid) if not digit]
-    budget = nodes
-
-    def complete() -> Iterator[Grid]:
-        nonlocal budget
-        fewest, chosen, candidates = size + 1, -1, 0
-        frees = []
-        for index, cell in enumerate(empty):
-            row, column, box = places[cell]
-            free = every & ~(rows[row] | columns[column] | boxes[box])
-            frees.append(free)
-            count = free.bit_count()
-            if count < fewest:
-                fewest, chosen, candidates = count, index, free
-                if count < 2:
-                    break
-        if chosen < 0:
-            yield bytes(filled)
-            return
-        if fewest > 1 and nodes - budget > PATIENCE * size:
-            lone = _lone_digits(size, used, [places[cell] for cell in empty], frees)
-            if lone is None:
-                return
-            for index, cell in enumerate(empty):
-                row, column, box = places[cell]
-                if only := frees[index] & (lone[0][row] | lone[1][column] | lone[2][box]):
-                    fewest, chosen, candidates = 1, index, only
-                    break
-        # Two digits that each have this cell as their only place are a dead end, like a cell without candidates.
-        if not fewest or (fewest == 1 and candidates & (candidates - 1)):
-            return
-        cell = empty[chosen]
-        empty[chosen] = empty[-1]
-        empty.pop()
-        row, column, box = places[cell]
-        digits = [digit for digit in range(1, size + 1) if candidates >> (digit - 1) & 1]
-        if rng is not None:
-            rng.shuffle(digits)
-        for digit in digits:
-            budget -= 1
-            if budget < 0:
-                raise SearchLimit
-            bit = 1 << (digit - 1)
-            rows[row] |= bit
-            columns[column] |= bit
-            boxes[box] |= bit
-            filled[cell] = digit
-            yield from complete()
-            rows[row] ^= bit
-            columns[column] ^= bit
-            boxes[box] ^= bit
-        filled[cell] = 0
-        empty.append(cell)
-        empty[chosen], empty[-1] = empty[-1], empty[chosen]
-
-    yield from complete()
-
-
-def _lone_digits(
-    size: int, used: list[list[int]], places: list[tuple[int, int, int]], frees: list[int]
-) -> list[list[int]] | None:
-    """For every row, column and box the digits with one place left, as bits; None if a digit has no place at all."""
-    once = [[0] * size, [0] * size, [0] * size]
-    twice = [[0] * size, [0] * size, [0] * size]
-    for place, free in zip(places, frees, strict=True):
-        for unit in range(3):
-            index = place[unit]
-            twice[unit][index] |= once[unit][index] & free
-            once[unit][index] |= free
-    every = (1 << size) - 1
-    for unit in range(3):
-        for index in range(size):
-            if once[unit][index] | used[unit][index] != every:
-                return None
-            once[unit][index] &= ~twice[unit][index]
-    return once
-
-
-def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid]:
-    """A puzzle with exactly one solution, and that solution. Draws from `rng` alone."""
-    goal = int(size * size * CLEARED[difficulty])
-    for _ in range(MAX_GRIDS):
-        try:
-            solution = next(solutions(bytes(size * size), size, FILL_NODES, rng))
-        except SearchLimit:
-            continue
-        puzzle = list(solution)
-        cleared = 0
-        for cell in rng.sample(range(size * size), size * size):
-            puzzle[cell] = 0
-            if _has_other(puzzle, size, cell, solution[cell]):
-                puzzle[cell] = solution[cell]
-            else:
-                cleared += 1
-                if cleared == goal:
-                    return bytes(puzzle), solution
-    raise RuntimeError(f"none of {MAX_GRIDS} grids could be thinned out to a {difficulty} {size}x{size} puzzle")
-
-
-def _has_other(puzzle: list[int], size: int, cell: int, digit: int) -> bool:
-    """Whether some other digit in the cell also leads to a solution, or may: what takes too long counts as yes."""
-    taken = {puzzle[peer] for peer in peers(size)[cell]}
-    try:
-        for other in range(1, size + 1):
-            if other != digit and other not in taken:
-                puzzle[cell] = other
-                if next(solutions(puzzle, size, CHECK_NODES), None) is not None:
-                    return True
-    except SearchLimit:
-        return True
-    finally:
-        puzzle[cell] = 0
-    return False
 
 
 class SudokuOptions(EnvironmentOptions):
@@ -240,7 +61,7 @@ class SudokuOptions(EnvironmentOptions):
     @field_validator("puzzle", "solution")
     @classmethod
     def _read(cls, value: Any, info: ValidationInfo) -> Any:
-        return value if value is None else _read_rows(value, str(info.field_name))
+        return value if value is None else read_rows(value, str(info.field_name))
 
     @model_validator(mode="after")
     def _check(self) -> SudokuOptions:
@@ -255,7 +76,7 @@ class SudokuOptions(EnvironmentOptions):
             raise ValueError(f"puzzle has {size} rows, the option size says {self.size}: leave it out")
         if self.difficulty != fields["difficulty"].default:
             raise ValueError("difficulty is for generated puzzles: leave it out where there is a puzzle")
-        _solve_given(_flat(self.puzzle), _flat(self.solution))
+        solve_given(_flat(self.puzzle), _flat(self.solution))
         return self
 
     @property
@@ -271,94 +92,12 @@ class SudokuOptions(EnvironmentOptions):
     def given(self) -> tuple[Grid, Grid] | None:
         """The explicit puzzle and its solution; None where one is to be generated."""
         puzzle = _flat(self.puzzle)
-        return (puzzle, _solve_given(puzzle, _flat(self.solution))) if puzzle else None
+        return (puzzle, solve_given(puzzle, _flat(self.solution))) if puzzle else None
 
 
 def _flat(rows: str | tuple[tuple[int, ...], ...] | None) -> Grid:
     assert not isinstance(rows, str)
     return bytes(digit for row in rows or () for digit in row)
-
-
-def _read_rows(value: str | tuple[tuple[int, ...], ...], name: str) -> tuple[tuple[int, ...], ...]:
-    if isinstance(value, str):
-        cells = "".join(value.split())
-        size = math.isqrt(len(cells))
-        if size not in (4, 9) or size * size != len(cells) or not re.fullmatch(r"[0-9.]+", cells):
-            raise ValueError(
-                f"{name} is {len(cells)} characters: write the 16 or 81 cells as digits, with . or 0 for an empty one"
-            )
-        digits = [int(cell) if cell != "." else 0 for cell in cells]
-        value = tuple(tuple(digits[start : start + size]) for start in range(0, size * size, size))
-    size = len(value)
-    if size not in (4, 9, 16):
-        raise ValueError(f"{name} has {size} rows: make it 4, 9 or 16")
-    for index, row in enumerate(value, 1):
-        if len(row) != size:
-            raise ValueError(f"row {index} of {name} has {len(row)} cells: make it {size}, like the number of rows")
-        for digit in row:
-            if not 0 <= digit <= size:
-                raise ValueError(f"row {index} of {name} holds {digit}: use 0 for an empty cell, or 1 to {size}")
-    return value
-
-
-@functools.lru_cache(maxsize=256)
-def _solve_given(puzzle: Grid, solution: Grid) -> Grid:
-    """The solution of an explicit puzzle, checked against `solution` unless that is empty. Raises ValueError."""
-    size = math.isqrt(len(puzzle))
-    if 0 not in puzzle:
-        raise ValueError("puzzle has no empty cell: leave at least one to fill")
-    if solution:
-        if len(solution) != len(puzzle):
-            raise ValueError("puzzle and solution differ in size")
-        for cell, digit in enumerate(puzzle):
-            if digit not in (0, solution[cell]):
-                row, column = divmod(cell, size)
-                raise ValueError(f"solution has {solution[cell]} at ({row + 1},{column + 1}), puzzle has {digit}")
-        if 0 in solution or next(solutions(solution, size, 1), None) is None:
-            raise ValueError("solution is no full grid without clashes")
-        return solution
-    found = solutions(puzzle, size, SOLVE_NODES)
-    try:
-        first, second = next(found, None), next(found, None)
-    except SearchLimit:
-        raise ValueError("puzzle is too open to be solved here: give more digits, or its solution") from None
-    if first is None:
-        raise ValueError("puzzle has no solution: a digit is wrong")
-    if second is not None:
-        raise ValueError("puzzle has more than one solution: give more digits, or say with `solution` which is meant")
-    return first
-
-
-FORMS = tuple(
-    re.compile(form)
-    for form in (
-        r"place\s+(\d+)\s+at\s+row\s+(\d+)\s+col\s+(\d+)",
-        r"place\s+(\d+)\s+at\s+\((\d+),\s*(\d+)\)",
-        r"place\s+(\d+)\s+at\s+(\d+),\s*(\d+)",
-        r"(?<!\d)(\d+)\s+at\s+(\d+),\s*(\d+)",
-        r"\((\d+),\s*(\d+),\s*(\d+)\)",
-        r"(?<!\d)(\d+),\s*(\d+),\s*(\d+)",
-    )
-)
-"""How a placement is written. The first form that occurs anywhere counts. All take time linear in the text."""
-
-
-def read_action(text: str, size: int) -> tuple[int, int, int]:
-    """Row, column and number, each from 1. Raises ValueError that says what is wrong."""
-    text = text.strip().lower()
-    for form in FORMS:
-        if match := form.search(text):
-            # Python refuses to read thousands of digits.
-            first, second, third = (int(group[:200]) for group in match.groups())
-            # With "place" or "at" anywhere in it, the text reads number, row, column; else row, column, number.
-            worded = "place" in text or "at" in text
-            row, column, number = (second, third, first) if worded else (first, second, third)
-            for name, value in (("Row", row), ("Column", column), ("Number", number)):
-                if not 1 <= value <= size:
-                    raise ValueError(f"{name} {value} is out of range (1-{size})")
-            return row, column, number
-    shown = text if len(text) <= 200 else text[:200] + "..."
-    raise ValueError(f"Could not parse action: '{shown}'. Expected format: 'place 5 at row 2 col 3' or '2,3,5'")
 
 
 class Sudoku(Environment):
@@ -479,9 +218,9 @@ class Sudoku(Environment):
     def render(self, mode: str = "text") -> str | bytes:
         match mode:
             case "png":
-                return self._picture()
+                return draw(self.puzzle, self.grid, self.size, self._marked())
             case "html":
-                return self._html()
+                return draw_html(self.puzzle, self.grid, self.size, self._marked())
             case _:
                 return self._detailed()
 
@@ -651,48 +390,3 @@ class Sudoku(Environment):
         lines += ["", f"Progress: {filled}/{cells} cells filled ({given} initial, {filled - given} placed)"]
         lines.append(f"Steps: {self.steps}/{self.options.steps_allowed}")
         return "\n".join(lines)
-
-    def _html(self) -> str:
-        size, side, marked = self.size, math.isqrt(self.size), self._marked()
-        rows = []
-        for row in range(size):
-            cells = []
-            for column in range(size):
-                cell = row * size + column
-                colour = "#c0392b" if cell in marked else "#222" if self.puzzle[cell] else "#1f6fc4"
-                style = f"width:2em;height:2em;border:1px solid #bbb;text-align:center;color:{colour}"
-                if self.puzzle[cell]:
-                    style += ";font-weight:bold;background:#f1ede4"
-                for edge, index in (("right", column), ("bottom", row)):
-                    if index % side == side - 1 and index < size - 1:
-                        style += f";border-{edge}:2px solid #333"
-                cells.append(f'<td style="{style}">{self.grid[cell] or ""}</td>')
-            rows.append(f"<tr>{''.join(cells)}</tr>")
-        return f'<table style="border-collapse:collapse;border:2px solid #333">{"".join(rows)}</table>'
-
-    def _picture(self) -> bytes:
-        size, side, marked = self.size, math.isqrt(self.size), self._marked()
-        edge, margin = 48, 16
-        image = PILImage.new("RGB", (size * edge + 2 * margin, size * edge + 2 * margin), "#faf8f3")
-        draw = ImageDraw.Draw(image)
-        for cell, digit in enumerate(self.grid):
-            row, column = divmod(cell, size)
-            left, top = margin + column * edge, margin + row * edge
-            shaded = (row // side + column // side) % 2 == 0
-            draw.rectangle([left, top, left + edge, top + edge], "#f1ede2" if shaded else "#ffffff")
-            ink = "#2b2b33"
-            if cell in marked:
-                draw.rectangle([left, top, left + edge, top + edge], "#f9d6d1")
-                ink = "#b3261e"
-            elif not self.puzzle[cell]:
-                ink = "#1f6fc4"
-            if digit:
-                stroke = 1 if self.puzzle[cell] else 0
-                middle = (left + edge / 2, top + edge / 2)
-                draw.text(middle, str(digit), ink, font(28 if size < 10 else 22), "mm", stroke_width=stroke)
-        for index in sorted(range(size + 1), key=lambda index: index % side == 0):  # the heavy rulers last
-            heavy = index % side == 0
-            ruler, far = margin + index * edge, margin + size * edge
-            for line in ((margin, ruler, far, ruler), (ruler, margin, ruler, far)):
-                draw.line(line, "#3b3a45" if heavy else "#cfc9bb", 3 if heavy else 1)
-        return png(image)

@@ -1,4 +1,4 @@
-"""What happens in an episode, as plain values that can be compared between instances and processes."""
+"""Opens and plays episodes without a server; what happens in them as values that processes can compare."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from starpod.env_server.environment import Environment
 from starpod.env_server.episode import Episode, Limits, Want
-from starpod.environments.bandit.environment import Bandit
-from starpod.environments.countdown.environment import Countdown
-from starpod.environments.frozen_lake.environment import FrozenLake
-from starpod.environments.sokoban.environment import Sokoban
-from starpod.environments.sudoku.environment import Sudoku
+from starpod.environments.bandit import Bandit
+from starpod.environments.countdown import Countdown
+from starpod.environments.frozen_lake import FrozenLake
+from starpod.environments.sokoban import Sokoban
+from starpod.environments.sudoku import Sudoku
 
 EVERYTHING = Want(valid_actions=True, state_key=True, expert_action=True, score=True)
 
@@ -31,28 +31,38 @@ CASES: list[Case] = [
     (Countdown, {"numbers": [3, 3, 8, 8], "target": 24}),
     (Sokoban, {}),
     (Sokoban, {"rows": 8, "columns": 8, "boxes": 2, "max_solution": 6, "observation": "local"}),
+    (Sokoban, {"rows": 6, "columns": 7, "boxes": 2, "search_depth": 20}),
+    (Sokoban, {"boxes": 3, "min_solution": 6}),
     (Sokoban, {"layout": "#####\n#P__#\n#_XO#\n#_XO#\n#___#\n#####", "observation": "coord"}),
     (Sudoku, {}),
     (Sudoku, {"size": 4, "difficulty": "hard", "conflicts": "place"}),
+    (Sudoku, {"difficulty": "hard"}),
+    (Sudoku, {"size": 16}),
     (Sudoku, {"puzzle": "2.1. .1.. ..24 4.3.", "observation": "detailed"}),
 ]
 """Environments with options that between them use every way to start."""
 
 
-def episode(case: Case, seed: int, dynamics_seed: int) -> Episode:
-    """A fresh episode with limits that let it last a while."""
-    kind, options = case
+def start(
+    kind: type[Environment], seed: int = 0, dynamics_seed: int = 0, limits: Limits | None = None, **options: Any
+) -> Episode:
+    """A fresh episode; without limits where none are given."""
     environment = kind()
     environment.options = kind.Options(**options)
-    started = Episode(environment, Limits(max_turns=20))
-    started.reset(seed, dynamics_seed)
-    return started
+    episode = Episode(environment, limits or Limits())
+    episode.reset(seed, dynamics_seed)
+    return episode
+
+
+def start_case(case: Case, seed: int, dynamics_seed: int) -> Episode:
+    """A fresh episode of a case, with limits that let it last a while."""
+    return start(case[0], seed, dynamics_seed, Limits(max_turns=20), **case[1])
 
 
 def next_action(state: Episode, rng: random.Random) -> Any:
-    """A valid action where they can be listed, the expert's or nonsense where not."""
+    """A valid action where they can be listed, else the expert's; sometimes nonsense."""
     valid = state.environment.valid_actions()
-    if valid is not None:
+    if valid and rng.random() < 0.9:
         return rng.choice(list(valid))
     return rng.choice([state.environment.expert_action(), "1 + 1", "nonsense"])
 
@@ -70,4 +80,4 @@ def play(state: Episode, seed: int) -> list[str]:
 
 if __name__ == "__main__":
     seeds = range(int(sys.argv[1]))
-    json.dump([play(episode(case, seed, seed + 1), seed) for case in CASES for seed in seeds], sys.stdout)
+    json.dump([play(start_case(case, seed, seed + 1), seed) for case in CASES for seed in seeds], sys.stdout)

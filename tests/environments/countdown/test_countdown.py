@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import warnings
@@ -14,25 +15,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from starpod.env_server.episode import Episode, Limits, Transition, Want
-from starpod.environments.countdown.environment import (
-    MAX_LENGTH,
-    Countdown,
-    Malformed,
-    parse,
-    solvable_by_signs,
-    solve,
-)
+from starpod.env_server.episode import Limits, Transition, Want
+from starpod.environments.countdown import Countdown
+from starpod.environments.countdown.expression import MAX_LENGTH, Malformed, parse
+from starpod.environments.countdown.puzzles import solvable_by_signs, solve
+from tests.environments import episodes
 
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-def start(seed: int = 0, **options: Any) -> Episode:
-    environment = Countdown()
-    environment.options = Countdown.Options(**options)
-    episode = Episode(environment, Countdown.spec.limits)
-    episode.reset(seed, 0)
-    return episode
+start = functools.partial(episodes.start, Countdown, limits=Countdown.spec.limits)
 
 
 def answer(text: Any, numbers: list[int], target: int, **options: Any) -> Transition:

@@ -8,7 +8,7 @@ import pytest
 
 from starpod.env_server.environment import Limits
 from starpod.env_server.episode import Episode, Transition, Want
-from starpod.environments.sudoku.environment import Sudoku
+from starpod.environments.sudoku import Sudoku
 from tests.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Parity, episodes_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections import Counter
 from typing import Any
@@ -13,18 +14,14 @@ from PIL import Image
 from pydantic import ValidationError
 
 from starpod.env_server.environment import UNKNOWN_NAME
-from starpod.env_server.episode import Episode, Limits, Want
-from starpod.environments.bandit.environment import PAIRS, Bandit
+from starpod.env_server.episode import Limits, Want
+from starpod.environments.bandit import PAIRS, Bandit
+from tests.environments import episodes
 
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-def start(seed: int = 0, dynamics_seed: int = 0, **options: Any) -> Episode:
-    environment = Bandit()
-    environment.options = Bandit.Options(**options)
-    episode = Episode(environment, Bandit.spec.limits)
-    episode.reset(seed, dynamics_seed)
-    return episode
+start = functools.partial(episodes.start, Bandit, limits=Bandit.spec.limits)
 
 
 def test_name_pairs_as_published() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from starpod.env_server.episode import Episode, EpisodeOver, Limits, Want
-from starpod.environments.frozen_lake.environment import FrozenLake
+from starpod.environments.frozen_lake import FrozenLake
 from tests.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Draws, Parity, golden
 

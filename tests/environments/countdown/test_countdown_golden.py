@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from starpod.env_server.episode import Episode, EpisodeOver, Limits, Want
-from starpod.environments.countdown.environment import Countdown, Malformed, parse, solvable_by_signs
+from starpod.environments.countdown import Countdown
+from starpod.environments.countdown.expression import Malformed, parse
+from starpod.environments.countdown.puzzles import solvable_by_signs
 from tests.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Parity, golden
 

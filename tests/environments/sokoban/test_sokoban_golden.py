@@ -10,7 +10,7 @@ from PIL import Image
 
 from starpod.env_server.environment import Limits
 from starpod.env_server.episode import Episode, Want
-from starpod.environments.sokoban.environment import Sokoban
+from starpod.environments.sokoban import Sokoban
 from tests.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Parity, episodes_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from starpod.env_server.episode import Episode, EpisodeOver, Limits, Want
-from starpod.environments.bandit.environment import Bandit
+from starpod.environments.bandit import Bandit
 from tests.environments.recorded_turns import begin, records_of, replay_turns
 from tests.golden import Draws, Parity, golden
 

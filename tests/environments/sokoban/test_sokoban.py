@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
+import functools
 import random
 import statistics
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,21 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from starpod.env_server.environment import Limits, OptionsError
-from starpod.env_server.episode import EndReason, Episode, Want
-from starpod.env_server.state import decode, encode
-from starpod.environments import sokoban as module
-from starpod.environments.sokoban.environment import MOVES, Sokoban, generate, solve
+from starpod.env_server.environment import OptionsError
+from starpod.env_server.episode import EndReason, Want
+from starpod.environments.sokoban import Sokoban, generation
+from starpod.environments.sokoban.generation import generate
+from starpod.environments.sokoban.room import MOVES
+from starpod.environments.sokoban.solver import solve
+from tests.environments import episodes
 
 EVERYTHING = Want(valid_actions=True, state_key=True, expert_action=True, score=True)
 
 
-def start(seed: int = 0, limits: Limits | None = None, **options: Any) -> Episode:
-    environment = Sokoban()
-    environment.options = Sokoban.Options(**options)
-    episode = Episode(environment, limits or Limits())
-    episode.reset(seed, 0)
-    return episode
+start = functools.partial(episodes.start, Sokoban)
 
 
 rooms = st.builds(
@@ -69,7 +61,7 @@ def test_the_solution_is_as_long_as_asked(seed: int, least: int, more: int) -> N
 
 
 def test_an_impossible_length_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ROOMS", 50)
+    monkeypatch.setattr(generation, "MAX_ROOMS", 50)
     with pytest.raises(ValueError, match="none of 50 rooms had a solution of 60 to any number of moves: widen"):
         start(min_solution=60)
 
@@ -78,7 +70,7 @@ def test_a_search_for_an_impossible_length_ends_soon(monkeypatch: pytest.MonkeyP
     """On large boards a room costs a hundred times what it costs on small ones."""
     large = {"rows": 12, "columns": 12, "boxes": 4}
     room = start(3, **large).environment.render("text")
-    monkeypatch.setattr(module, "MAX_RESET_STATES", 150_000)
+    monkeypatch.setattr(generation, "MAX_RESET_STATES", 150_000)
     with pytest.raises(OptionsError, match=r"none of [1-9] rooms had a solution of 200 to any number of moves: widen"):
         start(3, **large, min_solution=200)
     assert start(3, **large).environment.render("text") == room
@@ -96,82 +88,20 @@ def test_rooms_are_like_the_published_ones(options: dict[str, int], length: floa
     """Means over fixed seeds, with room for some four standard errors."""
     lengths, shares = [], []
     for seed in range(300):
-        made = Sokoban.Options(**options)
-        board, player, boxes = generate(random.Random(seed), made)
+        made = {"rows": 6, "columns": 6, "boxes": 1, "search_depth": 300} | options
+        board, player, boxes = generate(random.Random(seed), **made)
         plan = solve(board, player, boxes)
         assert isinstance(plan, list)
         lengths.append(len(plan))
-        shares.append(1 - len(board.floor) / ((made.rows - 2) * (made.columns - 2)))
+        shares.append(1 - len(board.floor) / ((made["rows"] - 2) * (made["columns"] - 2)))
     assert statistics.mean(lengths) == pytest.approx(length, abs=0.5)
     assert statistics.mean(shares) == pytest.approx(walls, abs=0.04)
-
-
-def fingerprint() -> str:
-    digest = hashlib.sha256()
-    for seed in range(12):
-        for options in ({}, {"rows": 8, "columns": 8, "boxes": 2, "search_depth": 10}, {"boxes": 3, "min_solution": 6}):
-            digest.update(transcript(seed, options))
-    return digest.hexdigest()
-
-
-def transcript(seed: int, options: dict[str, Any]) -> bytes:
-    episode = start(seed, **options)
-    player = random.Random(seed)
-    seen = [repr(episode.observe(EVERYTHING))]
-    while not episode.end_reason and episode.turns < 15:
-        seen.append(repr(episode.turn([player.choice(tuple(MOVES))], EVERYTHING)))
-    return "\n".join(seen).encode()
-
-
-def test_processes_agree_whatever_their_hash_seed() -> None:
-    program = "from tests.environments.test_sokoban import fingerprint; print(fingerprint())"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=Path(__file__).resolve().parents[2],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        for seed in ("0", "4242")
-    }
-    assert digests == {fingerprint()}
-
-
-def test_threads_do_not_disturb_each_other() -> None:
-    jobs = [(seed, {"rows": 7, "columns": 7, "boxes": 2}) for seed in range(24)]
-    alone = [transcript(*job) for job in jobs]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda job: transcript(*job), jobs)) == alone
 
 
 def test_generation_leaves_the_global_stream_alone() -> None:
     before = random.getstate()
     start(1)
     assert random.getstate() == before
-
-
-@given(
-    seeds, st.lists(st.sampled_from(tuple(MOVES)), max_size=12), st.lists(st.sampled_from(tuple(MOVES)), max_size=12)
-)
-@settings(max_examples=40, deadline=None)
-def test_copies_go_on_alike(seed: int, before: list[str], after: list[str]) -> None:
-    original = start(seed, rows=6, columns=7, boxes=2, search_depth=20)
-    for action in before:
-        if not original.end_reason:
-            original.turn([action], EVERYTHING)
-    fork = original.fork(None)
-    restored = Episode(Sokoban(), original.limits)
-    restored.environment.options = original.environment.options
-    restored.environment.set_state(decode(encode(original.environment.get_state())))
-    restored.turns, restored.actions, restored.end_reason = original.turns, original.actions, original.end_reason
-    for action in after:
-        if original.end_reason:
-            break
-        turn = repr(original.turn([action], EVERYTHING))
-        assert repr(fork.turn([action], EVERYTHING)) == turn
-        assert repr(restored.turn([action], EVERYTHING)) == turn
 
 
 @given(seeds, rooms)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import itertools
 import math
-import os
 import random
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from starpod.env_server.environment import Limits
-from starpod.env_server.episode import EndReason, Episode, Want
-from starpod.env_server.state import decode, encode
-from starpod.environments.sudoku.environment import CLEARED, Sudoku, generate, read_action, solutions
+from starpod.env_server.episode import EndReason, Want
+from starpod.environments.sudoku import Sudoku
+from starpod.environments.sudoku.generation import CLEARED, generate
+from starpod.environments.sudoku.reading import read_action
+from starpod.environments.sudoku.solver import solutions
+from tests.environments import episodes
 
 EVERYTHING = Want(state_key=True, expert_action=True, score=True)
 
@@ -30,12 +27,7 @@ SOLUTION = "2413 3142 1324 4231"
 """A 4x4 puzzle and its only solution: row by row, with empty cells (1,2), (1,4), (2,1), (2,3), (2,4), ..."""
 
 
-def start(seed: int = 0, limits: Limits | None = None, **options: Any) -> Episode:
-    environment = Sudoku()
-    environment.options = Sudoku.Options(**options)
-    episode = Episode(environment, limits or Limits())
-    episode.reset(seed, 0)
-    return episode
+start = functools.partial(episodes.start, Sudoku)
 
 
 seeds = st.integers(0, 2**64 - 1)
@@ -87,68 +79,9 @@ def test_large_puzzles() -> None:
     assert environment.observe().count("[") == 128 + 1  # one in the legend
 
 
-def transcript(seed: int, options: dict[str, Any]) -> bytes:
-    episode = start(seed, **options)
-    player = random.Random(seed)
-    seen = [repr(episode.observe(EVERYTHING))]
-    while not episode.end_reason and episode.turns < 12:
-        seen.append(repr(episode.turn([f"{','.join(str(player.randint(1, 9)) for _ in '123')}"], EVERYTHING)))
-    return "\n".join(seen).encode()
-
-
-def fingerprint() -> str:
-    digest = hashlib.sha256()
-    for seed, (size, difficulty) in enumerate([(4, "hard"), (9, "easy"), (9, "hard"), (16, "easy")] * 2):
-        digest.update(transcript(seed, {"size": size, "difficulty": difficulty}))
-    return digest.hexdigest()
-
-
-def test_processes_agree_whatever_their_hash_seed() -> None:
-    program = "from tests.environments.test_sudoku import fingerprint; print(fingerprint())"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=Path(__file__).resolve().parents[2],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        for seed in ("0", "4242")
-    }
-    assert digests == {fingerprint()}
-
-
-def test_threads_do_not_disturb_each_other() -> None:
-    jobs = [(seed, {"difficulty": "hard"}) for seed in range(12)]
-    alone = [transcript(*job) for job in jobs]
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(lambda job: transcript(*job), jobs)) == alone
-
-
 actions = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=10).map(
     lambda triples: [",".join(map(str, triple)) for triple in triples]
 )
-
-
-@given(seeds, actions, actions, st.sampled_from(["refuse", "place"]))
-@settings(max_examples=40, deadline=None)
-def test_copies_go_on_alike(seed: int, before: list[str], after: list[str], conflicts: str) -> None:
-    original = start(seed, size=4, conflicts=conflicts)
-    for action in before:
-        if not original.end_reason:
-            original.turn([action], EVERYTHING)
-    fork = original.fork(None)
-    restored = Episode(Sudoku(), original.limits)
-    restored.environment.options = original.environment.options
-    restored.environment.set_state(decode(encode(original.environment.get_state())))
-    restored.turns, restored.actions, restored.end_reason = original.turns, original.actions, original.end_reason
-    for action in after:
-        if original.end_reason:
-            break
-        turn = repr(original.turn([action], EVERYTHING))
-        assert repr(fork.turn([action], EVERYTHING)) == turn
-        assert repr(restored.turn([action], EVERYTHING)) == turn
 
 
 @given(seeds, kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import random
@@ -16,7 +17,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from starpod.env_server.episode import EndReason, Episode, EpisodeOver, Limits, Want
-from starpod.environments.frozen_lake.environment import ACTIONS, FrozenLake
+from starpod.environments.frozen_lake import ACTIONS, FrozenLake
+from tests.environments import episodes
 from tests.golden import Draws
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -29,12 +31,7 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
-def start(seed: int = 0, dynamics_seed: int = 0, limits: Limits | None = None, **options: Any) -> Episode:
-    environment = FrozenLake()
-    environment.options = FrozenLake.Options(**options)
-    episode = Episode(environment, limits or Limits())
-    episode.reset(seed, dynamics_seed)
-    return episode
+start = functools.partial(episodes.start, FrozenLake)
 
 
 @settings(max_examples=60, deadline=None)

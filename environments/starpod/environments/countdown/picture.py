@@ -1,0 +1,59 @@
+"""Draws the target, the numbers and the answer, as text and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starpod.env_server import Canvas
+
+_INK, _PAPER, _GOLD = (35, 40, 52), (255, 251, 240), (246, 196, 83)
+
+
+def plain(points: float) -> str:
+    """Points as a person writes them: whole ones without a decimal point."""
+    return str(int(points)) if points == int(points) else str(points)
+
+
+def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: float) -> str:
+    """The puzzle in lines of text."""
+    cells = [f"{number:^{len(str(number)) + 2}}" for number in numbers]
+    lines = [
+        f"Target {target}",
+        "  ".join(f"┌{'─' * len(cell)}┐" for cell in cells),
+        "  ".join(f"│{cell}│" for cell in cells),
+        "  ".join(f"└{'─' * len(cell)}┘" for cell in cells),
+    ]
+    if answer is not None:
+        lines.append(f"{answer!r}: {plain(points)} points")
+    return "\n".join(lines)
+
+
+def draw(numbers: Sequence[int], target: int, answer: str | None, points: float, best: float) -> bytes:
+    """A PNG of 480 x 300 pixels: the target on a display, the numbers on cards, the answer below."""
+    canvas = Canvas(480, 300, (29, 84, 78))
+    canvas.box(10, 10, 470, 290, (36, 98, 90), radius=16)
+    canvas.box(140, 26, 340, 108, (14, 22, 30), radius=12)
+    canvas.box(146, 32, 334, 102, (24, 36, 46), radius=8)
+    canvas.text(240, 46, "TARGET", (150, 170, 180), size=12, width=120)
+    canvas.text(240, 77, str(target), _GOLD, size=46, width=170)
+
+    width, gap = 76, 14
+    left = 240 - (len(numbers) * (width + gap) - gap) / 2
+    for place, number in enumerate(numbers):
+        x, y = left + place * (width + gap), 130 + 3 * (place % 2)
+        canvas.box(x + 3, y + 5, x + width + 3, y + 95, (22, 64, 60), radius=10)
+        canvas.box(x, y, x + width, y + 90, _PAPER, radius=10)
+        canvas.box(x + 5, y + 5, x + width - 5, y + 85, (244, 236, 216), radius=7)
+        canvas.text(x + width / 2, y + 45, str(number), _INK, size=36, width=width - 16)
+
+    if answer is None:
+        for place, sign in enumerate("+-*/="):
+            canvas.text(120 + 60 * place, 260, sign, (120, 170, 160), size=26, width=30)
+    else:
+        green, red = (72, 170, 110), (206, 80, 76)
+        canvas.box(30, 240, 450, 278, _PAPER, radius=10)
+        canvas.box(380, 240, 450, 278, green if points >= best else _GOLD if points > 0 else red, radius=10)
+        shown = "".join(character if character.isprintable() else " " for character in answer)
+        canvas.text(205, 259, shown if len(shown) <= 60 else shown[:59] + "…", _INK, size=20, width=330)
+        canvas.text(415, 259, f"{points:g}", _INK, size=20, width=60)
+    return canvas.png()

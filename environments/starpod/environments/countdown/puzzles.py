@@ -1,0 +1,91 @@
+"""Draws puzzles that can be solved, and solves them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+
+
+def draw_puzzle(
+    rng: random.Random, *, min_count: int, max_count: int, max_number: int, max_target: int, operators: str
+) -> tuple[tuple[int, ...], int]:
+    """Numbers and a target between 1 and `max_target` that some expression of `operators` reaches."""
+    while True:
+        count = rng.randint(min_count, max_count)
+        numbers = tuple(rng.randint(1, max_number) for _ in range(count))
+        target = _combine(rng, numbers, operators)
+        if 1 <= target <= max_target:
+            return numbers, target
+
+
+def _combine(rng: random.Random, numbers: Sequence[int], operators: str) -> int:
+    """The value of a random expression of all the numbers; with "+-*/" every step of it is a whole number."""
+    if operators == "+-":
+        return sum(rng.choice((-1, 1)) * number for number in numbers)
+    pool = list(numbers)
+    while len(pool) > 1:
+        left, right = (pool.pop(rng.randrange(len(pool))) for _ in range(2))
+        results = [left + right, left - right, left * right]
+        if right and left % right == 0:
+            results.append(left // right)
+        pool.append(rng.choice(results))
+    return pool[0]
+
+
+def solvable_by_signs(numbers: Sequence[int], target: int) -> bool:
+    """Whether sums and differences alone reach the target, each number used once, a leading minus allowed.
+
+    RAGEN's filter of its data set, except that it looks at the first four numbers only.
+    """
+    return _signs(numbers, target) is not None
+
+
+def _signs(numbers: Sequence[int], target: int) -> tuple[int, ...] | None:
+    for signs in itertools.product((1, -1), repeat=len(numbers)):
+        if sum(sign * number for sign, number in zip(signs, numbers, strict=True)) == target:
+            return signs
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def solve(numbers: tuple[int, ...], target: int) -> str | None:
+    """An expression of all the numbers whose value is the target; None if there is none.
+
+    Sums and differences first, then everything: up to 20 ms for four numbers.
+    """
+    if signs := _signs(numbers, target):
+        text = " ".join(f"{'+' if sign > 0 else '-'} {number}" for sign, number in zip(signs, numbers, strict=True))
+        return text.removeprefix("+ ")
+    found = _search([(Fraction(number), str(number)) for number in numbers], target)
+    return found and found[1:-1]
+
+
+def _search(pool: list[tuple[Fraction, str]], target: int) -> str | None:
+    """Makes one value of any two until one is left, in every way there is."""
+    if len(pool) == 1:
+        value, text = pool[0]
+        return text if value == target else None
+    for i, j in itertools.combinations(range(len(pool)), 2):
+        rest = [pool[k] for k in range(len(pool)) if k not in (i, j)]
+        for result in _results(*pool[i], *pool[j]):
+            if found := _search([*rest, result], target):
+                return found
+    return None
+
+
+def _results(a: Fraction, a_text: str, b: Fraction, b_text: str) -> list[tuple[Fraction, str]]:
+    """What two values make, by any operator and in either order."""
+    results = [
+        (a + b, f"({a_text} + {b_text})"),
+        (a - b, f"({a_text} - {b_text})"),
+        (b - a, f"({b_text} - {a_text})"),
+        (a * b, f"({a_text} * {b_text})"),
+    ]
+    if b:
+        results.append((a / b, f"({a_text} / {b_text})"))
+    if a:
+        results.append((b / a, f"({b_text} / {a_text})"))
+    return results

@@ -1,0 +1,145 @@
+"""A map with all that follows from it: where moves lead, what arriving means, and what is seen at each position."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+from pydantic import Field, model_validator
+
+from starpod.env_server import EnvironmentOptions, Outcome
+
+from .maps import ACTIONS, moves_on
+
+_MOVED = Outcome()
+_FELL = Outcome(terminated=True, success=False)
+
+
+class Symbols(EnvironmentOptions):
+    """One character for each thing on the board."""
+
+    player: str = Field(default="P", description="The player on ice.")
+    ice: str = Field(default="_", description="Ice, the start included.")
+    hole: str = Field(default="O", description="A hole.")
+    goal: str = Field(default="G", description="The goal.")
+    player_in_hole: str = Field(default="X", description="The player in a hole.")
+    player_on_goal: str = Field(default="√", description="The player on the goal.")
+    edge: str = Field(default="#", description="Beyond the board; only the observation `local` shows it.")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Symbols:
+        seen: dict[str, str] = {}
+        for thing, symbol in self:
+            if len(symbol) != 1 or not symbol.isprintable() or symbol.isspace():
+                raise ValueError(f"{thing} is {symbol!r}; give it one visible character")
+            if symbol in seen:
+                raise ValueError(f"{seen[symbol]} and {thing} are both {symbol!r}; give each a character of its own")
+            seen[symbol] = thing
+        return self
+
+
+class Lake:
+    """A map with all that follows from it. Observations and keys are filled in as they are asked for.
+
+    ways: action -> position -> where a move goes: slipped to the action before, straight, slipped to the action after.
+    before, straight: the slip draw below which each of the first two happens.
+    """
+
+    def __init__(
+        self,
+        rows: tuple[str, ...],
+        success_rate: float,
+        goal_reward: float,
+        observation: str,
+        symbols: Symbols,
+    ) -> None:
+        self.map = rows
+        self.tiles = "".join(rows)
+        self.columns = len(rows[0])
+        self.start, self.goal = self.tiles.index("S"), self.tiles.index("G")
+        self.observation, self.symbols = observation, symbols
+        self.ways = moves_on(len(rows), self.columns)
+        arrived = Outcome(reward=goal_reward, terminated=True, success=True)
+        self.arrivals = [{"H": _FELL, "G": arrived}.get(tile, _MOVED) for tile in self.tiles]
+        self.slippery = success_rate < 1
+        self.before = (1 - success_rate) / 2
+        self.straight = self.before + success_rate
+        self.texts: list[str | None] = [None] * len(self.tiles)
+        self.keys: list[bytes | None] = [None] * len(self.tiles)
+
+    def is_open(self, position: int) -> bool:
+        """Whether the episode goes on at this position."""
+        return self.tiles[position] in "SF"
+
+    def describe(self, position: int) -> str:
+        """The observation at this position."""
+        match self.observation:
+            case "grid":
+                text = "\n".join(self.grid(position))
+            case "coord":
+                text = self._coordinates(position)
+            case "grid_coord":
+                grid = "\n".join(self.grid(position))
+                text = f"Coordinates: \n{self._coordinates(position)}\nGrid Map: \n{grid}"
+            case _:
+                text = self._neighbourhood(position)
+        self.texts[position] = text
+        return text
+
+    def digest(self, position: int) -> bytes:
+        """The state key at this position."""
+        state = "\n".join((*self.map, str(position)))
+        key = self.keys[position] = hashlib.blake2b(state.encode(), digest_size=16).digest()
+        return key
+
+    def grid(self, position: int) -> list[str]:
+        """The rows of the board in symbols."""
+        cells = [self._cell(place) for place in range(len(self.tiles))]
+        cells[position] = self._player(position)
+        return ["".join(cells[first : first + self.columns]) for first in range(0, len(cells), self.columns)]
+
+    def framed(self, position: int) -> str:
+        """The board in symbols, set wide and framed, for people."""
+        rule = "─" * (2 * self.columns + 1)
+        rows = (f"│ {' '.join(row)} │" for row in self.grid(position))
+        return "\n".join((f"┌{rule}┐", *rows, f"└{rule}┘"))
+
+    def _cell(self, place: int) -> str:
+        symbols = self.symbols
+        return {"H": symbols.hole, "G": symbols.goal}.get(self.tiles[place], symbols.ice)
+
+    def _player(self, position: int) -> str:
+        symbols = self.symbols
+        return {"H": symbols.player_in_hole, "G": symbols.player_on_goal}.get(self.tiles[position], symbols.player)
+
+    def _at(self, place: int) -> tuple[int, int]:
+        return divmod(place, self.columns)
+
+    def _coordinates(self, position: int) -> str:
+        player = {"H": "Player in hole", "G": "Player on goal"}.get(self.tiles[position], "Player")
+        lines = [
+            f"Board size: {len(self.map)} rows x {self.columns} cols (zero-indexed).",
+            f"Start: {self._at(self.start)}",
+            f"Goal: {self._at(self.goal)}",
+            f"{player}: {self._at(position)}",
+        ]
+        if holes := [str(self._at(place)) for place, tile in enumerate(self.tiles) if tile == "H"]:
+            lines.append(f"Holes: {', '.join(holes)}")
+        return "\n".join(lines)
+
+    def _neighbourhood(self, position: int) -> str:
+        (row, column), (goal_row, goal_column) = self._at(position), self._at(self.goal)
+        vertical = "Down" if goal_row > row else "Up" if goal_row < row else "-"
+        horizontal = "Right" if goal_column > column else "Left" if goal_column < column else "-"
+        line: list[str | int] = [self._player(position), row, column]
+        line += [self.symbols.goal, goal_row, goal_column, vertical, horizontal]
+        for action in ACTIONS:
+            there = self.ways[action][position][1]
+            line.append(self.symbols.edge if there == position else self._cell(there))
+        return " ".join(map(str, line))
+
+
+@functools.lru_cache(maxsize=4096)
+def lake_of(rows: tuple[str, ...], success_rate: float, goal_reward: float, observation: str, symbols: Symbols) -> Lake:
+    """The lake of a map. All sessions on the map share it."""
+    return Lake(rows, success_rate, goal_reward, observation, symbols)

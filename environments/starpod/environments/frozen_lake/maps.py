@@ -1,0 +1,57 @@
+"""Boards: the actions and where they lead, distances to the goal, and random maps that can be solved."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import deque
+
+ACTIONS = ("Left", "Down", "Right", "Up")
+"""In a circle, so that a slip goes to the action before or after. The order is Gymnasium's."""
+
+_STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+
+
+@functools.lru_cache(maxsize=64)
+def moves_on(rows: int, columns: int) -> dict[str, list[tuple[int, int, int]]]:
+    """Where moves lead on a board of this shape: its border holds the player in place."""
+
+    def move(place: int, action: int) -> int:
+        row, column = divmod(place, columns)
+        down, right = _STEPS[action % 4]
+        return min(max(row + down, 0), rows - 1) * columns + min(max(column + right, 0), columns - 1)
+
+    return {
+        name: [(move(at, action - 1), move(at, action), move(at, action + 1)) for at in range(rows * columns)]
+        for action, name in enumerate(ACTIONS)
+    }
+
+
+@functools.lru_cache(maxsize=1024)
+def distances_to_goal(rows: tuple[str, ...]) -> tuple[int | None, ...]:
+    """Moves to the goal from each position without a slip; None for holes and for ice that holes cut off."""
+    tiles = "".join(rows)
+    ways = moves_on(len(rows), len(rows[0]))
+    distances: list[int | None] = [None] * len(tiles)
+    goal = tiles.index("G")
+    distances[goal] = 0
+    queue = deque([(goal, 0)])
+    while queue:
+        place, distance = queue.popleft()
+        for action in ACTIONS:
+            there = ways[action][place][1]
+            if distances[there] is None and tiles[there] != "H":
+                distances[there] = distance + 1
+                queue.append((there, distance + 1))
+    return tuple(distances)
+
+
+def draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple[str, ...]:
+    """Independent tiles, then a start and a goal anywhere; again until they differ and a path joins them."""
+    while True:
+        tiles = ["F" if rng.random() < frozen_probability else "H" for _ in range(size * size)]
+        start, goal = rng.randrange(size * size), rng.randrange(size * size)
+        tiles[start], tiles[goal] = "S", "G"
+        rows = tuple("".join(tiles[first : first + size]) for first in range(0, size * size, size))
+        if start != goal and distances_to_goal.__wrapped__(rows)[start] is not None:
+            return rows

@@ -1,0 +1,45 @@
+"""Draws the lake from the sprites in sprites.png: a penguin on its way to a present."""
+
+from __future__ import annotations
+
+import functools
+
+from PIL import Image
+
+from starpod.env_server import encode_png, read_sprites
+
+_SPRITES = ("ice 0", "ice 1", "ice 2", "ice 3", "hole", "goal", "start", "player", "in hole", "on goal")
+_SPRITE_SIZE = 64
+
+
+def draw(tiles: str, columns: int, position: int) -> bytes:
+    """A PNG of the lake, 64 pixels a tile, fewer on large boards.
+
+    tiles: S, F, H and G, row by row. position: of the player, counted in tiles.
+    """
+    rows = len(tiles) // columns
+    size = max(16, min(_SPRITE_SIZE, 768 // max(rows, columns)))
+    margin = size // 4
+    sprites = _sprites(size)
+    picture = Image.new("RGB", (columns * size + 2 * margin, rows * size + 2 * margin), (96, 138, 166))
+    for place, tile in enumerate(tiles):
+        row, column = divmod(place, columns)
+        corner = (margin + column * size, margin + row * size)
+        ground = {"H": "hole", "G": "goal"}.get(tile, f"ice {(row * 5 + column * 3) % 4}")
+        picture.paste(sprites[ground], corner)
+        above = None
+        if place == position:
+            above = {"H": "in hole", "G": "on goal"}.get(tile, "player")
+        elif tile == "S":
+            above = "start"
+        if above:
+            picture.paste(sprites[above], corner, sprites[above])
+    return encode_png(picture)
+
+
+@functools.cache
+def _sprites(size: int) -> dict[str, Image.Image]:
+    sprites = read_sprites(__package__, "sprites.png", _SPRITES)
+    if size == _SPRITE_SIZE:
+        return sprites
+    return {name: sprite.resize((size, size), Image.Resampling.LANCZOS) for name, sprite in sprites.items()}

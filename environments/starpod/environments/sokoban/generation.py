@@ -1,0 +1,158 @@
+"""Generates rooms by reverse play: boxes start on their targets and are pulled away, so each room can be solved."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from starpod.env_server import OptionsError
+
+from .room import MOVES, Board, board_of
+from .solver import search
+
+MAX_ROOMS = 2_000
+"""Rooms that one reset tries before it says that the options ask for the impossible."""
+MAX_RESET_STATES = 2_500_000
+"""States that all searches of one reset visit before it says so: some ten seconds. 2000 rooms of 6x6 take 100,000."""
+MAX_REVERSE_STATES = 50_000
+"""States of one reverse play. The published rooms need a few hundred; a large board stops here, still solvable."""
+TURN = 0.35
+"""How likely the walk that carves a room turns at each of its steps."""
+CARVINGS = (
+    ((0, -1), (0, 0), (0, 1)),
+    ((-1, 0), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (1, -1), (1, 0)),
+    ((0, 0), (0, 1), (1, 0)),
+)
+"""Shapes that the walk carves around a cell, as (row, column) offsets: bars, corners and a block."""
+
+
+def generate(
+    rng: random.Random,
+    *,
+    rows: int,
+    columns: int,
+    boxes: int,
+    search_depth: int,
+    min_solution: int | None = None,
+    max_solution: int | None = None,
+) -> tuple[Board, int, frozenset[int]]:
+    """A room that can be solved, with player and boxes. Draws from `rng` alone.
+
+    Raises OptionsError if MAX_ROOMS tries, or those that MAX_RESET_STATES allow, give no room within the bounds on the
+    length of the solution.
+    """
+    bounded = min_solution is not None or max_solution is not None
+    rooms = states = 0
+    while rooms < MAX_ROOMS and states < MAX_RESET_STATES:
+        rooms += 1
+        floor = _carve(rng, rows, columns)
+        if len(floor) < 2 * boxes + 1:
+            continue
+        width = columns + 1
+        cells = [row * width + column for row, column in sorted(floor)]
+        player, *targets = rng.sample(cells, boxes + 1)
+        text = ["#" * columns] * rows
+        for cell in cells:
+            row, column = divmod(cell, width)
+            text[row] = text[row][:column] + ("O" if cell in targets else "_") + text[row][column + 1 :]
+        board = Board("\n".join(text))
+        played, visited = _play_back(board, player, tuple(targets), search_depth)
+        states += visited
+        if played is None:
+            continue
+        player, placed, displacement = played
+        player = _stroll(rng, board, player, placed, displacement)
+        if bounded:
+            plan, visited = search(board, player, placed)
+            states += visited
+            if not isinstance(plan, list):
+                continue
+            if len(plan) < (min_solution or 0) or len(plan) > (max_solution or math.inf):
+                continue
+        return board_of(board.text), player, placed
+    raise OptionsError(
+        f"none of {rooms} rooms had a solution of {min_solution or 1} to "
+        f"{max_solution or 'any number of'} moves: widen min_solution and max_solution, "
+        "or change rows, columns, boxes or search_depth"
+    )
+
+
+def _carve(rng: random.Random, rows: int, columns: int) -> set[tuple[int, int]]:
+    """Floor cells (row, column) along a random walk inside the outer wall."""
+    steps = tuple(MOVES.values())
+    direction = rng.choice(steps)
+    row, column = rng.randrange(1, rows - 1), rng.randrange(1, columns - 1)
+    floor = set()
+    for _ in range(int(1.7 * (rows + columns))):
+        if rng.random() < TURN:
+            direction = rng.choice(steps)
+        row = min(max(row + direction[0], 1), rows - 2)
+        column = min(max(column + direction[1], 1), columns - 2)
+        for down, right in rng.choice(CARVINGS):
+            if 0 < row + down < rows - 1 and 0 < column + right < columns - 1:
+                floor.add((row + down, column + right))
+    return floor
+
+
+def _play_back(
+    board: Board, player: int, targets: tuple[int, ...], search_depth: int
+) -> tuple[tuple[int, frozenset[int], int] | None, int]:
+    """Starts with all boxes on targets and pulls them away, depth first.
+
+    The best state is the one with the largest product of how often the pulling changed to another box and how far the
+    boxes are from their targets in all. Returns its player, boxes and distance, None if no state has every box off
+    the targets; and how many states were visited.
+    """
+    floor = board.floor
+    deltas = tuple(board.deltas.values())
+    home = [board.coordinate(target) for target in targets]
+    best, best_score = None, 0
+    seen: set[tuple[int, frozenset[int]]] = set()
+    # player, boxes in the order of their targets, the box pulled last, changes of box, moves left
+    stack = [(player, targets, -1, 0, search_depth - 2)]
+    while stack and len(seen) < MAX_REVERSE_STATES:
+        player, boxes, last, changes, left = stack.pop()
+        key = (player, frozenset(boxes))
+        if key in seen:
+            continue
+        seen.add(key)
+        if changes and board.targets.isdisjoint(key[1]):
+            distance = sum(
+                abs(row - to_row) + abs(column - to_column)
+                for (row, column), (to_row, to_column) in zip(map(board.coordinate, boxes), home, strict=True)
+            )
+            if changes * distance > best_score:
+                best, best_score = (player, key[1], distance), changes * distance
+        if left <= 0:
+            continue
+        walks, pulls = [], []
+        for delta in deltas:
+            ahead, behind = player + delta, player - delta
+            if ahead not in floor or ahead in key[1]:
+                continue
+            if behind in key[1]:
+                box = boxes.index(behind)
+                pulled = (*boxes[:box], player, *boxes[box + 1 :])
+                pulls.append((ahead, pulled, box, changes + (box != last), left - 1))
+                walks.append((ahead, boxes, last, changes, left - 1))
+            else:
+                pulls.append((ahead, boxes, last, changes, left - 1))
+        stack += reversed(pulls + walks)
+    return best, len(seen)
+
+
+def _stroll(rng: random.Random, board: Board, player: int, boxes: frozenset[int], displacement: int) -> int:
+    """Walks the player up to three cells on, so that not every room starts right behind a box."""
+    visited = {player}
+    chance = 0.8 if displacement == 1 else 0.5
+    while len(visited) <= 3 and rng.random() < chance:
+        near = [player + delta for delta in board.deltas.values()]
+        free = [cell for cell in near if cell in board.floor and cell not in boxes and cell not in visited]
+        if not free:
+            break
+        player = rng.choice(free)
+        visited.add(player)
+        chance = 0.5
+    return player

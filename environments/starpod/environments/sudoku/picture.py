@@ -1,0 +1,51 @@
+"""Draws the grid, as HTML and as a picture: given digits bold, digits that clash in red."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from starpod.env_server import Canvas
+
+
+def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> str:
+    """A table in HTML."""
+    side = math.isqrt(size)
+    rows = []
+    for row in range(size):
+        cells = []
+        for column in range(size):
+            cell = row * size + column
+            colour = "#c0392b" if cell in clashing else "#222" if puzzle[cell] else "#1f6fc4"
+            style = f"width:2em;height:2em;border:1px solid #bbb;text-align:center;color:{colour}"
+            if puzzle[cell]:
+                style += ";font-weight:bold;background:#f1ede4"
+            for edge, index in (("right", column), ("bottom", row)):
+                if index % side == side - 1 and index < size - 1:
+                    style += f";border-{edge}:2px solid #333"
+            cells.append(f'<td style="{style}">{grid[cell] or ""}</td>')
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<table style="border-collapse:collapse;border:2px solid #333">{"".join(rows)}</table>'
+
+
+def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> bytes:
+    """A PNG with 48 pixels a cell."""
+    side, edge, margin = math.isqrt(size), 48, 16
+    far = margin + size * edge
+    canvas = Canvas(far + margin, far + margin, "#faf8f3", smoothing=1)
+    for cell, digit in enumerate(grid):
+        row, column = divmod(cell, size)
+        left, top = margin + column * edge, margin + row * edge
+        shaded = (row // side + column // side) % 2 == 0
+        paper, ink = "#f1ede2" if shaded else "#ffffff", "#2b2b33" if puzzle[cell] else "#1f6fc4"
+        if cell in clashing:
+            paper, ink = "#f9d6d1", "#b3261e"
+        canvas.box(left, top, left + edge, top + edge, paper)
+        if digit:
+            size_of_text = 28 if size < 10 else 22
+            canvas.text(left + edge / 2, top + edge / 2, str(digit), ink, size=size_of_text, bold=bool(puzzle[cell]))
+    for index in sorted(range(size + 1), key=lambda index: index % side == 0):  # the heavy rulers last
+        heavy, ruler = index % side == 0, margin + index * edge
+        for line in ((margin, ruler, far, ruler), (ruler, margin, ruler, far)):
+            canvas.line(*line, fill="#3b3a45" if heavy else "#cfc9bb", width=3 if heavy else 1)
+    return canvas.png()

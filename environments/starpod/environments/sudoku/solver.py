@@ -1,0 +1,163 @@
+"""Searches for the solutions of a grid."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+SOLVE_NODES = 10_000
+"""Steps of a search for the solution of a given puzzle: some tenths of a second."""
+PATIENCE = 8
+"""Steps per row of the grid after which a search also looks for digits with one place left: dear, and worth it late."""
+Grid = bytes
+"""Cells row by row, one byte each, 0 for an empty one."""
+
+
+class SearchLimit(Exception):
+    """A search took more steps than it may."""
+
+
+@functools.cache
+def units(size: int) -> tuple[tuple[int, int, int], ...]:
+    """Row, column and box of every cell, each from 0."""
+    side = math.isqrt(size)
+    return tuple((row, column, row // side * side + column // side) for row in range(size) for column in range(size))
+
+
+@functools.cache
+def peers(size: int) -> tuple[frozenset[int], ...]:
+    """For every cell those that may not hold the same digit."""
+    places = units(size)
+    return tuple(
+        frozenset(
+            other
+            for other, there in enumerate(places)
+            if other != cell and any(a == b for a, b in zip(here, there, strict=True))
+        )
+        for cell, here in enumerate(places)
+    )
+
+
+def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | None = None) -> Iterator[Grid]:
+    """Every completion of a grid; the digits are tried in order, or as `rng` shuffles them.
+
+    Backtracks on digits with one place left and cells with few candidates. Raises SearchLimit after `nodes` placements.
+    """
+    places = units(size)
+    every = (1 << size) - 1
+    used = [[0] * size, [0] * size, [0] * size]
+    for cell, digit in enumerate(grid):
+        if digit:
+            bit = 1 << (digit - 1)
+            for unit, index in zip(used, places[cell], strict=True):
+                if unit[index] & bit:
+                    return
+                unit[index] |= bit
+    rows, columns, boxes = used
+    filled = list(grid)
+    empty = [cell for cell, digit in enumerate(grid) if not digit]
+    budget = nodes
+
+    def complete() -> Iterator[Grid]:
+        nonlocal budget
+        fewest, chosen, candidates = size + 1, -1, 0
+        frees = []
+        for index, cell in enumerate(empty):
+            row, column, box = places[cell]
+            free = every & ~(rows[row] | columns[column] | boxes[box])
+            frees.append(free)
+            count = free.bit_count()
+            if count < fewest:
+                fewest, chosen, candidates = count, index, free
+                if count < 2:
+                    break
+        if chosen < 0:
+            yield bytes(filled)
+            return
+        if fewest > 1 and nodes - budget > PATIENCE * size:
+            lone = _lone_digits(size, used, [places[cell] for cell in empty], frees)
+            if lone is None:
+                return
+            for index, cell in enumerate(empty):
+                row, column, box = places[cell]
+                if only := frees[index] & (lone[0][row] | lone[1][column] | lone[2][box]):
+                    fewest, chosen, candidates = 1, index, only
+                    break
+        # Two digits that each have this cell as their only place are a dead end, like a cell without candidates.
+        if not fewest or (fewest == 1 and candidates & (candidates - 1)):
+            return
+        cell = empty[chosen]
+        empty[chosen] = empty[-1]
+        empty.pop()
+        row, column, box = places[cell]
+        digits = [digit for digit in range(1, size + 1) if candidates >> (digit - 1) & 1]
+        if rng is not None:
+            rng.shuffle(digits)
+        for digit in digits:
+            budget -= 1
+            if budget < 0:
+                raise SearchLimit
+            bit = 1 << (digit - 1)
+            rows[row] |= bit
+            columns[column] |= bit
+            boxes[box] |= bit
+            filled[cell] = digit
+            yield from complete()
+            rows[row] ^= bit
+            columns[column] ^= bit
+            boxes[box] ^= bit
+        filled[cell] = 0
+        empty.append(cell)
+        empty[chosen], empty[-1] = empty[-1], empty[chosen]
+
+    yield from complete()
+
+
+def _lone_digits(
+    size: int, used: list[list[int]], places: list[tuple[int, int, int]], frees: list[int]
+) -> list[list[int]] | None:
+    """For every row, column and box the digits with one place left, as bits; None if a digit has no place at all."""
+    once = [[0] * size, [0] * size, [0] * size]
+    twice = [[0] * size, [0] * size, [0] * size]
+    for place, free in zip(places, frees, strict=True):
+        for unit in range(3):
+            index = place[unit]
+            twice[unit][index] |= once[unit][index] & free
+            once[unit][index] |= free
+    every = (1 << size) - 1
+    for unit in range(3):
+        for index in range(size):
+            if once[unit][index] | used[unit][index] != every:
+                return None
+            once[unit][index] &= ~twice[unit][index]
+    return once
+
+
+@functools.lru_cache(maxsize=256)
+def solve_given(puzzle: Grid, solution: Grid) -> Grid:
+    """The solution of an explicit puzzle, checked against `solution` unless that is empty. Raises ValueError."""
+    size = math.isqrt(len(puzzle))
+    if 0 not in puzzle:
+        raise ValueError("puzzle has no empty cell: leave at least one to fill")
+    if solution:
+        if len(solution) != len(puzzle):
+            raise ValueError("puzzle and solution differ in size")
+        for cell, digit in enumerate(puzzle):
+            if digit not in (0, solution[cell]):
+                row, column = divmod(cell, size)
+                raise ValueError(f"solution has {solution[cell]} at ({row + 1},{column + 1}), puzzle has {digit}")
+        if 0 in solution or next(solutions(solution, size, 1), None) is None:
+            raise ValueError("solution is no full grid without clashes")
+        return solution
+    found = solutions(puzzle, size, SOLVE_NODES)
+    try:
+        first, second = next(found, None), next(found, None)
+    except SearchLimit:
+        raise ValueError("puzzle is too open to be solved here: give more digits, or its solution") from None
+    if first is None:
+        raise ValueError("puzzle has no solution: a digit is wrong")
+    if second is not None:
+        raise ValueError("puzzle has more than one solution: give more digits, or say with `solution` which is meant")
+    return first
