@@ -7,10 +7,11 @@ import time
 
 import grpc
 
-from starpod.check.probe import Handle, Probe, expect_played, expect_same
+from starpod.check.expectations import NotShown, TooBusy, expect, expect_played, expect_same
+from starpod.check.probe import Handle, Probe
 from starpod.check.refusal import from_error
-from starpod.check.requirement import NotShown, TooBusy, expect, must
-from starpod.check.suite.living import LEASE, PATIENCE, expect_reaped
+from starpod.check.requirement import must
+from starpod.check.suite.leases import LEASE, PATIENCE, expect_reaped
 from starpod.v1 import environment_pb2 as pb
 
 RESEED = pb.FORK_RANDOMNESS_RESEED
@@ -21,27 +22,27 @@ RESEED = pb.FORK_RANDOMNESS_RESEED
     "Fork returns `count` copies (0 means 1) with ids of their own, epoch 1, the original's step_index and its "
     "present observation.",
 )
-async def copies(probe: Probe) -> None:
+async def places(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     expect(len(await probe.fork(handle)) == 1, "one copy for count 0", "another number")
-    twins = await probe.fork(handle, count=3)
-    expect(len(twins) == 3, "three copies", len(twins))
-    ids = {handle.id, *(twin.id for twin in twins)}
+    copies = await probe.fork(handle, count=3)
+    expect(len(copies) == 3, "three copies", len(copies))
+    ids = {handle.id, *(copy.id for copy in copies)}
     expect(len(ids) == 4, "ids of their own", "the same ids")
-    for twin in twins:
-        place = (twin.epoch, twin.index)
+    for copy in copies:
+        place = (copy.epoch, copy.index)
         expect(place == (1, handle.index), f"(epoch, step_index) = {(1, handle.index)} of a copy", place)
         present = script.transitions[handle.index - 1].observation
-        expect_same(present, twin.session.observation, "the original's present observation")
+        expect_same(present, copy.session.observation, "the original's present observation")
 
 
 @must("F-02", "A copy that keeps its randomness goes on exactly as the original would.")
 async def keep(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
-        twin = (await probe.fork(handle, randomness=randomness))[0]
+        copy = (await probe.fork(handle, randomness=randomness))[0]
         mend = "copy the random stream at its present place"
-        rest = await twin.play(script.turns[handle.index :])
+        rest = await copy.play(script.turns[handle.index :])
         expect_played(script.transitions[handle.index :], rest, "the rest of the episode in a copy", mend)
 
 
@@ -51,7 +52,7 @@ async def independent(probe: Probe) -> None:
     first, second, third = await probe.fork(handle, count=3)
     rest = script.turns[handle.index :]
     await first.step(probe.turn(*rest[0] * 2))
-    await probe.link.call("Reset", pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
+    await probe.connection.call("Reset", pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
     expected = script.transitions[handle.index :]
     for what, seat in (("the original", handle), ("another copy", third)):
         mend = "copy the state deeply"
@@ -62,20 +63,20 @@ async def independent(probe: Probe) -> None:
 async def survivors(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
-    twin = (await probe.fork(handle))[0]
-    await probe.link.call("Close", pb.CloseRequest(session_ids=[handle.id]))
-    await twin.step()
+    copy = (await probe.fork(handle))[0]
+    await probe.connection.call("Close", pb.CloseRequest(session_ids=[handle.id]))
+    await copy.step()
 
 
 @must("F-05", "With RESEED each copy uses the dynamics seed given for it, and the same seed gives the same episode.")
 async def reseeded(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
-    twins = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
-    told = [twin.session.dynamics_seed for twin in twins]
+    copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
+    told = [copy.session.dynamics_seed for copy in copies]
     expect(told == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", told)
     again = (await probe.fork(handle, randomness=RESEED, dynamics_seeds=[5]))[0]
     rest = script.turns[handle.index :]
-    plays = [await twin.play(rest) for twin in (twins[1], twins[2], again)]
+    plays = [await copy.play(rest) for copy in (copies[1], copies[2], again)]
     for play in plays[1:]:
         expect_played(
             plays[0], play, "the episode of copies with one dynamics seed", "restart the stream from the seed"
@@ -89,8 +90,8 @@ async def reseeded(probe: Probe) -> None:
 async def derived(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
-    first = [twin.session.dynamics_seed for twin in await probe.fork(handle, count=3, randomness=RESEED)]
-    again = [twin.session.dynamics_seed for twin in await probe.fork(handle, count=3, randomness=RESEED)]
+    first = [copy.session.dynamics_seed for copy in await probe.fork(handle, count=3, randomness=RESEED)]
+    again = [copy.session.dynamics_seed for copy in await probe.fork(handle, count=3, randomness=RESEED)]
     seeds = {handle.session.dynamics_seed, *first}
     expect(len(seeds) == 4, "dynamics seeds that differ from the original's and each other", first)
     expect(
@@ -159,7 +160,7 @@ async def member_alone(probe: Probe) -> None:
     whole = await probe.fork(handle, count=3, randomness=RESEED)
     alone = await probe.fork(handle, count=2, randomness=RESEED, first_member=1)
     expected, got = (
-        [(twin.session.member, twin.session.dynamics_seed) for twin in twins] for twins in (whole[1:], alone)
+        [(copy.session.member, copy.session.dynamics_seed) for copy in copies] for copies in (whole[1:], alone)
     )
     expect(expected == got, f"(member, dynamics_seed) {expected}", got, "derive the seeds from Session.member")
 
@@ -170,11 +171,11 @@ async def limits_and_lease(probe: Probe) -> None:
     await lasting.step()
     transition = await (await probe.fork(lasting))[0].step()
     expect(transition.truncated, "the end of a copy at the second turn of two", "no end", "copy limits and counters")
-    twins = await _brief_twins(probe)
-    await expect_reaped(probe, twins, PATIENCE[1:], "copy", "a copy with the original's lease", "copy the lease")
+    copies = await _brief_copies(probe)
+    await expect_reaped(probe, copies, PATIENCE[1:], "copy", "a copy with the original's lease", "copy the lease")
 
 
-async def _brief_twins(probe: Probe) -> list[Handle]:
+async def _brief_copies(probe: Probe) -> list[Handle]:
     """Two copies of a session with a lease of LEASE, made before it ran out."""
     for _ in range(4):
         start = time.monotonic()

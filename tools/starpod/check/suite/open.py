@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from starpod.check.expectations import NotShown, expect, expect_played, expect_same
 from starpod.check.options import resolved
-from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe, expect_played, expect_same
-from starpod.check.requirement import NotShown, expect, must
+from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
+from starpod.check.requirement import must
 
 HUGE = 2**64 - 1
 
@@ -60,7 +61,7 @@ async def seeds(probe: Probe) -> None:
 async def reopened(probe: Probe) -> None:
     script = probe.script()
     for fields in ({}, {"seed": SEED}):
-        first = Handle(probe.link, (await probe.open(**fields)).sessions[0])
+        first = Handle(probe.connection, (await probe.open(**fields)).sessions[0])
         again = await probe.seeded(seed=first.session.seed, dynamics_seed=first.session.dynamics_seed)
         mend = "derive nothing from anything but the seeds"
         expect_same(first.session.observation, again.session.observation, "the same first observation", mend)
@@ -225,8 +226,8 @@ async def member_alone(probe: Probe) -> None:
 @must("C-24", "A call that fails leaves its key unused.")
 async def unused_key(probe: Probe) -> None:
     key = probe.key()
-    await probe.link.refusal("Open", probe.open_request(version=">=999.0.0", key=key))
-    refusal = await probe.link.refusal("Open", good := probe.open_request(key=key))
+    await probe.connection.refusal("Open", probe.open_request(version=">=999.0.0", key=key))
+    refusal = await probe.connection.refusal("Open", good := probe.open_request(key=key))
     expect(refusal is None, "sessions under a key with which only an Open failed before", refusal, "forget failures")
     await probe.create("Open", good)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from starpod.check.probe import Handle, Probe, Script, expect_played, expect_same
-from starpod.check.requirement import NotShown, expect, must
-from starpod.check.suite.misusing import expect_informed
+from starpod.check.expectations import NotShown, expect, expect_informed, expect_played, expect_same
+from starpod.check.probe import Handle, Probe, Script
+from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 
@@ -37,9 +37,9 @@ async def digest(probe: Probe) -> None:
 async def restored(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     snapshot = (await _snapshot(probe, handle)).snapshot
-    await probe.link.call("Close", pb.CloseRequest(session_ids=[handle.id]))
-    twin = (await _restore(probe, snapshot))[0]
-    await _expect_continued(script, handle, twin)
+    await probe.connection.call("Close", pb.CloseRequest(session_ids=[handle.id]))
+    copy = (await _restore(probe, snapshot))[0]
+    await _expect_continued(script, handle, copy)
 
 
 @must("N-03", "Snapshot changes nothing: the original goes on undisturbed.")
@@ -117,12 +117,12 @@ async def incompatible(probe: Probe) -> None:
 )
 async def group(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
-    twins = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
-    expect(len({twin.id for twin in twins}) == 3, "three copies with ids of their own", len(twins))
-    members = [twin.session.member for twin in twins]
+    copies = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
+    expect(len({copy.id for copy in copies}) == 3, "three copies with ids of their own", len(copies))
+    members = [copy.session.member for copy in copies]
     expect(members == [0, 1, 2], "members 0, 1, 2 in this order", members)
-    for twin in twins:
-        await _expect_continued(script, handle, twin)
+    for copy in copies:
+        await _expect_continued(script, handle, copy)
 
 
 @must(
@@ -152,7 +152,7 @@ async def limits_kept(probe: Probe) -> None:
     reply: pb.RestoreResponse = await probe.create("Restore", pb.RestoreRequest(snapshot=snapshot))
     kept = (reply.limits.max_turns, reply.limits.max_actions_per_turn)
     expect(kept == (2, 5), "max_turns 2 and max_actions_per_turn 5 in RestoreResponse.limits", kept)
-    transition = await Handle(probe.link, reply.sessions[0]).step()
+    transition = await Handle(probe.connection, reply.sessions[0]).step()
     expect(
         transition.truncated, "the end at the second turn of the episode", "no end", "put the counters into the state"
     )
@@ -164,12 +164,12 @@ async def limits_kept(probe: Probe) -> None:
 )
 async def elsewhere(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
-    link = await probe.other_process()
+    connection = await probe.other_process()
     snapshot = (await _snapshot(probe, handle)).snapshot
     reply: pb.RestoreResponse = await probe.create(
-        "Restore", pb.RestoreRequest(snapshot=snapshot, want=probe.target.want), link
+        "Restore", pb.RestoreRequest(snapshot=snapshot, want=probe.target.want), connection
     )
-    await _expect_continued(script, handle, Handle(link, reply.sessions[0]))
+    await _expect_continued(script, handle, Handle(connection, reply.sessions[0]))
 
 
 @must("N-11", "Snapshot of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
@@ -189,7 +189,7 @@ async def huge_group(probe: Probe) -> None:
 
 
 async def _snapshot(probe: Probe, handle: Handle) -> pb.SnapshotResponse:
-    reply: pb.SnapshotResponse = await probe.link.call("Snapshot", pb.SnapshotRequest(session_id=handle.id))
+    reply: pb.SnapshotResponse = await probe.connection.call("Snapshot", pb.SnapshotRequest(session_id=handle.id))
     return reply
 
 
@@ -198,16 +198,16 @@ async def _restore(probe: Probe, snapshot: pb.SessionSnapshot, count: int = 0) -
     request = pb.RestoreRequest(snapshot=snapshot, count=count, lease_seconds=target.lease, want=target.want)
     reply: pb.RestoreResponse = await probe.create("Restore", request)
     expect(len(reply.sessions) == max(1, count), f"{max(1, count)} sessions", len(reply.sessions))
-    return [Handle(probe.link, session) for session in reply.sessions]
+    return [Handle(probe.connection, session) for session in reply.sessions]
 
 
-async def _expect_continued(script: Script, original: Handle, twin: Handle) -> None:
-    place = (twin.epoch, twin.index)
+async def _expect_continued(script: Script, original: Handle, copy: Handle) -> None:
+    place = (copy.epoch, copy.index)
     expect(place == (1, original.index), f"(epoch, step_index) = {(1, original.index)}", place)
     present = script.transitions[original.index - 1].observation
-    expect_same(present, twin.session.observation, "the present observation from Restore")
+    expect_same(present, copy.session.observation, "the present observation from Restore")
     mend = "put all that the episode depends on into the state, its random stream too"
-    rest = await twin.play(script.turns[original.index :])
+    rest = await copy.play(script.turns[original.index :])
     expect_played(script.transitions[original.index :], rest, "the rest of the episode after Restore", mend)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from starpod.check.probe import SEED, Handle, Probe, expect_played
-from starpod.check.requirement import NotShown, expect, must
+from starpod.check.expectations import NotShown, expect, expect_played
+from starpod.check.probe import SEED, Handle, Probe
+from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 MIMES = {"text": "text/plain; charset=utf-8", "html": "text/html; charset=utf-8", "png": "image/png"}
@@ -17,7 +18,7 @@ TRIED = 8
     "valid_actions and no expert_action.",
 )
 async def nothing_unasked(probe: Probe) -> None:
-    handle = Handle(probe.link, (await probe.open(want=pb.Want())).sessions[0])
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want())).sessions[0])
     for observation in (handle.session.observation, (await handle.step()).observation):
         extra = [field.name for field, _ in observation.ListFields() if field.name not in ("parts", "agent_id")]
         expect(not extra, "nothing beyond the parts without a Want", extra, "compute them only when they are wanted")
@@ -48,7 +49,7 @@ async def wanted(probe: Probe) -> None:
 async def for_one_call(probe: Probe) -> None:
     if not probe.spec.capabilities.state_key:
         raise NotShown("the environment has no state_key")
-    handle = Handle(probe.link, (await probe.open(want=pb.Want())).sessions[0])
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want())).sessions[0])
     first = await handle.step(want=pb.Want(state_key=True))
     second = await handle.step()
     expect(bool(first.observation.state_key), "the state_key that the Step asked for", "none")
@@ -63,7 +64,7 @@ async def for_one_call(probe: Probe) -> None:
 async def state_key(probe: Probe) -> None:
     if not probe.spec.capabilities.state_key:
         raise NotShown("the environment has no state_key")
-    handle = Handle(probe.link, (await probe.open(want=pb.Want(state_key=True), seed=SEED)).sessions[0])
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want(state_key=True), seed=SEED)).sessions[0])
     key = handle.session.observation.state_key
     expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes")
     for what in ("a turn without an action", "another turn without an action"):
@@ -87,13 +88,13 @@ async def state_key(probe: Probe) -> None:
 async def valid_actions(probe: Probe) -> None:
     if not probe.spec.capabilities.valid_actions:
         raise NotShown("the environment cannot list its valid actions")
-    handle = Handle(probe.link, (await probe.open(want=pb.Want(valid_actions=True), seed=SEED)).sessions[0])
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want(valid_actions=True), seed=SEED)).sessions[0])
     listed = handle.session.observation.valid_actions
     step = max(1, len(listed) // TRIED)
     same = probe.target.repeats
     for action in listed[::step] if same else listed[:1]:
-        twin = await probe.seeded(dynamics_seed=handle.session.dynamics_seed) if same else handle
-        outcome = (await twin.step([action])).outcomes[0]
+        fresh = await probe.seeded(dynamics_seed=handle.session.dynamics_seed) if same else handle
+        outcome = (await fresh.step([action])).outcomes[0]
         told = f"executed={outcome.executed}, valid={outcome.valid}"
         expect(told == "executed=True, valid=True", f"executed=True, valid=True of the listed {_text(action)}", told)
 
@@ -102,7 +103,7 @@ async def valid_actions(probe: Probe) -> None:
 async def score(probe: Probe) -> None:
     if not probe.spec.capabilities.score:
         raise NotShown("the environment has no score")
-    handle = Handle(probe.link, (await probe.open(want=probe.guided_want(score=True), seed=SEED)).sessions[0])
+    handle = Handle(probe.connection, (await probe.open(want=probe.guided_want(score=True), seed=SEED)).sessions[0])
     observation, solved = handle.session.observation, False
     for _ in range(60):
         expect(0.0 <= observation.score <= 1.0, "a score in [0, 1]", observation.score)
@@ -122,7 +123,7 @@ async def expert(probe: Probe) -> None:
         raise NotShown("the environment has no expert")
     shown = False
     for seed in range(2):
-        handle = Handle(probe.link, (await probe.open(want=pb.Want(expert_action=True), seed=seed)).sessions[0])
+        handle = Handle(probe.connection, (await probe.open(want=pb.Want(expert_action=True), seed=seed)).sessions[0])
         observation = handle.session.observation
         for _ in range(40):
             if not observation.HasField("expert_action"):
@@ -145,7 +146,9 @@ async def render(probe: Probe) -> None:
     modes = list(probe.spec.render_modes)
     expect("text" in modes, "the render mode text", modes)
     for mode in ["", *modes]:
-        reply: pb.RenderResponse = await probe.link.call("Render", pb.RenderRequest(session_id=handle.id, mode=mode))
+        reply: pb.RenderResponse = await probe.connection.call(
+            "Render", pb.RenderRequest(session_id=handle.id, mode=mode)
+        )
         expected = MIMES.get(mode or "text", reply.mime)
         expect(reply.mime == expected, f"mime {expected!r} for mode {mode!r}", repr(reply.mime))
         expect(len(reply.data) > 0, f"a frame in mode {mode!r}", "no data")
@@ -167,7 +170,7 @@ async def render_changes_nothing(probe: Probe) -> None:
     got = []
     for turn in script.turns:
         for mode in probe.spec.render_modes:
-            await probe.link.call("Render", pb.RenderRequest(session_id=handle.id, mode=mode))
+            await probe.connection.call("Render", pb.RenderRequest(session_id=handle.id, mode=mode))
         got.append(await handle.step(turn))
         if got[-1].end_reason:
             break
@@ -180,8 +183,8 @@ async def render_changes_nothing(probe: Probe) -> None:
 async def image(probe: Probe) -> None:
     if "png" not in probe.spec.render_modes:
         raise NotShown("the environment draws no png")
-    handle = Handle(probe.link, (await probe.open(want=pb.Want(image=True))).sessions[0])
-    frame: pb.RenderResponse = await probe.link.call("Render", pb.RenderRequest(session_id=handle.id, mode="png"))
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want(image=True))).sessions[0])
+    frame: pb.RenderResponse = await probe.connection.call("Render", pb.RenderRequest(session_id=handle.id, mode="png"))
     images = [part.image for part in handle.session.observation.parts if part.HasField("image")]
     expect(
         any(i.data == frame.data and i.mime == "image/png" for i in images),

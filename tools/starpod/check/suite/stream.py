@@ -8,22 +8,23 @@ from typing import Any
 
 import grpc
 
-from starpod.check.link import Conversation
-from starpod.check.probe import NONSENSE, Handle, Probe, expect_played, expect_same
+from starpod.check.connection import StreamConnection
+from starpod.check.expectations import NotShown, expect, expect_played, expect_same
+from starpod.check.probe import NONSENSE, Handle, Probe
 from starpod.check.refusal import DOMAIN, from_status
-from starpod.check.requirement import NotShown, expect, must
+from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 
 @must("S-01", "Every call on a Stream gets exactly one reply, with its call_id and of its kind.")
 async def one_reply(probe: Probe) -> None:
     key = probe.key()
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         open_call = pb.Call(call_id=2**64 - 1, open=probe.open_request(key=key))
         opened = (await stream.ask(open_call))[0]
         expect(opened.WhichOneof("response") == "open", "an OpenResponse to an open", _kind(opened))
         probe.adopt(opened.open.sessions)
-        handle = Handle(probe.link, opened.open.sessions[0])
+        handle = Handle(probe.connection, opened.open.sessions[0])
         calls = {
             0: pb.Call(call_id=0, step=handle.request()),
             7: pb.Call(call_id=7, render=pb.RenderRequest(session_id=handle.id)),
@@ -45,7 +46,7 @@ async def one_reply(probe: Probe) -> None:
         expect(not twice, "one reply to each call", f"several to {twice}")
 
 
-async def _copied(probe: Probe, stream: Conversation, handle: Handle) -> list[int]:
+async def _copied(probe: Probe, stream: StreamConnection, handle: Handle) -> list[int]:
     """Sends Fork, Snapshot and Restore where the environment has them; returns the ids of these calls."""
     can, asked = probe.spec.capabilities, []
     if can.fork:
@@ -68,7 +69,7 @@ async def _copied(probe: Probe, stream: Conversation, handle: Handle) -> list[in
 async def in_order(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         calls = _calls(handle, script.turns)
         replies = await stream.ask(*calls)
     mend = "queue the calls of a session"
@@ -79,7 +80,7 @@ async def in_order(probe: Probe) -> None:
 async def interleaved(probe: Probe) -> None:
     script = probe.script()
     handles = [await probe.seeded() for _ in range(4)]
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         calls = [
             pb.Call(call_id=100 * number + place, step=handle.request(turn, ahead=place))
             for place, turn in enumerate(script.turns)
@@ -94,7 +95,7 @@ async def interleaved(probe: Probe) -> None:
 @must("S-04", "A bad call on a Stream fails alone: it gets an error reply, and the others and the stream go on.")
 async def fails_alone(probe: Probe) -> None:
     handle, other = await probe.seeded(), await probe.seeded()
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         replies = await stream.ask(
             pb.Call(call_id=1, step=handle.request()),
             pb.Call(call_id=2, step=pb.StepRequest(session_id="no-such-session", epoch=1)),
@@ -117,8 +118,8 @@ async def same_errors(probe: Probe) -> None:
         handle.request([pb.Action()]),
         pb.StepRequest(session_id="no-such-session", epoch=1),
     ]
-    unaries = [await probe.link.refusal("Step", request) for request in requests]
-    async with probe.link.stream() as stream:
+    unaries = [await probe.connection.refusal("Step", request) for request in requests]
+    async with probe.connection.stream() as stream:
         replies = await stream.ask(*(pb.Call(call_id=place, step=request) for place, request in enumerate(requests)))
     for unary, reply in zip(unaries, replies, strict=True):
         if unary is None or reply.WhichOneof("response") != "error":
@@ -134,7 +135,7 @@ async def same_errors(probe: Probe) -> None:
 @must("S-06", "After a half-close the server answers what it has received and ends the Stream with OK.")
 async def drained(probe: Probe) -> None:
     handles = await probe.several(8)
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         await stream.send(*(pb.Call(call_id=n, step=handle.request()) for n, handle in enumerate(handles)))
         code = await stream.finish()
         expect(len(stream.replies) == 8, "8 replies after the half-close", len(stream.replies), "drain before the end")
@@ -147,7 +148,7 @@ async def cancelled(probe: Probe) -> None:
     handle = await probe.seeded()
     got = []
     for number, turn in enumerate(script.turns):
-        async with probe.link.stream() as stream:
+        async with probe.connection.stream() as stream:
             call = pb.Call(call_id=1, step=handle.request(turn))
             await (stream.send(call) if number % 2 else stream.ask(call))
         await asyncio.sleep(0.02)  # so that the server learns of it
@@ -160,7 +161,7 @@ async def repeated(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
     got = []
-    async with probe.link.stream() as one, probe.second_link().stream() as two:
+    async with probe.connection.stream() as one, probe.second_connection().stream() as two:
         for number, turn in enumerate(script.turns):
             request = handle.request(turn)
             twice = [pb.Call(call_id=10 * number + copy, step=request) for copy in range(2)]
@@ -176,7 +177,7 @@ async def timeout(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
     got, passed = [], False
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         for number, turn in enumerate(script.turns):
             call = pb.Call(call_id=number, timeout_ms=1, step=handle.request(turn))
             reply = (await stream.ask(call))[0]
@@ -193,7 +194,7 @@ async def timeout(probe: Probe) -> None:
 @must("S-10", "A call without a request gets an error reply, and an empty message none.")
 async def hollow(probe: Probe) -> None:
     handle = await probe.seeded()
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         await stream.send()
         replies = await stream.ask(pb.Call(call_id=1), pb.Call(call_id=2, step=handle.request()))
         kinds = [_kind(reply).partition(" ")[0] for reply in replies]
@@ -215,7 +216,7 @@ async def columns(probe: Probe) -> None:
     if any(not action.HasField("text") for turn in script.turns for action in turn):
         raise NotShown("the environment's actions are not texts")
     mend = "treat a row as the Step that it stands for"
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         steps = pb.StepColumns()
         for place, turn in enumerate(script.turns):
             _add_row(steps, place, handle.request(turn, ahead=place))
@@ -257,7 +258,7 @@ async def full_rows(probe: Probe) -> None:
     pairs = []
     for want in wants:
         pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         for number, turn in enumerate(([], probe.turn(*actions, pb.Action(text=NONSENSE)))):
             steps = pb.StepColumns()
             for place, (columned, _) in enumerate(pairs):
@@ -277,7 +278,7 @@ async def bad_row(probe: Probe) -> None:
     _add_row(steps, 1, handle.request())
     _add_row(steps, 2, pb.StepRequest(session_id="no-such-session", epoch=1))
     _add_row(steps, 3, other.request(ahead=4))
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         replies = await stream.ask(steps=steps)
         kinds = [_kind(reply).partition(" ")[0] for reply in replies]
         expect(kinds == ["step", "error", "error"], "step, error, error", kinds)
@@ -303,14 +304,14 @@ async def ragged(probe: Probe) -> None:
         "two rows without counts, and one action": {**both, "actions": ["x"]},
     }
     for what, fields in cases.items():
-        async with probe.link.stream() as stream:
+        async with probe.connection.stream() as stream:
             await stream.send(steps=pb.StepColumns(**fields))
             code = await stream.finish()
         kinds = {call_id: [_kind(reply).partition(" ")[0] for reply in got] for call_id, got in stream.replies.items()}
         refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
         expect(refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
     mend = "check the lengths before the first row is played"
-    refusal = await probe.link.refusal("Step", handle.request(probe.choices(handle.session.observation)[:1]))
+    refusal = await probe.connection.refusal("Step", handle.request(probe.choices(handle.session.observation)[:1]))
     expect(refusal is None, "the session at step 0 as before", refusal, mend)
 
 
@@ -321,7 +322,7 @@ async def ragged(probe: Probe) -> None:
 )
 async def timing(probe: Probe) -> None:
     handles = await probe.several(2)
-    async with probe.link.stream() as stream:
+    async with probe.connection.stream() as stream:
         await stream.ask(*(pb.Call(call_id=place, step=handle.request()) for place, handle in enumerate(handles)))
         if probe.server.capabilities.step_columns:
             steps = pb.StepColumns()

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from starpod.check.expectations import Broken, Unmet
 from starpod.check.refusal import Refusal, from_error, from_status
-from starpod.check.requirement import Unmet
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
 
@@ -23,7 +23,7 @@ _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_retries", 0),  # a call is sent once: repeating it is what is under test
-    ("grpc.use_local_subchannel_pool", 1),  # every Link is a connection of its own
+    ("grpc.use_local_subchannel_pool", 1),  # every Connection is a connection of its own
 )
 PATIENCE = 20.0
 """Seconds in which a call that is refused as OVERLOADED is sent again, each time after the delay of RetryInfo."""
@@ -50,7 +50,7 @@ class Access:
         return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-class Link:
+class Connection:
     """A connection to `address`. `seconds` bounds every call that does not say otherwise.
 
     portion: calls that one message of a Stream may carry without running into max_calls_in_flight; 0: any number.
@@ -71,9 +71,9 @@ class Link:
         self.channel = access.channel(address, options)
         self.stub = pb_grpc.EnvironmentServiceStub(self.channel)
 
-    def twin(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Link:
+    def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
         """Another connection, to the same address or another; options: gRPC's, of its channel."""
-        return Link(address or self.address, self.access, self.seconds, self.portion, options)
+        return Connection(address or self.address, self.access, self.seconds, self.portion, options)
 
     async def close(self) -> None:
         await self.channel.close()
@@ -89,7 +89,7 @@ class Link:
     async def call_once(self, method: str, request: Message, *, seconds: float | None = None) -> Any:
         """The reply of a unary call, sent once whatever comes. Raises grpc.aio.AioRpcError."""
         limit = self.seconds if seconds is None else seconds
-        return await getattr(self.stub, method)(request, timeout=limit, metadata=self.metadata)
+        return await _answered(getattr(self.stub, method)(request, timeout=limit, metadata=self.metadata))
 
     async def trailer(self, method: str, request: Message) -> Any:
         """The trailing metadata of a unary call, of one that is refused too."""
@@ -116,16 +116,16 @@ class Link:
         return None
 
     @contextlib.asynccontextmanager
-    async def stream(self) -> AsyncIterator[Conversation]:
+    async def stream(self) -> AsyncIterator[StreamConnection]:
         """A Stream, cancelled at the end if it is still open."""
-        conversation = Conversation(self.stub.Stream(metadata=self.metadata), self.seconds, self.portion)
+        conversation = StreamConnection(self.stub.Stream(metadata=self.metadata), self.seconds, self.portion)
         try:
             yield conversation
         finally:
             conversation.cancel()
 
 
-class Conversation:
+class StreamConnection:
     """An open Stream. Replies are kept by call id, transitions in columns turned into the Reply that they stand for.
 
     timings: those of the messages that carried one.
@@ -203,6 +203,8 @@ class Conversation:
 
     def _take(self, message: pb.StreamResponse) -> None:
         for reply in (*message.replies, *rows(message.transitions)):
+            if reply.HasField("error") and (refusal := from_status(reply.error)).bug:
+                raise Broken(refusal)
             self.replies.setdefault(reply.call_id, []).append(reply)
         self.columns += len(message.transitions.call_ids)
         if message.HasField("timing"):
@@ -213,6 +215,16 @@ class Conversation:
             return await asyncio.wait_for(waiting, self._seconds)
         except TimeoutError:
             raise Unmet(f"{what} within {self._seconds:g} s", "nothing") from None
+
+
+async def _answered(call: Awaitable[Any]) -> Any:
+    """The reply. Raises Broken where the environment or the server has a bug, grpc.aio.AioRpcError for other errors."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        if (refusal := from_error(error)).bug:
+            raise Broken(refusal) from error
+        raise
 
 
 async def _patiently(send: Callable[[], Awaitable[Any]]) -> Any:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import grpc
 from google.protobuf import struct_pb2
 
+from starpod.check.expectations import NotShown, expect, expect_played, expect_same
 from starpod.check.options import resolved
-from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe, expect_played, expect_same
-from starpod.check.requirement import NotShown, expect, must
+from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
+from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 TRIED = 8
@@ -52,9 +53,9 @@ async def as_open(probe: Probe) -> None:
 async def repeated(probe: Probe) -> None:
     handle = await probe.seeded()
     request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch)
-    first: pb.ResetResponse = await probe.link.call("Reset", request)
+    first: pb.ResetResponse = await probe.connection.call("Reset", request)
     for _ in range(2):
-        again: pb.ResetResponse = await probe.link.call("Reset", request)
+        again: pb.ResetResponse = await probe.connection.call("Reset", request)
         expect_same(first, again, "the reply of the repeated Reset", "keep it until the first Step of the new epoch")
 
 
@@ -66,7 +67,7 @@ async def repeated(probe: Probe) -> None:
 async def fenced(probe: Probe) -> None:
     handle = await probe.seeded()
     old = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, seed=5)
-    await probe.link.call("Reset", old)
+    await probe.connection.call("Reset", old)
     other = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, seed=6)
     await probe.refused("another Reset with the old epoch", "Reset", other, "FAILED_PRECONDITION")
     for epoch in (0, handle.epoch + 2):
@@ -124,7 +125,7 @@ async def options_kept(probe: Probe) -> None:
         same_start = reply.sessions[0].observation == usual.sessions[0].observation
         if same_start and reply.instructions == usual.instructions:
             continue
-        handle = Handle(probe.link, reply.sessions[0])
+        handle = Handle(probe.connection, reply.sessions[0])
         again = await _reset(probe, handle, seed=SEED)
         mend = "keep the options with the session"
         what = f"the start with options {dict(options)} after a Reset without options"
@@ -157,6 +158,6 @@ def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
 
 async def _reset(probe: Probe, handle: Handle, **fields: object) -> pb.ResetResponse:
     request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, **fields)  # type: ignore[arg-type]
-    reply: pb.ResetResponse = await probe.link.call("Reset", request)
+    reply: pb.ResetResponse = await probe.connection.call("Reset", request)
     handle.epoch, handle.index = reply.session.epoch, reply.session.step_index
     return reply

@@ -7,25 +7,13 @@ from collections.abc import Iterator
 import grpc
 from google.protobuf.message import Message
 
-from starpod.check.link import SERVICE
-from starpod.check.probe import UNLIMITED, Handle, Probe, expect_played
-from starpod.check.refusal import DOMAIN, Refusal, from_error
-from starpod.check.requirement import NotShown, Unmet, expect, must
+from starpod.check.connection import SERVICE
+from starpod.check.expectations import NotShown, Unmet, expect, expect_informed, expect_played
+from starpod.check.probe import UNLIMITED, Handle, Probe
+from starpod.check.refusal import Refusal, from_error
+from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
-ADVICE = {
-    "BAD_ARGUMENT": "give_up",
-    "UNKNOWN_ENVIRONMENT": "give_up",
-    "UNKNOWN_VERSION": "give_up",
-    "UNKNOWN_SESSION": "reopen",
-    "OUT_OF_ORDER": "give_up",
-    "EPISODE_OVER": "give_up",
-    "KEY_REUSED": "give_up",
-    "UNSUPPORTED": "give_up",
-    "OVERLOADED": "retry",
-    "INCOMPATIBLE_SNAPSHOT": "give_up",
-    "UNAUTHENTICATED": "give_up",
-}
 UNKNOWN_FIELD = b"\xfa\xff\xff\xff\x0f\x03new"
 """Field 536,870,911, the highest there is, with three bytes."""
 LARGEST = 256 * 2**20
@@ -103,7 +91,7 @@ async def garbage(probe: Probe) -> None:
     handle = await probe.seeded()
     for method in ("Open", "Step", "Describe"):
         try:
-            await probe.link.raw(f"/{SERVICE}/{method}", b"\xff\xff\xff\xff garbage")
+            await probe.connection.raw(f"/{SERVICE}/{method}", b"\xff\xff\xff\xff garbage")
         except grpc.aio.AioRpcError as error:
             hung = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
             expect(not hung, f"garbage for {method} to be refused", from_error(error))
@@ -148,7 +136,7 @@ async def bad_request(probe: Probe) -> None:
         ("actions", "Step", handle.request([pb.Action()])),
     ]
     for field, method, request in cases:
-        refusal = await probe.link.refusal(method, request)
+        refusal = await probe.connection.refusal(method, request)
         if refusal is None or refusal.code != "INVALID_ARGUMENT":
             continue  # another requirement's failure
         expected = f"a BadRequest whose field names {field!r}"
@@ -167,7 +155,7 @@ async def helpful(probe: Probe) -> None:
         "available": (probe.open_request(version=">=999.0.0"), probe.spec.version),
     }
     for key, (request, expected) in cases.items():
-        refusal = await probe.link.refusal("Open", request)
+        refusal = await probe.connection.refusal("Open", request)
         if refusal is None or refusal.code != "NOT_FOUND":
             continue  # another requirement's failure
         told = refusal.metadata.get(key, "")
@@ -188,12 +176,12 @@ async def full(probe: Probe) -> None:
     opened: list[Handle] = []
     for _ in range(most + 1):
         try:
-            reply: pb.OpenResponse = await probe.link.call_once("Open", probe.open_request(limits=UNLIMITED))
+            reply: pb.OpenResponse = await probe.connection.call_once("Open", probe.open_request(limits=UNLIMITED))
         except grpc.aio.AioRpcError as error:
             refusal = from_error(error)
             break
         probe.adopt(reply.sessions)
-        opened.append(Handle(probe.link, reply.sessions[0]))
+        opened.append(Handle(probe.connection, reply.sessions[0]))
     expect(refusal is not None, f"a refusal beyond {most} sessions", "OK", "enforce max_sessions")
     assert refusal is not None
     expect(refusal.code == "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED", refusal)
@@ -201,8 +189,8 @@ async def full(probe: Probe) -> None:
     expect(refusal.retry_seconds is not None, "a RetryInfo", "none", "say when to try again")
     expect(bool(refusal.metadata.get("limit")), "the limit's name in metadata `limit`", "none")
     expect(len(opened) > 0, "room for one session while no other test runs", "none")
-    await probe.link.call("Close", pb.CloseRequest(session_ids=[opened[0].id]))
-    again: pb.OpenResponse = await probe.link.call("Open", probe.open_request())
+    await probe.connection.call("Close", pb.CloseRequest(session_ids=[opened[0].id]))
+    again: pb.OpenResponse = await probe.connection.call("Open", probe.open_request())
     probe.adopt(again.sessions)
 
 
@@ -221,7 +209,7 @@ def _lacking(probe: Probe) -> Iterator[pb.Want]:
 
 
 async def _informed(probe: Probe, reason: str, method: str, request: Message) -> Refusal:
-    refusal = await probe.link.refusal(method, request)
+    refusal = await probe.connection.refusal(method, request)
     expected = f"an error {reason} of {method}"
     expect(refusal is not None, expected, "OK")
     assert refusal is not None
@@ -229,19 +217,8 @@ async def _informed(probe: Probe, reason: str, method: str, request: Message) ->
     return refusal
 
 
-def expect_informed(refusal: Refusal, reason: str, expected: str) -> None:
-    """Raises Unmet unless the error carries an ErrorInfo with this reason and the advice that goes with it."""
-    if refusal.info is None:
-        raise Unmet(f"{expected} with an ErrorInfo", f"{refusal} without one", "send it in grpc-status-details-bin")
-    info = refusal.info
-    expect(info.domain == DOMAIN, f"domain {DOMAIN!r}", repr(info.domain))
-    expect(info.reason == reason, f"reason {reason!r}", repr(info.reason))
-    advice = info.metadata.get("advice", "absent")
-    expect(advice == ADVICE[reason], f"advice {ADVICE[reason]!r} with {reason}", repr(advice))
-
-
 async def _raw(probe: Probe, method: str, request: bytes, what: str) -> None:
     try:
-        await probe.link.raw(f"/{SERVICE}/{method}", request)
+        await probe.connection.raw(f"/{SERVICE}/{method}", request)
     except grpc.aio.AioRpcError as error:
         raise Unmet(f"{method} {what} to be served", str(from_error(error))) from error

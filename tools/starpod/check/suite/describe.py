@@ -6,8 +6,9 @@ import json
 import re
 from itertools import pairwise
 
+from starpod.check.expectations import expect
 from starpod.check.probe import Probe
-from starpod.check.requirement import expect, must
+from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 ID = re.compile(r"[a-z0-9_]+(-[a-z0-9_]+)*-v[0-9]+")
@@ -21,7 +22,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @must("C-01", "Describe names a protocol version of major 1, the server, its version and a non-empty instance id.")
 async def identity(probe: Probe) -> None:
-    server: pb.DescribeResponse = await probe.link.call("Describe", pb.DescribeRequest())
+    server: pb.DescribeResponse = await probe.connection.call("Describe", pb.DescribeRequest())
     version = server.protocol_version
     expect(version.partition(".")[0] == "1" and "." in version, "protocol_version `1.N`", repr(version), 'send "1.0"')
     for name in ("server_name", "server_version", "instance_id"):
@@ -34,7 +35,7 @@ async def identity(probe: Probe) -> None:
     "id comes first.",
 )
 async def listing(probe: Probe) -> None:
-    server: pb.DescribeResponse = await probe.link.call("Describe", pb.DescribeRequest())
+    server: pb.DescribeResponse = await probe.connection.call("Describe", pb.DescribeRequest())
     expect(len(server.environments) > 0, "at least one environment", "none")
     seen = [(spec.id, spec.version) for spec in server.environments]
     for name, version in seen:
@@ -49,7 +50,9 @@ async def listing(probe: Probe) -> None:
 
 @must("C-03", "Describe of one environment lists only that one; of an unknown one it is NOT_FOUND.")
 async def one_environment(probe: Probe) -> None:
-    reply: pb.DescribeResponse = await probe.link.call("Describe", pb.DescribeRequest(environment_id=probe.spec.id))
+    reply: pb.DescribeResponse = await probe.connection.call(
+        "Describe", pb.DescribeRequest(environment_id=probe.spec.id)
+    )
     ids = {spec.id for spec in reply.environments}
     expect(ids == {probe.spec.id}, f"only {probe.spec.id}", sorted(ids), "filter by environment_id")
     request = pb.DescribeRequest(environment_id="no_such_environment-v1")
@@ -82,7 +85,7 @@ async def schema(probe: Probe) -> None:
 
 @must("C-05", "The instance id is the same over every connection to a process, and Open names it too.")
 async def instance(probe: Probe) -> None:
-    reply: pb.DescribeResponse = await probe.second_link().call("Describe", pb.DescribeRequest())
+    reply: pb.DescribeResponse = await probe.second_connection().call("Describe", pb.DescribeRequest())
     opened = await probe.open()
     expected = f"instance id {probe.server.instance_id!r}"
     mend = "draw the id once, when the process starts"
