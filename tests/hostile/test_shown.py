@@ -18,8 +18,8 @@ from rich.text import Text
 from starpod.cli.main import main
 from starpod.report.console import safe_console
 from starpod.report.terminal import visible
-from starpod.trainer.episode import Episode, Turn
-from starpod.trainer.episode_files import write_episodes
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import write_episodes
 from starpod.trainer.output.plain import PlainScreen
 from starpod.trainer.output.report import write_report
 from tests.environments.webshop.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures

@@ -47,12 +47,12 @@ SUBCOMMANDS = {
     "list": Subcommand("starpod.cli.listing:list_environments", "List what a server hosts."),
     "describe": Subcommand("starpod.cli.listing:describe", "Show one environment: actions, options, limits."),
     "play": Subcommand("starpod.cli.play:play", "Play an environment in the terminal."),
-    "train": Subcommand("starpod.trainer.cli:train", "Train a policy on environments.", extra="trainer"),
+    "train": Subcommand("starpod.trainer.commands.train:train", "Train a policy on environments.", extra="trainer"),
     "export": Subcommand(
-        "starpod.trainer.export_cli:export", "Write a trained model for transformers.", extra="trainer"
+        "starpod.trainer.commands.export:export", "Write a trained model for transformers.", extra="trainer"
     ),
-    "eval": Subcommand("starpod.trainer.eval_cli:evaluate", "Measure how well a policy plays.", extra="trainer"),
-    "watch": Subcommand("starpod.trainer.watch_cli:watch", "Replay recorded episodes.", extra="trainer"),
+    "eval": Subcommand("starpod.trainer.commands.eval:evaluate", "Measure how well a policy plays.", extra="trainer"),
+    "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),
     "check": Subcommand("starpod.check.cli:check", "Check that a server keeps the contract."),
     "load": Subcommand("starpod.load.cli:load", "Measure what a server holds, under load.", extra="load"),
 }

@@ -12,15 +12,15 @@ from pydantic import Field, ValidationError, model_validator
 
 from starpod.client.spelling import nearest
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.checkpoint import CheckpointConfig
-from starpod.trainer.collect import CollectConfig, EnvironmentConfig, SamplingConfig
+from starpod.trainer.checkpoints.checkpoint import CheckpointConfig
+from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.prompt import PromptConfig
-from starpod.trainer.replay import ReplayConfig
-from starpod.trainer.reward import RewardConfig
+from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.rewards.reward import RewardConfig
+from starpod.trainer.rollout.collect import CollectConfig, EnvironmentConfig, SamplingConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section
 from starpod.trainer.seeds import SeedsConfig

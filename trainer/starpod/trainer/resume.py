@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starpod.trainer.checkpoint import Loaded
+from starpod.trainer.checkpoints.checkpoint import Loaded
 from starpod.trainer.config import Config
 from starpod.trainer.models.config import RUN_TIME
 from starpod.trainer.section import ConfigError

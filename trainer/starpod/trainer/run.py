@@ -13,25 +13,25 @@ from torch import Tensor
 from starpod.client import Fleet
 from starpod.trainer.algorithms.dynamic_sampling import needs_reask
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale
-from starpod.trainer.checkpoint import Checkpoints, Loaded
-from starpod.trainer.collect import Collected, CollectionFailed, Player, Start
+from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
+from starpod.trainer.checkpoints.rng import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.replay import ReplayBuffer
 from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.information import InformationProbe
+from starpod.trainer.diagnostics.metrics import episode_metrics, latency_metrics
 from starpod.trainer.engines.base import Engine
-from starpod.trainer.episode import Group, episodes_of
 from starpod.trainer.evaluate import evaluate, evaluate_reference
 from starpod.trainer.interrupts import Interrupts
-from starpod.trainer.metrics import episode_metrics, latency_metrics
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.replay import ReplayBuffer
-from starpod.trainer.rng import capture_rng, restore_rng
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Player, Start
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, Scribe, imitate

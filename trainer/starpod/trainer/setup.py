@@ -13,25 +13,25 @@ from safetensors import SafetensorError
 
 from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
-from starpod.trainer.checkpoint import Checkpoints
-from starpod.trainer.collect import EnvironmentConfig, Player
+from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.conversation import Template
+from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
-from starpod.trainer.offline import read_offline
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.resume import check_model
-from starpod.trainer.reward import Rewards
+from starpod.trainer.rewards.reward import Rewards
+from starpod.trainer.rollout.collect import EnvironmentConfig, Player
+from starpod.trainer.rollout.services import local_services
 from starpod.trainer.run import Run
 from starpod.trainer.seeds import SeedCursor, derive
-from starpod.trainer.services import local_services
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
 

@@ -9,7 +9,7 @@ from typing import IO, Any, Self
 
 from starpod.report.figures import duration, show
 from starpod.report.terminal import visible
-from starpod.trainer.episode import Episode
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.words import is_graded, return_with_interval, with_interval
 
 LINE = (

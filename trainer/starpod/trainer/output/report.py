@@ -10,7 +10,7 @@ from typing import Any
 
 from starpod.report.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show, signed
-from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.page import page
 from starpod.trainer.output.run_folder import RunFolder
