@@ -425,7 +425,7 @@ def kill_everywhere(folder: Path) -> None:
 def test_killed_between_any_two_writes(tmp_path):
     code = """
         import sys
-        from tests.trainer.test_checkpoint import *
+        from tests.trainer.checkpoints.test_checkpoint import *
         torch.set_num_threads(1)
         kill_everywhere(Path(sys.argv[1]))
     """
@@ -436,7 +436,7 @@ def test_killed_between_any_two_writes(tmp_path):
 def test_killed_at_any_time_while_writing(tmp_path):
     code = """
         import sys
-        from tests.trainer.test_checkpoint import *
+        from tests.trainer.checkpoints.test_checkpoint import *
         checkpoints = Checkpoints(Path(sys.argv[1]), CheckpointConfig(keep=1))
         for step in range(1, 10_000):
             checkpoints.save(step, {"model": {"w": torch.full((500_000,), float(step))}}, {"step": step})
