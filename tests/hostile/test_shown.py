@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.cli.main import main
-from starpod.report.console import safe_console
-from starpod.report.terminal import visible
+from starpod.report.console import safe_console, visible
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.output.plain import PlainScreen

@@ -13,7 +13,6 @@ import click
 
 from starpod.client.polling import prefer_poller
 from starpod.client.spelling import nearest
-from starpod.report.terminal import visible
 
 # Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
 NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -113,19 +112,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(error.format_message(), file=sys.stderr)
         status = error.exit_code
     except click.ClickException as error:
-        _complain(error.format_message(), debug)
+        _print_error(error.format_message(), debug)
         status = error.exit_code
     except Exception as error:
-        _complain(str(error) or type(error).__name__, debug)
+        _print_error(str(error) or type(error).__name__, debug)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _complain(message: str, debug: bool) -> None:
+def _print_error(message: str, debug: bool) -> None:
     """One line, or the traceback of the error that is being handled."""
     if debug:
         traceback.print_exc()
     else:
+        from starpod.report.console import visible  # with rich, which is not needed until then
+
         print("starpod:", visible(" ".join(message.split())), file=sys.stderr)
 
 
