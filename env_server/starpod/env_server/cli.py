@@ -96,6 +96,20 @@ _LAST_SECONDS = 1.0
 @click.option("--max-group", default=_LIMITS.max_group, show_default=True, type=click.IntRange(1))
 @click.option("--max-step-actions", default=_LIMITS.max_step_actions, show_default=True, type=click.IntRange(1))
 @click.option("--max-connections", default=_LIMITS.max_connections, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--max-connections-per-address",
+    default=_LIMITS.max_connections_per_address,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Those beyond are closed within a second, those without a stream first; 0: no limit but the one of all.",
+)
+@click.option(
+    "--max-health-calls",
+    default=_LIMITS.max_health_calls,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Calls of health and reflection at once; a quarter of them from one address, 16 over one connection.",
+)
 @click.option("--max-streams", default=_LIMITS.max_streams, show_default=True, type=click.IntRange(1))
 @click.option(
     "--lease",
@@ -211,6 +225,8 @@ def serve(
     max_group: int,
     max_step_actions: int,
     max_connections: int,
+    max_connections_per_address: int,
+    max_health_calls: int,
     max_streams: int,
     default_lease_seconds: float,
     max_lease_seconds: float,
@@ -272,6 +288,8 @@ def serve(
                 default_lease_seconds=default_lease_seconds,
                 max_lease_seconds=max_lease_seconds,
                 max_connections=max_connections,
+                max_connections_per_address=max_connections_per_address,
+                max_health_calls=max_health_calls,
                 max_streams=max_streams,
             ),
             endpoints=tuple(filter(None, endpoints.split(","))),

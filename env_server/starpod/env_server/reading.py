@@ -25,7 +25,7 @@ class Malformed:
         self._type = type
 
     def error(self) -> CallError:
-        return bad_argument("request", f"is no starpod.v1.{self._type}: its bytes cannot be read")
+        return bad_argument("request", f"is no {self._type}: its bytes cannot be read")
 
 
 def handlers(service: Any) -> grpc.GenericRpcHandler:
@@ -33,7 +33,7 @@ def handlers(service: Any) -> grpc.GenericRpcHandler:
     contract = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
     by_name: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in contract.methods:
-        behaviour, read = getattr(service, method.name), _reader(message_factory.GetMessageClass(method.input_type))
+        behaviour, read = getattr(service, method.name), reader(message_factory.GetMessageClass(method.input_type))
         write = message_factory.GetMessageClass(method.output_type).SerializeToString
         if method.client_streaming:
             by_name[method.name] = grpc.stream_stream_rpc_method_handler(behaviour, read, write)
@@ -43,8 +43,9 @@ def handlers(service: Any) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(contract.full_name, by_name)
 
 
-def _reader(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
-    parse, malformed = kind.FromString, Malformed(kind.DESCRIPTOR.name)
+def reader(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
+    """Reads messages of a kind; Malformed stands for what is none."""
+    parse, malformed = kind.FromString, Malformed(kind.DESCRIPTOR.full_name)
 
     def read(data: bytes) -> Message | Malformed:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -42,6 +44,8 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
         self._tracer = tracer
         self._endpoints = endpoints
         self.tables: dict[str, SessionTable] = {}
+        self.stream_peers: Counter[str] = Counter()
+        """gRPC's names of the connections with a Stream."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         with self._tracer.span("Describe", context):
@@ -108,12 +112,22 @@ class EnvironmentService(rpc.EnvironmentServiceServicer):
                 grant = self._authenticator.identify(context.invocation_metadata())
                 if self._calls.metrics.streams >= (limit := self._calls.limits.max_streams):
                     raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
-                with grant.tenant.stream():
+                with grant.tenant.stream(), self._noted(context.peer()):
                     await StreamServer(self._calls, self._table(grant.tenant), context, grant).run()
             except grpc.aio.BaseError:
                 raise  # the connection's own, such as a caller who is gone
             except Exception as error:
                 await self._fail(context, "Stream", error)
+
+    @contextmanager
+    def _noted(self, peer: str) -> Iterator[None]:
+        self.stream_peers[peer] += 1
+        try:
+            yield
+        finally:
+            self.stream_peers[peer] -= 1
+            if not self.stream_peers[peer]:
+                del self.stream_peers[peer]
 
     async def _unary(self, method: str, context: Context, start: Callable[[SessionTable], Coroutine[Any, Any, R]]) -> R:
         calls = self._calls

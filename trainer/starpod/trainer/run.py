@@ -172,9 +172,9 @@ class Run:
         if self.interrupts.signal is not None:
             reason = f"stopped by {self.interrupts.signal.name} and saved; --resume goes on from here"
         elif not reason and self.step >= stop.iterations:
-            reason = f"all {stop.iterations} iterations done"
+            reason = f"iteration {stop.iterations} of {stop.iterations} done"
         elif not reason and stop.minutes is not None and self._elapsed() >= 60 * stop.minutes:
-            reason = f"{stop.minutes:g} minutes are up"
+            reason = f"the time is up: stop.minutes={stop.minutes:g}"
         elif not reason and stop.success is not None and (self.success or 0.0) >= stop.success:
             reason = f"evaluation success {self.success:.1%} reached stop.success"
         # One rank may have got the signal alone.
