@@ -325,7 +325,7 @@ def _claim_output() -> TextIO:
 def _use_stores(stores: Sequence[str]) -> None:
     """Hands the stores to this process's environments, and to its workers and theirs, through the environment."""
     try:
-        shop: Any = importlib.import_module("starpod.environments.webshop.store")
+        shop: Any = importlib.import_module("starpod.environments.webshop.store.store")
     except ModuleNotFoundError as error:
         hint = "from a clone of the repository: pip install '.[webshop]'"
         raise click.UsageError(f"--store needs the package {error.name}; {hint}") from error

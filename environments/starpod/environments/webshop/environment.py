@@ -18,18 +18,18 @@ from starpod.env_server.environment import (
     Outcome,
     Unavailable,
 )
-from starpod.environments.webshop import actions, pages
-from starpod.environments.webshop.policies import expert_action
-from starpod.environments.webshop.presentation import present
-from starpod.environments.webshop.presets import WebShopOptions
-from starpod.environments.webshop.reward import checklist
-from starpod.environments.webshop.search import TooManyTerms
-from starpod.environments.webshop.shop import Shop, ShopState
-from starpod.environments.webshop.starts import choose_goal, goals_of, open_stores, store_named
-from starpod.environments.webshop.store import StoreError
+from starpod.environments.webshop.search.bm25 import TooManyTerms
+from starpod.environments.webshop.shop import actions, pages
+from starpod.environments.webshop.shop.options import WebShopOptions
+from starpod.environments.webshop.shop.policies import expert_action
+from starpod.environments.webshop.shop.presentation import present
+from starpod.environments.webshop.shop.reward import checklist
+from starpod.environments.webshop.shop.shop import Shop, ShopState
+from starpod.environments.webshop.shop.starts import choose_goal, goals_of, open_stores, store_named
+from starpod.environments.webshop.store.sections import StoreError
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.store import Store
+    from starpod.environments.webshop.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ class WebShop(Environment):
 
 
 def _html(shop: Shop) -> str:
-    from starpod.environments.webshop.markup import render_html
+    from starpod.environments.webshop.shop.markup import render_html
 
     return render_html(shop)
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.environments.webshop.store import STORES_VARIABLE, StoreError, given_stores
+from starpod.environments.webshop.store.sections import StoreError
+from starpod.environments.webshop.store.served import STORES_VARIABLE, given_stores
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.site.service import Security
