@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from starpod.env_server.environment import (
+from starpod.env_server import (
     INVALID,
     Environment,
     EnvironmentSpec,
@@ -27,6 +27,7 @@ from starpod.environments.webshop.shop.reward import checklist
 from starpod.environments.webshop.shop.shop import Shop, ShopState
 from starpod.environments.webshop.shop.starts import choose_goal, goals_of, open_stores, store_named
 from starpod.environments.webshop.store.sections import StoreError
+from starpod.environments.webshop.store.served import give_stores
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.store.store import Store
@@ -76,6 +77,12 @@ class WebShop(Environment):
     _past_pages: list[str]
     """As shown after earlier actions, oldest first, as many as are shown again."""
     _past_actions: list[str]
+
+    @classmethod
+    def use_stores(cls, stores: Sequence[str]) -> bool:
+        """Sells from these, NAME=PATH each; the first is the default."""
+        give_stores(stores)
+        return True
 
     @classmethod
     def prepare(cls) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import INVALID, Concurrency, EnvironmentSpec, Limits, Outcome
 from starpod.environments.webshop.browser.chromium import Browser
 from starpod.environments.webshop.browser.pool import shared_pool
 from starpod.environments.webshop.browser.view import View, look

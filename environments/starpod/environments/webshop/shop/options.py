@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.env_server.environment import EnvironmentOptions
+from starpod.env_server import EnvironmentOptions
 from starpod.environments.webshop.shop.shelves import HITS
 from starpod.environments.webshop.shop.shop import PAGE_SIZE
 

@@ -7,7 +7,7 @@ import string
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from starpod.env_server.environment import OptionsError
+from starpod.env_server import OptionsError
 from starpod.environments.webshop.catalogue.goals import permutation
 from starpod.environments.webshop.shop.options import SPLITS, WebShopOptions
 from starpod.environments.webshop.store.sections import StoreError

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from starpod.env_server.environment import Unavailable
+from starpod.env_server import Unavailable
 
 
 class StoreError(Unavailable):

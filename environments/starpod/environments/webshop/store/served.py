@@ -8,7 +8,7 @@ import re
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import platformdirs
 
 from starpod.environments.webshop.store.sections import StoreError
-from starpod.environments.webshop.store.store import MANIFEST, Store
+from starpod.environments.webshop.store.store import MANIFEST, Manifest, Store
 
 STORES_VARIABLE = "STARPOD_STORES"
 """The environment variable that hands the stores of a server to its workers: NAME=PATH, joined as in PATH."""
@@ -37,6 +37,14 @@ def stores() -> Mapping[str, Store]:
     Each is opened (and a bundled one built) when it is first asked for, which may raise StoreError.
     """
     return _stores_of(os.environ.get(STORES_VARIABLE, ""))
+
+
+def give_stores(entries: Sequence[str]) -> None:
+    """Makes these, NAME=PATH each, the stores of this process and of those it starts. Raises StoreError."""
+    given = given_stores(os.pathsep.join(entries))
+    for path in given.values():
+        Manifest.read(path)
+    os.environ[STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in given.items())
 
 
 def given_stores(text: str) -> dict[str, Path]:
