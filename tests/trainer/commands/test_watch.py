@@ -95,7 +95,8 @@ def test_episodes_are_chosen(file: Path, arguments: tuple[str, ...], episodes: l
         ("absent.jsonl", (), 1, "absent.jsonl does not exist"),
         ("bare", (), 1, "holds no episodes"),
         ("run", ("--episode", "9"), 2, "holds 3 episodes, not 9"),
-        ("run", ("--episode", "1", "--failed"), 1, "none of the 3 episodes"),
+        ("run", ("--episode", "1", "--failed"), 2, "is solved: leave --failed out to see it"),
+        ("solved.jsonl", ("--failed",), 1, "none of the 1 episodes"),
         ("torn.jsonl", (), 1, "torn.jsonl:1: not JSON"),
         ("empty.jsonl", (), 1, "holds no episode"),
     ],
@@ -106,6 +107,7 @@ def test_what_cannot_be_shown_is_said(
 ) -> None:
     (tmp_path / "torn.jsonl").write_text('{"turns": ')
     (tmp_path / "empty.jsonl").write_text("")
+    write_episodes(tmp_path / "solved.jsonl", [SOLVED])
     (tmp_path / "bare").mkdir()
     result = run(tmp_path / name, *arguments)
     assert result.exit_code == status

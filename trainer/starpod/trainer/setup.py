@@ -83,15 +83,17 @@ async def open_run(
             f"engine {config.engine.name} is for one process: each of {parallel.world} would pause it and load its "
             "weights under the others' hands; with torchrun give engine=torch"
         )
-    folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
-    checkpoints = Checkpoints(folder.checkpoints, config.checkpoint)
-    loaded = checkpoints.latest() if resume else None
-    if loaded is not None:
-        check_model(config, loaded)
-    # A run that was lost before its first checkpoint begins again, without what it had written.
-    resumed_step = None if not resume else loaded.step if loaded else -1
-    screen.phase("starting the environment services" if not config.environment.addresses else "connecting")
     async with contextlib.AsyncExitStack() as stack:
+        folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
+        if parallel.is_main:
+            stack.enter_context(folder.lock())
+        checkpoints = Checkpoints(folder.checkpoints, config.checkpoint)
+        loaded = checkpoints.latest() if resume else None
+        if loaded is not None:
+            check_model(config, loaded)
+        # A run that was lost before its first checkpoint begins again, without what it had written.
+        resumed_step = None if not resume else loaded.step if loaded else -1
+        screen.phase("starting the environment services" if not config.environment.addresses else "connecting")
         fleet = await stack.enter_async_context(connect(config.environment))
         facts = await read_facts(fleet, config.environment.id)
         if config.algorithm.needs_state_key and not facts.state_key:

@@ -29,7 +29,7 @@ ENDS = {
 
 @click.command()
 @click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
-@click.option("--episode", "number", type=click.IntRange(1), help="Only this one, counted from 1. Default: all.")
+@click.option("--episode", "number", type=click.IntRange(1), help="Only this one of the file, from 1. Default: all.")
 @click.option("--failed", "outcome", flag_value="failed", help="Only episodes without success.")
 @click.option("--solved", "outcome", flag_value="solved", help="Only episodes with success.")
 @click.option(
@@ -51,8 +51,12 @@ def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> 
         console = safe_console(highlight=False)
         pause = 1 / speed if speed and console.is_terminal else 0.0
         total = shown = 0
+        excluded = ""
         for total, episode in enumerate(read_episodes(file), 1):
-            if number in (None, total) and outcome in (None, "solved" if episode.success else "failed"):
+            ended = "solved" if episode.success else "failed"
+            if number == total and outcome not in (None, ended):
+                excluded = ended
+            elif number in (None, total) and outcome in (None, ended):
                 shown += 1
                 play(console, episode, f"Episode {total} of {file.name}", pause)
     except BadEpisodes as error:
@@ -61,8 +65,10 @@ def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> 
         raise click.ClickException(f"{file} holds no episode")
     if number is not None and number > total:
         raise click.BadParameter(f"{file} holds {total} episodes, not {number}", param_hint="--episode")
+    if excluded:
+        raise click.UsageError(f"episode {number} of {file} is {excluded}: leave --{outcome} out to see it")
     if not shown:
-        raise click.ClickException(f"none of the {total} episodes of {file} {f'is {outcome}' if outcome else 'fits'}")
+        raise click.ClickException(f"none of the {total} episodes of {file} is {outcome}")
 
 
 def play(console: Console, episode: Episode, title: str, pause: float = 0.0) -> None:

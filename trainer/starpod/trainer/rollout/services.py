@@ -7,7 +7,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
 
+from starpod.client.nearest import unknown_environment
+from starpod.trainer.rollout.collect import EnvironmentConfig
 from starpod.trainer.section import ConfigError
 
 STOP_SECONDS = 10.0
@@ -15,6 +18,18 @@ STOP_SECONDS = 10.0
 
 class ServiceFailed(Exception):
     """`starpod serve` did not come up. The message holds what it wrote on standard error."""
+
+
+def check_installed(config: EnvironmentConfig) -> None:
+    """Raises ConfigError where this machine is to serve an environment that no installed package has.
+
+    Says nothing of servers that run already, and of services with arguments of their own, which may host more.
+    """
+    if config.addresses or config.serve:
+        return
+    installed = [entry.name for entry in entry_points(group="starpod.environments")]
+    if config.id not in installed:
+        raise ConfigError(f"environment.id: {unknown_environment(config.id, installed).message}")
 
 
 @contextlib.contextmanager
