@@ -27,17 +27,17 @@ from rich.table import Table
 from benchmarks.report import machine
 from benchmarks.slow_lake import delay
 from starpod.client import Fleet
-from starpod.trainer.data.episode import Episode, episodes_of
+from starpod.trainer.collect import EnvironmentConfig, Player, SamplingConfig, Start
+from starpod.trainer.conversation import Template
 from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.episode import Episode, episodes_of
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.prompts.prompt import PromptConfig
-from starpod.trainer.rewards.reward import RewardConfig, Rewards
-from starpod.trainer.rollout.collect import EnvironmentConfig, Player, SamplingConfig, Start
-from starpod.trainer.rollout.services import local_services
+from starpod.trainer.prompt import PromptConfig
+from starpod.trainer.reward import RewardConfig, Rewards
+from starpod.trainer.services import local_services
 from starpod.trainer.warmstart import Scribe, WarmStartConfig, gather_demonstrations, imitate
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import machine
-from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.batch import Batch
 from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.episode import Episode, Turn
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 

@@ -38,7 +38,7 @@ from benchmarks.report import machine
 from benchmarks.webshop_episodes import Played, Waits
 from benchmarks.webshop_original import CLICKS
 from benchmarks.webshop_report import Build, Result, Steps, Wait, print_tables, write
-from starpod.environments.webshop.store.store import Manifest
+from starpod.environments.webshop.store import Manifest
 from tests.support import ROOT, children_of
 
 WARM_UP, TIMED = 200, 500

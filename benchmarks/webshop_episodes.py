@@ -13,12 +13,11 @@ from typing import Any
 
 from starpod.env_server.environment import Limits
 from starpod.env_server.episode import Episode, Want
+from starpod.environments.webshop import actions
 from starpod.environments.webshop.environment import WebShop
-from starpod.environments.webshop.shop import actions
-from starpod.environments.webshop.shop.shop import Shop, ShopState
-from starpod.environments.webshop.shop.starts import open_stores
-from starpod.environments.webshop.store.served import STORES_VARIABLE
-from starpod.environments.webshop.store.store import Store
+from starpod.environments.webshop.shop import Shop, ShopState
+from starpod.environments.webshop.starts import open_stores
+from starpod.environments.webshop.store import STORES_VARIABLE, Store
 
 ENVIRONMENT = "webshop-v1"
 NAME = "bench"

@@ -32,9 +32,9 @@ from rich.table import Table
 
 from benchmarks import webshop_strategies
 from benchmarks.report import machine
-from starpod.environments.webshop.search.analyzer import analyze
-from starpod.environments.webshop.search.bm25 import find, term_weights
-from starpod.environments.webshop.search.index import Index
+from starpod.environments.webshop.analyzer import analyze
+from starpod.environments.webshop.index import Index
+from starpod.environments.webshop.search import find, term_weights
 from tests.support import ROOT
 
 VOCABULARY = 2_000_000

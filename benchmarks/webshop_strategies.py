@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from starpod.environments.webshop.search.bm25 import BLOCK, insert, length_factors
+from starpod.environments.webshop.search import BLOCK, insert, length_factors
 
 
 @dataclass(frozen=True, slots=True)

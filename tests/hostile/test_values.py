@@ -40,7 +40,8 @@ def nested(depth: int) -> struct_pb2.Value:
 
 OPENINGS = {
     "no environment": (pb.OpenRequest(), "UNKNOWN_ENVIRONMENT"),
-    "an environment with a long name": (pb.OpenRequest(environment_id="w" * (3 * MEBIBYTE)), "UNKNOWN_ENVIRONMENT"),
+    "an environment with a long name": (pb.OpenRequest(environment_id="w" * 60_000), "UNKNOWN_ENVIRONMENT"),
+    "an environment with an endless name": (pb.OpenRequest(environment_id="w" * (3 * MEBIBYTE)), "BAD_ARGUMENT"),
     "an environment with escapes": (pb.OpenRequest(environment_id="\x1b[2J\r\n\0walk"), "UNKNOWN_ENVIRONMENT"),
     "a long range": (opening(version=">=1.0.0," * 100_000), "BAD_ARGUMENT"),
     "a version of many digits": (opening(version="==" + "9" * 5000), "BAD_ARGUMENT"),

@@ -8,7 +8,6 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from google.protobuf import struct_pb2
@@ -16,7 +15,6 @@ from google.protobuf import struct_pb2
 from starpod.env_server import convert
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.environment import (
-    Action,
     Busy,
     Concurrency,
     Environment,
@@ -25,15 +23,18 @@ from starpod.env_server.environment import (
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import EpisodeOver, SavedEpisode, Transition, Want
+from starpod.env_server.episode import EpisodeOver, Pictures, SavedEpisode, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
-from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan, StateTooLarge
+from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, Pools, ResetPlan, StateTooLarge
+from starpod.env_server.limits import SLICE_SECONDS, LoopShare
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.parcels import ENVELOPE_BYTES, too_large
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.registry import Registry
+from starpod.env_server.requests import check_actions, check_options, snapshot_too_large
 from starpod.env_server.rules import (
     describe_session,
+    digest_actions,
     digest_snapshot,
     out_of_order,
     parse_options,
@@ -43,8 +44,9 @@ from starpod.env_server.rules import (
 from starpod.env_server.sandbox import UNTRUSTING, Sandbox
 from starpod.env_server.seal import SnapshotSeal
 from starpod.env_server.seeding import derive_seed
-from starpod.env_server.session import Session, SessionTable
+from starpod.env_server.session import Session, SessionTable, digest_request
 from starpod.env_server.state import StateError
+from starpod.env_server.timing import clock
 from starpod.v1 import environment_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -73,7 +75,9 @@ class Calls:
         self.draining = False
         self.live_sessions = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment")
+        self.share = LoopShare()
+        self.large_bytes = 0
+        self._pools = Pools.of(threads)
 
     # --- creating sessions ---------------------------------------------------------------------------------------
 
@@ -82,15 +86,18 @@ class Calls:
 
     async def _open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
         environment = self.registry.find(request.environment_id, request.version)
+        members = self._members(request)
         options = await self._options(environment, request.options)
         limits = convert.limits_from(request.limits, environment.spec.limits)
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
         response = pb.OpenResponse()
-        async with _Cleanup(self, table, self._members(request)) as created:
+        async with _Cleanup(self, table, members) as created:
             first: LocalHost | None = None
+            pictures: Pictures = {}
             for member in created.members:
+                await created.pause()
                 dynamics_seed = (
                     request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
                 )
@@ -100,9 +107,9 @@ class Calls:
                 if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
                     # The start depends on the seed alone, so members of a group copy the first one's search.
                     session.host = host = await self._guard(session, first.fork(dynamics_seed), "Open")
-                    observation = await self._guard(session, host.observe(want), "Open")
+                    observation = await self._guard(session, host.observe(want, pictures), "Open")
                 else:
-                    plan = ResetPlan(options, limits, seed, dynamics_seed, want)
+                    plan = ResetPlan(options, limits, seed, dynamics_seed, want, pictures)
                     observation, instructions = await self._guard(session, host.reset(plan), "Open")
                     first = host if isinstance(host, LocalHost) else None
                 describe_session(response.sessions.add(), session, observation)
@@ -131,8 +138,10 @@ class Calls:
             if (request.epoch, request.step_index) != (original.epoch, original.next_index):
                 raise out_of_order(original, request.epoch, request.step_index)
             response = pb.ForkResponse()
+            pictures: Pictures = {}
             async with _Cleanup(self, table, members) as created:
                 for place, member in enumerate(members):
+                    await created.pause()
                     dynamics_seed = original.dynamics_seed
                     if reseed:
                         dynamics_seed = (
@@ -155,7 +164,7 @@ class Calls:
                     )
                     session.next_index, session.over = original.next_index, original.over
                     created.add(session)
-                    observation = await self._guard(original, _observe_copy(host, session.want), "Fork")
+                    observation = await self._guard(original, _observe_copy(host, session.want, pictures), "Fork")
                     describe_session(response.sessions.add(), session, observation)
                 created.keep(response)
         return response
@@ -166,9 +175,9 @@ class Calls:
         )
 
     async def _restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
-        snapshot = request.snapshot
+        snapshot, members = request.snapshot, self._members(request)
         if len(snapshot.state) > self.limits.max_snapshot_bytes:
-            raise self._snapshot_too_large(len(snapshot.state))
+            raise snapshot_too_large(len(snapshot.state), self.limits)
         if digest_snapshot(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.digest:
             raise bad_argument("snapshot.digest", "does not match the snapshot: it was cut, changed or mixed up")
         environment = self.registry.find_restorer(snapshot.environment_id, snapshot.environment_version)
@@ -183,8 +192,10 @@ class Calls:
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
         response = pb.RestoreResponse()
-        async with _Cleanup(self, table, self._members(request)) as created:
+        pictures: Pictures = {}
+        async with _Cleanup(self, table, members) as created:
             for member in created.members:
+                await created.pause()
                 host = self._host(environment, want)
                 session = Session(
                     environment,
@@ -200,7 +211,7 @@ class Calls:
                 session.next_index, session.over = saved.turns, bool(saved.end_reason)
                 created.add(session)
                 await self._guard(session, _load(host, state), "Restore")
-                observation = await self._guard(session, host.observe(want), "Restore")
+                observation = await self._guard(session, host.observe(want, pictures), "Restore")
                 describe_session(response.sessions.add(), session, observation)
             instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Restore")
             self._describe_created(response, environment, instructions, saved.limits, lease)
@@ -228,11 +239,11 @@ class Calls:
         session = table.find(request.session_id)
         async with session.turn_taking():
             session.check()
-            fingerprint = request.SerializeToString(deterministic=True)
+            digest = digest_request(request)
             if request.epoch != session.epoch:
                 repeated = request.epoch == session.epoch - 1 and session.next_index == 0
-                if repeated and session.last_reset and session.last_reset[0] == fingerprint:
-                    return session.last_reset[1]
+                if repeated and isinstance(session.last_reply, bytes) and session.last_request == digest:
+                    return pb.ResetResponse.FromString(session.last_reply)
                 raise out_of_order(session, request.epoch, session.next_index)
             environment = session.environment
             options = session.options
@@ -255,21 +266,19 @@ class Calls:
             session.epoch += 1
             session.next_index = 0
             session.over = False
-            session.last_actions = session.last_transition = None
             response = pb.ResetResponse(instructions=instructions)
             describe_session(response.session, session, observation)
             convert.fill_limits(response.limits, limits)
-            session.last_reset = fingerprint, response
+            session.last_request, session.last_reply = digest, response.SerializeToString()
             return response
 
     async def step(self, table: SessionTable, request: pb.StepRequest) -> pb.StepResponse:
         session = table.find(request.session_id)
-        actions = convert.actions_from(request.actions)
-        self.check_actions(len(actions))
+        check_actions(request.actions, self.limits)
         want = None
         if request.HasField("want"):
             want = self._check_want(session.environment, convert.want_from(request.want))
-        transition = await self.turn(session, request.epoch, request.step_index, actions, want)
+        transition = await self.turn(session, request.epoch, request.step_index, request.actions, want)
         response = pb.StepResponse(next_step_index=request.step_index + 1)
         self.write_transition(response.transition, session, transition)
         return response
@@ -284,7 +293,12 @@ class Calls:
             raise self.break_off(session, error) from error
 
     async def turn(
-        self, session: Session, epoch: int, index: int, actions: list[Action], want: Want | None
+        self,
+        session: Session,
+        epoch: int,
+        index: int,
+        actions: Sequence[pb.Action | str],
+        want: Want | None,
     ) -> Transition | pb.Transition:
         """One turn, exactly once: what was answered to the same index and actions is answered again."""
         async with session.turn_taking():
@@ -293,15 +307,20 @@ class Calls:
                 return replay_reply(session, epoch, index, actions)
             if session.over:
                 raise out_of_order(session, epoch, index)
+            given = convert.actions_from(actions)
             started = time.perf_counter()
             transition: Transition | pb.Transition = await self._guard(
-                session, session.host.turn(actions, want or session.want), "Step"
+                session, session.host.turn(given, want or session.want), "Step"
             )
             self.metrics.step(session.environment.spec.id, time.perf_counter() - started)
             session.next_index = index + 1
             session.over = bool(transition.end_reason)
-            session.last_actions = actions
-            session.last_transition = transition
+            if isinstance(transition, Transition) and not transition.plain:
+                message = pb.Transition()
+                self.write_transition(message, session, transition)
+                transition = message
+            session.last_request = digest_actions(actions)
+            session.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
             return transition
 
     async def render(self, table: SessionTable, request: pb.RenderRequest) -> pb.RenderResponse:
@@ -328,7 +347,7 @@ class Calls:
             state = await self._guard(session, session.host.save(), "Snapshot")
             state = self.seal.close(spec.id, spec.version, state)
             if len(state) > self.limits.max_snapshot_bytes:
-                raise self._snapshot_too_large(len(state))
+                raise snapshot_too_large(len(state), self.limits)
             snapshot = pb.SessionSnapshot(
                 environment_id=spec.id,
                 environment_version=spec.version,
@@ -389,7 +408,7 @@ class Calls:
         for table in tables:
             for session in list(table.values()):
                 self.drop(table, session)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._pools.shut_down()
 
     # --- rules ---------------------------------------------------------------------------------------------------
 
@@ -434,11 +453,12 @@ class Calls:
 
     async def _options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
         """The options of an environment. Raises BAD_ARGUMENT."""
+        check_options(message, self.limits)
         values = convert.options_from(message)
         if values and environment.spec.slow_reset:
             # Its validators may search as long as its resets do.
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, parse_options, environment, values)
+            return await loop.run_in_executor(self._pools.computing, parse_options, environment, values)
         return parse_options(environment, values)
 
     def _lease(self, asked: float) -> float:
@@ -450,7 +470,7 @@ class Calls:
         self._make_room(environment)
         if environment.spec.concurrency is Concurrency.PROCESS:
             return ProcessHost(environment, self.sandbox)
-        return LocalHost(environment, self._executor, want)
+        return LocalHost(environment, self._pools, want)
 
     def _make_room(self, environment: type[Environment]) -> None:
         if environment.spec.concurrency is Concurrency.PROCESS and ProcessHost.alive >= self.limits.max_processes:
@@ -505,23 +525,9 @@ class Calls:
             self.metrics.lost(session.environment.spec.id)
         return CallError(
             "ENVIRONMENT_BUG",
-            f"{session.environment.spec.id}: {verb} raised {bug}" + ("" if bug.intact else "; the session is lost"),
+            f"{session.environment.spec.id} raised {bug} in {verb}" + ("" if bug.intact else "; the session is lost"),
             {"session": "intact" if bug.intact else "lost", "exception": bug.exception},
         )
-
-    def _snapshot_too_large(self, size: int) -> CallError:
-        return CallError(
-            "TOO_LARGE",
-            f"the snapshot has {size} bytes; this server allows {self.limits.max_snapshot_bytes}",
-            {"limit": "max_snapshot_bytes"},
-        )
-
-    def check_actions(self, count: int) -> None:
-        """Raises BAD_ARGUMENT if a turn has more sub-actions than the server takes."""
-        if count > self.limits.max_step_actions:
-            raise bad_argument(
-                "actions", f"has {count} entries; this server takes at most {self.limits.max_step_actions}"
-            )
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Holds on to a call whose caller may go away: what was begun is finished, and in flight until it is."""
@@ -548,9 +554,9 @@ async def _load(host: Host, state: bytes) -> None:
         raise bad_argument("snapshot.state", str(error)) from error
 
 
-async def _observe_copy(copy: Host, want: Want) -> Any:
+async def _observe_copy(copy: Host, want: Want, pictures: Pictures) -> Any:
     try:
-        return await copy.observe(want)
+        return await copy.observe(want, pictures)
     except HostDied as death:
         raise EnvironmentBug.of_copy(death) from death
 
@@ -564,10 +570,20 @@ class _Cleanup:
         self._kept = False
         self.members = members
         self.sessions: list[Session] = []
+        self._began = clock()
         calls.admit(table, len(members))
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)
+
+    async def pause(self) -> None:
+        """Lets others have the event loop, if this call has had it for long."""
+        if clock() - self._began > SLICE_SECONDS:
+            await asyncio.sleep(0)
+            share, tenant = self._calls.share, self._table.tenant
+            if share.exceeded(tenant):
+                await share.wait(tenant)
+            self._began = clock()
 
     def keep(self, response: pb.OpenResponse | pb.ForkResponse | pb.RestoreResponse) -> None:
         """Raises TOO_LARGE if the reply that names them cannot travel: nobody could ever use or close them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, compress
 from typing import NamedTuple
 
@@ -11,7 +11,9 @@ from starpod.env_server.convert import fill_transition, outcome_flags
 from starpod.env_server.environment import Busy, Environment
 from starpod.env_server.episode import Transition
 from starpod.env_server.errors import bad_argument
+from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.metrics import Metrics
+from starpod.env_server.rules import SHORT_TEXT, digest_actions
 from starpod.env_server.session import Session, SessionTable
 from starpod.v1 import environment_pb2 as pb
 
@@ -25,10 +27,11 @@ SAMPLED = 8
 class Rows:
     """The columns of a request as lists, checked for equal length.
 
+    long: whether a row may hold actions that are longer than what a session keeps.
     Raises CallError (BAD_ARGUMENT) if the columns do not fit together: then no row can be told from another.
     """
 
-    __slots__ = ("actions", "call_ids", "epochs", "indices", "session_ids")
+    __slots__ = ("actions", "call_ids", "epochs", "indices", "long", "session_ids")
 
     def __init__(self, columns: pb.StepColumns) -> None:
         # Slices: a repeated field is slow to walk through.
@@ -36,11 +39,12 @@ class Rows:
         self.session_ids = columns.session_ids[:]
         self.epochs = columns.epochs[:]
         self.indices = columns.step_indices[:]
-        texts = columns.actions[:]
+        texts = tuple(columns.actions[:])
         counts = columns.action_counts
         rows = len(self.call_ids)
+        self.long = max(map(len, texts), default=0) * max(counts, default=1) > SHORT_TEXT
         if counts:
-            self.actions: list[Sequence[str]] = []
+            self.actions: list[tuple[str, ...]] = []
             start = 0
             for count in counts:
                 self.actions.append(texts[start : start + count])
@@ -61,6 +65,18 @@ class Rows:
     def __len__(self) -> int:
         return len(self.call_ids)
 
+    def until_repeated(self, start: int, stop: int) -> int:
+        """The end of the rows from `start` to `stop` in which no session comes twice."""
+        ids = self.session_ids[start:stop]
+        if len(set(ids)) == len(ids):
+            return stop
+        seen: set[str] = set()
+        for row, session_id in enumerate(ids, start):
+            if session_id in seen:
+                return row
+            seen.add(session_id)
+        return stop
+
 
 class Transitions:
     """The answer to a message, while it is collected: transitions that fit travel as columns, all else as replies.
@@ -79,15 +95,22 @@ class Transitions:
         """How many calls it answers."""
         return len(self.message.replies) + len(self.message.transitions.call_ids)
 
-    def take(self, call_ids: list[int], indices: list[int], transitions: list[Transition]) -> dict[int, Exception]:
-        """Adds the transitions of a batch, one per call. indices: the steps' own.
+    def take(
+        self,
+        call_ids: list[int],
+        indices: list[int],
+        transitions: list[Transition],
+        session_at: Callable[[int], Session],
+    ) -> dict[int, Exception]:
+        """Adds the transitions of a batch, one per call. indices: the steps' own. session_at: whose each is.
 
-        Returns the places of those that no message can hold, with what is wrong: their environments gave what cannot
-        travel. The others are added.
+        A transition that holds more than a text is kept in its session as the bytes of the message: the environment may
+        change what it gave. Returns the places of those that no message can hold, with what is wrong: their
+        environments gave what cannot travel. The others are added.
         """
         before = len(self.message.replies)
         try:
-            self._write(call_ids, indices, transitions)
+            self._write(call_ids, indices, transitions, session_at)
             return {}
         except Exception:
             self.message.ClearField("transitions")
@@ -96,25 +119,37 @@ class Transitions:
         for place, (call_id, index, transition) in enumerate(zip(call_ids, indices, transitions, strict=True)):
             reply = pb.Reply()
             try:
-                fill_step_reply(reply, call_id, transition, index + 1)
+                _fill_reply(reply, call_id, transition, index + 1, session_at(place))
             except Exception as error:
                 wrong[place] = error
             else:
                 self.message.replies.append(reply)
         return wrong
 
-    def _write(self, call_ids: list[int], indices: list[int], transitions: list[Transition]) -> None:
+    def _write(
+        self,
+        call_ids: list[int],
+        indices: list[int],
+        transitions: list[Transition],
+        session_at: Callable[[int], Session],
+    ) -> None:
         if not transitions:
             return
         # Column by column in C, not row by row: rows that do not fit are rare, and looked for only if there are any.
         texts, keys, extras, rewards, outcomes, ends, successes, details = zip(*transitions, strict=True)
         count = len(texts)
         if not (extras.count(None) == details.count(None) == count and set(map(type, texts)) == {str}):
-            fit = [type(each[0]) is str and each[2] is None and each[7] is None for each in transitions]
-            for call_id, transition, index, fits in zip(call_ids, transitions, indices, fit, strict=True):
+            fit = [each.plain for each in transitions]
+            steps = zip(call_ids, transitions, indices, fit, strict=True)
+            for place, (call_id, transition, index, fits) in enumerate(steps):
                 if not fits:
-                    fill_step_reply(self.message.replies.add(), call_id, transition, index + 1)
-            self._write(list(compress(call_ids, fit)), list(compress(indices, fit)), list(compress(transitions, fit)))
+                    _fill_reply(self.message.replies.add(), call_id, transition, index + 1, session_at(place))
+            self._write(
+                list(compress(call_ids, fit)),
+                list(compress(indices, fit)),
+                list(compress(transitions, fit)),
+                session_at,
+            )
             return
         columns = self.message.transitions
         columns.call_ids.extend(call_ids)
@@ -157,15 +192,17 @@ def step_rows(
     max_actions: int,
     metrics: Metrics,
     transitions: Transitions,
-) -> tuple[list[int], list[Broken]]:
-    """Steps the rows whose sessions can be stepped here and now; returns the others, and those that broke a session.
+) -> tuple[list[int], list[Broken], int]:
+    """Steps the rows whose sessions can be stepped here and now, until it has taken SLICE_SECONDS.
 
-    The others are repeated, late, malformed or of another concurrency class, or their session is busy.
+    No session may come twice in them. Returns the others, those that broke a session, and the row to go on from. The
+    others are repeated, late, malformed or of another concurrency class, or their session is busy.
     """
     others: list[int] = []
     broken: list[Broken] = []
     get, clock, now = table.get, time.perf_counter, time.monotonic()
     done: list[Transition] = []
+    late, long = clock() + SLICE_SECONDS, rows.long
     environment: type[Environment] | None = None
     stepped = 0
     seconds: list[float] = []
@@ -194,6 +231,8 @@ def step_rows(
                     transition = episode.turn(actions, session.want)
                 else:
                     before = clock()
+                    if before > late:
+                        break
                     transition = episode.turn(actions, session.want)
                     seconds.append(clock() - before)
             except Busy:
@@ -205,8 +244,8 @@ def step_rows(
             else:
                 stepped += 1
                 session.next_index = index + 1
-                session.last_actions = actions
-                session.last_transition = transition
+                session.last_request = digest_actions(actions) if long else actions
+                session.last_reply = transition
                 session.touched = now
                 if episode.end_reason:
                     session.over = True
@@ -216,6 +255,7 @@ def step_rows(
     if environment is not None:
         metrics.steps(environment.spec.id, stepped, seconds)
         transitions.environment_seconds += _scaled(seconds, stepped)
+    stop = start + len(done) + len(others) + len(broken)
     stepped_rows: Sequence[int] = range(start, stop)
     call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
     if others or broken:
@@ -223,17 +263,21 @@ def step_rows(
         stayed = [row not in left for row in stepped_rows]
         call_ids, indices = list(compress(call_ids, stayed)), list(compress(indices, stayed))
         stepped_rows = list(compress(stepped_rows, stayed))
-    for place, problem in transitions.take(call_ids, indices, done).items():
-        row = stepped_rows[place]
-        broken.append(Broken(row, table[rows.session_ids[row]], problem))
-    return others, broken
+
+    def session_at(place: int) -> Session:
+        return table[rows.session_ids[stepped_rows[place]]]
+
+    for place, problem in transitions.take(call_ids, indices, done, session_at).items():
+        broken.append(Broken(stepped_rows[place], session_at(place), problem))
+    return others, broken, stop
 
 
-def fill_step_reply(reply: pb.Reply, call_id: int, transition: Transition, next_index: int) -> None:
-    """Writes the reply to a turn, as a message of its own, into an empty one."""
+def _fill_reply(reply: pb.Reply, call_id: int, transition: Transition, next_index: int, session: Session) -> None:
+    """Writes the reply to a turn, as a message of its own, into an empty one, and keeps it in the session."""
     reply.call_id = call_id
     fill_transition(reply.step.transition, transition)
     reply.step.next_step_index = next_index
+    session.last_reply = reply.step.transition.SerializeToString()
 
 
 def _scaled(sample: list[float], count: int) -> float:

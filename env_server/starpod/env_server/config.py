@@ -22,11 +22,12 @@ class ServerLimits:
     max_processes: int = 256
     max_group: int = 4_096
     max_step_actions: int = 1_024
+    max_step_bytes: int = 4 * MEBIBYTE
+    max_options_bytes: int = 65_536
+    max_values: int = 8_192
     default_lease_seconds: float = 600.0
     max_lease_seconds: float = 86_400.0
     max_connections: int = 4_096
-    max_connections_per_address: int = 1_024
-    max_health_calls: int = 1_024
     max_streams: int = 1_024
 
 

@@ -36,9 +36,12 @@ _DEEPEST_JSON = 100
 # --- requests ----------------------------------------------------------------------------------------------------
 
 
-def actions_from(messages: Sequence[pb.Action]) -> list[Action]:
-    """The sub-actions of a Step. Raises BAD_ARGUMENT naming the one that is malformed."""
-    return [_action_from(message, f"actions[{place}]") for place, message in enumerate(messages)]
+def actions_from(messages: Sequence[pb.Action | str]) -> list[Action]:
+    """The sub-actions of a Step, for an environment to keep and change. Raises BAD_ARGUMENT naming a malformed one."""
+    return [
+        message if isinstance(message, str) else _action_from(message, f"actions[{place}]")
+        for place, message in enumerate(messages)
+    ]
 
 
 def _action_from(message: pb.Action, path: str) -> Action:
@@ -111,7 +114,7 @@ def _tensor_from(message: pb.Tensor, path: str) -> np.ndarray[Any, Any]:
     if expected != len(message.data):
         raise bad_argument(f"{path}.data", f"has {len(message.data)} bytes; dtype and shape make {expected}")
     try:
-        return np.frombuffer(message.data, dtype=dtype).reshape(shape)
+        return np.frombuffer(message.data, dtype=dtype).reshape(shape).copy()
     except ValueError as error:
         raise bad_argument(f"{path}.shape", str(error)) from error
 

@@ -11,15 +11,24 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
+from starpod.env_server.limits import Tenant
+from starpod.env_server.timing import clock
+
 R = TypeVar("R")
 
 
-def run_eagerly(coroutine: Coroutine[Any, Any, R]) -> tuple[R, None] | tuple[None, asyncio.Task[R]]:
-    """Either the result, or the task that goes on with it. Exceptions before the first wait pass through."""
+def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, None] | tuple[None, asyncio.Task[R]]:
+    """Either the result, or the task that goes on with it. Exceptions before the first wait pass through.
+
+    The time that the coroutine takes of the event loop counts as the tenant's.
+    """
+    started = clock()
     try:
         waiting_for = coroutine.send(None)
     except StopIteration as finished:
         return finished.value, None
+    finally:
+        tenant.spent += clock() - started
 
     @types.coroutine
     def resume() -> Generator[Any, Any, R]:
@@ -29,12 +38,16 @@ def run_eagerly(coroutine: Coroutine[Any, Any, R]) -> tuple[R, None] | tuple[Non
                 try:
                     sent = yield yielded
                 except BaseException as error:
+                    started = clock()
                     yielded = coroutine.throw(error)
                 else:
+                    started = clock()
                     yielded = coroutine.send(sent)
             except StopIteration as finished:
                 result: R = finished.value
                 return result
+            finally:
+                tenant.spent += clock() - started
 
     async def go_on() -> R:
         return await resume()

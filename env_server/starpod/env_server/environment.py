@@ -174,9 +174,11 @@ class EnvironmentSpec:
     slow_render: bool = False
     step_timeout: float = 60.0
     action_set: frozenset[str] = field(init=False, repr=False)
+    longest_name: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "action_set", frozenset(self.actions))
+        object.__setattr__(self, "longest_name", max(map(len, self.actions), default=0))
 
 
 class Outcome(NamedTuple):
@@ -251,16 +253,6 @@ class Environment(ABC):
 
         Raises Unavailable if the class cannot be hosted here.
         """
-
-    @classmethod
-    def use_stores(cls, stores: Sequence[str]) -> bool:
-        """Takes over what `starpod serve --store` was given: data of any kind that the sessions of this server draw on.
-
-        Called before `prepare`, in the server's process alone: what other processes need goes into `os.environ`, which
-        they inherit. Returns whether the environment uses stores; by default it does not. Raises Unavailable for one
-        that it cannot use.
-        """
-        return False
 
     def observe(self) -> str | Sequence[Part]:
         """What the agent sees after a reset and after each turn. By default the text picture."""

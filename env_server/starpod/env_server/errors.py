@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,7 +41,9 @@ assert {f"ERROR_REASON_{name}" for name in _TABLE} == set(pb.ErrorReason.keys()[
 # A trailer of more than 8 KiB is dropped by gRPC, and the whole error with it.
 _MAX_MESSAGE = 1_500
 _MAX_VALUE = 512
-_MAX_VIOLATIONS = 8
+MAX_VIOLATIONS = 20
+"""Of a BAD_ARGUMENT that are told, as far as they fit."""
+_VIOLATIONS_BYTES = 3_072
 
 
 @dataclass(eq=False)
@@ -82,18 +85,14 @@ class CallError(Exception):
             delay.FromMilliseconds(round(self.retry_after * 1000))
             packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
         if self.violations:
-            packed.append(
-                _pack(
-                    error_details_pb2.BadRequest(
-                        field_violations=[
-                            error_details_pb2.BadRequest.FieldViolation(
-                                field=shorten(path, _MAX_VALUE // 4), description=shorten(text, _MAX_VALUE // 2)
-                            )
-                            for path, text in self.violations[:_MAX_VIOLATIONS]
-                        ]
-                    )
-                )
-            )
+            bad = error_details_pb2.BadRequest()
+            for path, text in self.violations[:MAX_VIOLATIONS]:
+                path, text = shorten(path, _MAX_VALUE // 4), shorten(text, _MAX_VALUE // 2)
+                bad.field_violations.add(field=path, description=text)
+                if bad.ByteSize() > _VIOLATIONS_BYTES:
+                    del bad.field_violations[-1]
+                    break
+            packed.append(_pack(bad))
         return status_pb2.Status(code=self.code, message=shorten(self.message, _MAX_MESSAGE), details=packed)
 
 
@@ -117,6 +116,16 @@ def _pack(
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
+
+
+def release(error: BaseException) -> None:
+    """Frees what an exception that was answered holds: its frames, and with them the request, in cycles."""
+    known: BaseException | None = error
+    while known is not None:
+        traceback.clear_frames(known.__traceback__)
+        following = known.__cause__ or known.__context__
+        known.__traceback__ = known.__cause__ = known.__context__ = None
+        known = following
 
 
 def bad_argument(path: str, problem: str) -> CallError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
 
 from starpod.env_server import convert
@@ -18,12 +19,15 @@ from starpod.env_server.environment import (
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
+from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Transition, Want
 from starpod.env_server.state import StateError
 from starpod.env_server.timing import measured
 from starpod.v1 import environment_pb2 as pb
 
 R = TypeVar("R")
+
+_COMPUTING_THREADS = 2
+_PICTURE = Want(image=True)
 
 
 class HostDied(Exception):
@@ -54,13 +58,14 @@ class EnvironmentBug(Exception):
 
 
 class ResetPlan(NamedTuple):
-    """Everything that decides a new episode."""
+    """Everything that decides a new episode; and pictures that were drawn already, if it is one of a group."""
 
     options: EnvironmentOptions
     limits: Limits
     seed: int
     dynamics_seed: int
     want: Want
+    pictures: Pictures | None = None
 
 
 class Started(NamedTuple):
@@ -68,6 +73,28 @@ class Started(NamedTuple):
 
     observation: pb.Observation
     instructions: str
+
+
+class Pools(NamedTuple):
+    """The threads that environments run on.
+
+    waiting: for what waits or releases the interpreter. computing: for what does neither, which are few threads: each
+    that computes keeps the event loop from the interpreter for a while.
+    """
+
+    waiting: Executor
+    computing: Executor
+
+    @classmethod
+    def of(cls, threads: int) -> Pools:
+        return cls(
+            ThreadPoolExecutor(threads, thread_name_prefix="environment"),
+            ThreadPoolExecutor(_COMPUTING_THREADS, thread_name_prefix="computing"),
+        )
+
+    def shut_down(self) -> None:
+        for pool in self:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Host(Protocol):
@@ -78,7 +105,7 @@ class Host(Protocol):
 
     async def reset(self, plan: ResetPlan) -> Started: ...
     async def turn(self, actions: list[Action], want: Want) -> Transition | pb.Transition: ...
-    async def observe(self, want: Want) -> pb.Observation: ...
+    async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation: ...
     async def render(self, mode: str) -> str | bytes: ...
     async def instructions(self) -> str: ...
     async def save(self) -> bytes: ...
@@ -93,7 +120,7 @@ def start_episode(environment: type[Environment], plan: ResetPlan) -> tuple[Epis
     instance.options = plan.options
     episode = Episode(instance, plan.limits)
     episode.reset(plan.seed, plan.dynamics_seed)
-    return episode, Started(convert.observation_to(episode.observe(plan.want)), instructions_of(episode))
+    return episode, Started(convert.observation_to(episode.observe(plan.want, plan.pictures)), instructions_of(episode))
 
 
 def instructions_of(episode: Episode) -> str:
@@ -108,16 +135,16 @@ def instructions_of(episode: Episode) -> str:
 class LocalHost:
     """Classes `inline` and `thread`: the episode lives in this process.
 
-    Turns of class `thread` run on the executor's threads, and so does what the environment calls slow.
+    Turns of class `thread` run on threads, and so does what the environment calls slow, and all that draws a picture.
     """
 
-    __slots__ = ("_environment", "_episode", "_executor", "_threaded", "_want", "episode")
+    __slots__ = ("_environment", "_episode", "_pools", "_threaded", "_want", "episode")
 
     def __init__(
-        self, environment: type[Environment], executor: Executor, want: Want, episode: Episode | None = None
+        self, environment: type[Environment], pools: Pools, want: Want, episode: Episode | None = None
     ) -> None:
         self._environment = environment
-        self._executor = executor
+        self._pools = pools
         self._threaded = environment.spec.concurrency is not Concurrency.INLINE
         self.episode: Episode | None
         self._episode: Episode | None
@@ -126,26 +153,30 @@ class LocalHost:
     async def reset(self, plan: ResetPlan) -> Started:
         # A new episode, swapped in only when it has started and can be told: a reset that raises leaves the old one as
         # it was.
-        slow = self._environment.spec.slow_reset or self._draws(plan.want)
-        episode, started = await self._run(lambda: start_episode(self._environment, plan), intact=True, slow=slow)
+        work = functools.partial(start_episode, self._environment, plan)
+        pool = self._drawing_pool(plan.want) or (self._pools.computing if self._environment.spec.slow_reset else None)
+        episode, started = await self._run(work, intact=True, pool=pool)
         self._take(episode, plan.want)
         return started
 
     async def turn(self, actions: list[Action], want: Want) -> Transition:
         episode = self._live()
         turn = episode.undoable_turn if self._environment.spec.slow_render else episode.turn
-        return await self._run(lambda: turn(actions, want), intact=False, slow=self._draws(want))
+        return await self._run(lambda: turn(actions, want), intact=False, pool=self._drawing_pool(want))
 
-    async def observe(self, want: Want) -> pb.Observation:
+    async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation:
         episode = self._live()
         return await self._run(
-            lambda: convert.observation_to(episode.observe(want)), intact=True, slow=self._draws(want)
+            lambda: convert.observation_to(episode.observe(want, pictures)),
+            intact=True,
+            pool=self._drawing_pool(want),
         )
 
     async def render(self, mode: str) -> str | bytes:
         environment = self._live().environment
-        slow = self._environment.spec.slow_render
-        return await self._run(lambda: environment.render(mode), intact=True, slow=slow)
+        slow = mode == "png" or self._environment.spec.slow_render
+        pool = self._drawing_pool(_PICTURE) if slow else None
+        return await self._run(lambda: environment.render(mode), intact=True, pool=pool)
 
     async def instructions(self) -> str:
         episode = self._live()
@@ -161,7 +192,7 @@ class LocalHost:
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()
         copy = await self._run(lambda: episode.fork(dynamics_seed), intact=True)
-        return LocalHost(self._environment, self._executor, self._want, copy)
+        return LocalHost(self._environment, self._pools, self._want, copy)
 
     def close(self) -> None:
         self._episode = self.episode = None
@@ -174,12 +205,15 @@ class LocalHost:
         """Goes on with another episode; it may be stepped in the event loop only if nothing in a step is slow."""
         self._want = want
         self._episode = episode
-        self.episode = None if self._threaded or self._draws(want) else episode
+        self.episode = None if self._threaded or want.image else episode
 
-    def _draws(self, want: Want) -> bool:
-        return want.image and self._environment.spec.slow_render
+    def _drawing_pool(self, want: Want) -> Executor | None:
+        """Where that is drawn which is wanted; None where nothing is."""
+        if not want.image:
+            return None
+        return self._pools.waiting if self._environment.spec.slow_render else self._pools.computing
 
-    async def _run(self, function: Callable[[], R], *, intact: bool, slow: bool = False) -> R:
+    async def _run(self, function: Callable[[], R], *, intact: bool, pool: Executor | None = None) -> R:
         def work() -> R:
             # Here, not around `await`: a StopIteration cannot leave a thread, and SystemExit would end the server.
             try:
@@ -190,6 +224,8 @@ class LocalHost:
                 raise EnvironmentBug.from_exception(error, intact=intact) from error
 
         timed = measured(work)
-        if self._threaded or slow:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, timed)
+        if self._threaded:
+            pool = self._pools.waiting
+        if pool is not None:
+            return await asyncio.get_running_loop().run_in_executor(pool, timed)
         return timed()

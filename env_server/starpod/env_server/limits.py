@@ -1,7 +1,9 @@
-"""What one tenant may take of a worker: sessions, calls per second, streams; and what he has taken of it."""
+"""What one tenant may take of a worker: sessions, work per second, streams, the event loop's time; and what it has."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,8 +13,12 @@ from dataclasses import dataclass
 from starpod.env_server.errors import CallError, overloaded
 
 _RETRY_SECONDS = 0.5
+SLICE_SECONDS = 0.01
+"""For so long a call that has much to do keeps the event loop before others have it."""
 UNNAMED = "unnamed"
 """How metrics call tenants without a name: nothing that is made of a token leaves the server."""
+BYTES_OF_A_CALL = 65_536
+"""So many bytes of a request count as one more call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,8 @@ class Quota:
     """What one tenant may take of one worker; 0 means no limit but the worker's own.
 
     sessions: alive at once.
-    calls_per_second: unary calls, calls on streams and rows of columns together; one second's worth may come at once.
+    calls_per_second: unary calls, calls on streams and rows of columns together. A call that makes a group counts as
+        its members, and each 64 KiB of a request as one call more. One second's worth may come at once.
     streams: connected at once.
     """
 
@@ -33,9 +40,25 @@ UNLIMITED = Quota()
 
 
 class Tenant:
-    """Whose sessions they are. `name` is for people and metrics; `id` tells tenants apart."""
+    """Whose sessions they are. `name` is for people and metrics; `id` tells tenants apart.
 
-    __slots__ = ("_level", "_refilled", "id", "name", "quota", "refused", "sessions", "streams")
+    spent: seconds of the event loop's time in the present window of LoopShare, and beyond its share before that.
+    seen: when it last called, in seconds of the monotonic clock.
+    """
+
+    __slots__ = (
+        "_level",
+        "_refilled",
+        "id",
+        "name",
+        "queue",
+        "quota",
+        "refused",
+        "seen",
+        "sessions",
+        "spent",
+        "streams",
+    )
 
     def __init__(self, id: str, name: str = UNNAMED, quota: Quota = UNLIMITED) -> None:
         self.id = id
@@ -44,6 +67,9 @@ class Tenant:
         self.sessions = 0
         self.streams = 0
         self.refused: Counter[str] = Counter()
+        self.spent = 0.0
+        self.seen = -math.inf
+        self.queue = asyncio.Lock()
         self._level = max(1.0, quota.calls_per_second)
         self._refilled = time.monotonic()
 
@@ -55,8 +81,8 @@ class Tenant:
                 "token_sessions", f"{self.sessions} of the {limit} sessions of this token are in use; close some"
             )
 
-    def take_calls(self, count: int = 1) -> None:
-        """Counts calls against the rate. Raises OVERLOADED with the seconds after which there is room again.
+    def take_calls(self, count: int = 1, size: int = 0) -> None:
+        """Counts calls of `size` bytes against the rate. Raises OVERLOADED with the seconds after which there is room.
 
         A batch is taken whole as long as anything is left, so that it may be larger than what a second allows: the
         calls after it wait the longer.
@@ -70,6 +96,10 @@ class Tenant:
         if self._level <= 0.0:
             wait = max(-self._level / rate, 0.001)
             raise self._refuse("token_calls_per_second", f"this token may make {rate:g} calls per second", wait)
+        self._level -= count + size // BYTES_OF_A_CALL
+
+    def charge(self, count: int) -> None:
+        """Counts what a call that was let in turns out to ask for besides."""
         self._level -= count
 
     @contextmanager
@@ -87,3 +117,52 @@ class Tenant:
     def _refuse(self, limit: str, problem: str, retry_after: float = _RETRY_SECONDS) -> CallError:
         self.refused[limit] += 1
         return overloaded(limit, f"{problem}, or try again later", retry_after)
+
+
+class LoopShare:
+    """Shares the event loop's time among the tenants that call at the same time.
+
+    Time goes in windows. While others call too, the calls of a tenant that has used up its part of a window wait for
+    the next one. A tenant that is alone has all of it.
+    """
+
+    _WINDOW_SECONDS = 0.1
+    _OTHERS_SECONDS = 1.0
+    """A tenant that has not called for so long takes nothing from others."""
+    _PART = 0.75
+    """Of a window for all who want much, in equal parts; the rest is for those who want little."""
+    _BUSY = 0.1
+    """Who takes more than this part of a window wants much."""
+    _MOST_WINDOWS = 10
+    """For how many windows a tenant pays at most for what it took at once."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+        self._allowed = math.inf
+        self._tenants: set[Tenant] = set()
+
+    def exceeded(self, tenant: Tenant) -> bool:
+        """Whether a call of the tenant, which comes now, has to `wait`."""
+        now = time.monotonic()
+        tenant.seen = now
+        if now >= self._ends:
+            self._tenants.add(tenant)
+            self._begin_window(now)
+        return tenant.spent > self._allowed
+
+    async def wait(self, tenant: Tenant) -> None:
+        """Until the tenant has a part of the loop's time again. Its calls go on in the order in which they came."""
+        async with tenant.queue:
+            while self.exceeded(tenant):
+                await asyncio.sleep(max(0.001, self._ends - time.monotonic()))
+
+    def _begin_window(self, now: float) -> None:
+        passed = 1 + min(self._MOST_WINDOWS, (now - self._ends) // self._WINDOW_SECONDS)
+        self._ends = now + self._WINDOW_SECONDS
+        self._tenants = {each for each in self._tenants if now - each.seen < self._OTHERS_SECONDS}
+        alone = len(self._tenants) < 2
+        busy = sum(each.spent > self._BUSY * self._WINDOW_SECONDS for each in self._tenants)
+        part = self._PART * self._WINDOW_SECONDS / max(1, busy)
+        self._allowed = math.inf if alone else part
+        for each in self._tenants:
+            each.spent = 0.0 if alone else min(max(0.0, each.spent - passed * part), self._MOST_WINDOWS * part)

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from starpod.env_server import convert
 from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError, Unavailable
-from starpod.env_server.episode import Episode, EpisodeOver, Want
+from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Want
 from starpod.env_server.hosts import (
     EnvironmentBug,
     HostDied,
@@ -121,7 +121,7 @@ class ProcessHost:
             raise self._distrust(f"a reward of {transition.reward}")
         return transition
 
-    async def observe(self, want: Want) -> pb.Observation:
+    async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation:
         return self._message(pb.Observation, await self._call("observe", _want_flags(want)))
 
     async def render(self, mode: str) -> str | bytes:

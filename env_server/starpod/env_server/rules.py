@@ -7,14 +7,17 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from starpod.env_server import convert
-from starpod.env_server.environment import Action, Environment, EnvironmentOptions
+from starpod.env_server.environment import Environment, EnvironmentOptions
 from starpod.env_server.episode import Transition
-from starpod.env_server.errors import CallError
+from starpod.env_server.errors import MAX_VIOLATIONS, CallError
 from starpod.env_server.session import Session
 from starpod.v1 import environment_pb2 as pb
+
+SHORT_TEXT = 1_024
+"""Characters of a turn's actions that are kept as they are; of longer ones a digest."""
 
 
 def parse_options(environment: type[Environment], values: dict[str, Any]) -> EnvironmentOptions:
@@ -26,14 +29,18 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
     except ValidationError as error:
         known = ", ".join(environment.Options.model_fields) or "none"
         violations = []
-        for problem in error.errors(include_url=False):
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        more = len(problems) - MAX_VIOLATIONS
+        for problem in problems[:MAX_VIOLATIONS]:
             path = "options." + ".".join(map(str, problem["loc"])) if problem["loc"] else "options"
             text = problem["msg"]
             if problem["type"] == "extra_forbidden":
                 text = f"is not an option of {environment.spec.id}; it has: {known}"
             violations.append((path, text))
-        message = "; ".join(f"{path}: {text}" for path, text in violations)
-        raise CallError("BAD_ARGUMENT", message, violations=violations) from error
+    message = "; ".join(f"{path}: {text}" for path, text in violations)
+    if more > 0:
+        message = f"{message}; and {more} more"
+    raise CallError("BAD_ARGUMENT", message, violations=violations)
 
 
 @functools.cache
@@ -52,22 +59,38 @@ def describe_session(message: pb.Session, session: Session, observation: pb.Obse
     message.observation.CopyFrom(observation)
 
 
-def replay_reply(session: Session, epoch: int, index: int, actions: list[Action]) -> Transition | pb.Transition:
+def digest_actions(actions: Sequence[pb.Action | str]) -> tuple[str, ...] | bytes:
+    """What a turn is recognised by when it is sent again: short texts by themselves, all else by a digest.
+
+    Of the request, not of what the environment was given: an environment may change that.
+    """
+    texts = [
+        action if isinstance(action, str) else action.text
+        for action in actions
+        if isinstance(action, str) or action.WhichOneof("kind") == "text"
+    ]
+    if len(texts) < len(actions):
+        whole: Message = pb.StepRequest(actions=actions)  # type: ignore[arg-type]
+    elif sum(map(len, texts)) <= SHORT_TEXT:
+        return tuple(texts)
+    else:
+        whole = pb.StepColumns(actions=texts)
+    return hashlib.blake2b(whole.SerializeToString(), digest_size=16).digest()
+
+
+def replay_reply(
+    session: Session, epoch: int, index: int, actions: Sequence[pb.Action | str]
+) -> Transition | pb.Transition:
     """The last reply again, if this is the last step again. Raises OUT_OF_ORDER otherwise."""
+    reply = session.last_reply
     if (
         epoch == session.epoch
         and index == session.next_index - 1
-        and session.last_transition is not None
-        and same_actions(actions, session.last_actions)
+        and reply is not None
+        and digest_actions(actions) == session.last_request
     ):
-        return session.last_transition
+        return reply if isinstance(reply, Transition) else pb.Transition.FromString(reply)
     raise out_of_order(session, epoch, index)
-
-
-def same_actions(actions: Sequence[Action], others: Sequence[Action] | None) -> bool:
-    if others is None or len(actions) != len(others):
-        return False
-    return all(convert.action_to(one) == convert.action_to(other) for one, other in zip(actions, others, strict=True))
 
 
 def out_of_order(session: Session, epoch: int, index: int) -> CallError:

@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,8 +34,9 @@ class Session:
     """One live session.
 
     epoch, next_index: what the next Step must carry.
-    last_actions, last_transition: the latest turn, for a caller who lost the reply.
-    last_reset: the latest ResetRequest (serialised) and its reply, for the same reason.
+    last_request, last_reply: the latest turn, or Reset if no turn followed it, for a caller who lost the reply. Of the
+        request a digest, or its actions where they are short texts. The reply is a Transition while that is small, else
+        the message's bytes.
     lost: why the session can no longer be used; empty while it can. closed: it is in no table any more.
     touched: monotonic seconds of the latest call. lease: seconds it may rest.
     pending: calls that wait for or work on it; while there are any, it is not reaped and others queue up.
@@ -50,9 +51,8 @@ class Session:
         "epoch",
         "host",
         "id",
-        "last_actions",
-        "last_reset",
-        "last_transition",
+        "last_reply",
+        "last_request",
         "lease",
         "limits",
         "lost",
@@ -91,9 +91,8 @@ class Session:
         self.epoch = 1
         self.next_index = 0
         self.over = False
-        self.last_actions: Sequence[Any] | None = None
-        self.last_transition: Transition | pb.Transition | None = None
-        self.last_reset: tuple[bytes, pb.ResetResponse] | None = None
+        self.last_request: tuple[str, ...] | bytes | None = None
+        self.last_reply: Transition | bytes | None = None
         self.lost = ""
         self.closed = False
         self.touched = time.monotonic()
@@ -147,7 +146,7 @@ class Session:
     def lose(self, cause: str) -> None:
         """Gives the session up and frees what it holds; later calls learn why until its lease runs out."""
         self.lost = cause
-        self.last_actions = self.last_transition = self.last_reset = None
+        self.last_request = self.last_reply = None
         self.host.close()
 
     def close(self) -> None:
@@ -161,9 +160,15 @@ def unknown_session(session_id: str) -> CallError:
     return CallError("UNKNOWN_SESSION", problem)
 
 
+def digest_request(request: Message) -> bytes:
+    """What a request is recognised by when it is sent again."""
+    named = request.DESCRIPTOR.name.encode() + request.SerializeToString(deterministic=True)
+    return hashlib.sha256(named).digest()
+
+
 @dataclass(slots=True)
 class Reservation:
-    """What a key stands for: the request it came with, and the reply: awaited at first, then serialised."""
+    """What a key stands for: a digest of the request it came with, and the reply: awaited at first, then serialised."""
 
     request: bytes
     pending: asyncio.Future[Any] | None
@@ -221,9 +226,7 @@ class SessionTable(dict[str, Session]):
             return await create()
         if len(key.encode()) > _MAX_KEY_BYTES:
             raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
-        fingerprint = hashlib.sha256(
-            type(request).__name__.encode() + request.SerializeToString(deterministic=True)
-        ).digest()
+        fingerprint = digest_request(request)
         known = self.reservations.get(key)
         if known is not None:
             if known.request != fingerprint:

@@ -13,11 +13,12 @@ from google.rpc import status_pb2
 
 from starpod.env_server.auth import Grant
 from starpod.env_server.calls import Calls
-from starpod.env_server.columns import ROWS_AT_ONCE, Rows, Transitions, step_rows
+from starpod.env_server.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
 from starpod.env_server.eager import run_eagerly
-from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.errors import CallError, bad_argument, overloaded, release
+from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.parcels import parcels
-from starpod.env_server.reading import Malformed
+from starpod.env_server.requests import LARGE_BYTES, check_texts, extra_members, is_large, measure, parse
 from starpod.env_server.session import SessionTable
 from starpod.env_server.timing import Timing, begin, clock
 from starpod.v1 import environment_pb2 as pb
@@ -46,6 +47,7 @@ class StreamServer:
         self._table = table
         self._context = context
         self._grant = grant
+        self._tenant = grant.tenant
         self._rows_at_once = ROWS_AT_ONCE
         self._unsent = 0
         self._bulky = 0
@@ -60,17 +62,17 @@ class StreamServer:
         """Until the client half-closes and everything is answered, or the stream breaks.
 
         Raises UNAUTHENTICATED once the token does not hold any more, TOO_LARGE for a batch beyond all limits, and
-        BAD_ARGUMENT for bytes that are no message: then it cannot be said which calls they were.
+        BAD_ARGUMENT for bytes that are no message, or one of too many fields: then it cannot be said which calls they
+        were.
         """
         self._calls.metrics.streams += 1
         flusher = asyncio.get_running_loop().create_task(self._flush())
         try:
-            while (message := await self._context.read()) is not grpc.aio.EOF:
+            while (data := await self._context.read()) is not grpc.aio.EOF:
                 self._grant.check()
-                if type(message) is Malformed:
-                    raise message.error()
                 await self._keep_up()
-                await self._serve_message(message)
+                await self._serve_message(await self._parse(data), len(data))
+                del data
             if self._tasks:
                 await asyncio.wait(self._tasks)
             async with self._writing:
@@ -80,25 +82,46 @@ class StreamServer:
             flusher.cancel()
             self._calls.metrics.streams -= 1
 
-    async def _serve_message(self, message: pb.StreamRequest) -> None:
+    async def _parse(self, data: bytes) -> pb.StreamRequest:
+        """The message, once it is its caller's turn."""
+        await self._take_turn()
+        if len(data) > LARGE_BYTES:
+            self._calls.large_bytes += len(data)
+        if is_large(data):
+            for _ in measure(pb.StreamRequest, data):
+                await asyncio.sleep(0)
+        started = clock()
+        try:
+            return parse(pb.StreamRequest, data)
+        finally:
+            self._tenant.spent += clock() - started
+
+    async def _take_turn(self) -> None:
+        """Waits while others have a right to the event loop."""
+        if self._calls.share.exceeded(self._tenant):
+            await self._calls.share.wait(self._tenant)
+
+    async def _serve_message(self, message: pb.StreamRequest, size: int) -> None:
         arrived, transitions = clock(), Transitions()
         count = len(message.calls) + len(message.steps.call_ids)
         if count > CALLS_AT_ONCE:
             problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
             raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
         try:
-            self._grant.tenant.take_calls(count)
+            self._tenant.take_calls(count + sum(map(extra_members, message.calls)), size)
         except CallError as error:
             await self._refuse(message, error, arrived)
             return
+        pause = clock() + SLICE_SECONDS
         for place, call in enumerate(message.calls, 1):
             bulky = call.WhichOneof("request") in _BULKY
             await self._keep_up()
             self._start(call.call_id, call.timeout_ms, self._serve(call), arrived, transitions, bulky)
-            if place % ROWS_AT_ONCE == 0 or (bulky and transitions.message.replies):
+            if clock() > pause or place % ROWS_AT_ONCE == 0 or (bulky and transitions.message.replies):
                 await self._write(transitions, arrived)
                 transitions = Transitions()
-                await asyncio.sleep(0)  # a long batch must not keep the event loop from everybody else
+                await self._pause()
+                pause = clock() + SLICE_SECONDS
         if not message.HasField("steps"):
             await self._write(transitions, arrived)
             return
@@ -110,11 +133,21 @@ class StreamServer:
             return
         if not len(rows):
             await self._write(transitions, arrived)  # the calls beside empty columns
+        limits = self._calls.limits
+        # The bytes of a row are looked at only where one may have too many.
+        large = size > limits.max_step_bytes
+        most = min(ROWS_AT_ONCE, 1 + len(rows) * _MESSAGE_BYTES // max(1, size))
         stop = 0
         while (start := stop) < len(rows):
-            stop = min(start + self._rows_at_once, len(rows))
-            limit = self._calls.limits.max_step_actions
-            others, broken = step_rows(rows, start, stop, self._table, limit, self._calls.metrics, transitions)
+            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)))
+            began, broken = clock(), list[Broken]()
+            if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
+                others = list(range(start, stop))
+            else:
+                others, broken, stop = step_rows(
+                    rows, start, stop, self._table, limits.max_step_actions, self._calls.metrics, transitions
+                )
+            self._tenant.spent += clock() - began
             for row, session, cause in broken:
                 status = self._status("Step", self._calls.break_off(session, cause))
                 transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
@@ -123,8 +156,12 @@ class StreamServer:
             await self._write(transitions, arrived)
             transitions = Transitions()
             if stop < len(rows):
-                # A long batch must not keep the event loop from everybody else.
-                await asyncio.sleep(0)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Lets others have the event loop in the middle of a long batch."""
+        await asyncio.sleep(0)
+        await self._take_turn()
 
     async def _keep_up(self) -> None:
         """Waits while the caller does not take what was done for him: it would pile up."""
@@ -162,7 +199,7 @@ class StreamServer:
             transitions.message.replies.append(pb.Reply(call_id=call_id, error=error.status()))
             return
         timing = begin(arrived)
-        reply, task = run_eagerly(work)
+        reply, task = run_eagerly(work, self._tenant)
         if task is None:
             assert reply is not None
             transitions.message.replies.append(reply)
@@ -201,8 +238,8 @@ class StreamServer:
         call_id, index, actions = rows.call_ids[row], rows.indices[row], rows.actions[row]
         try:
             session = self._table.find(rows.session_ids[row])
-            self._calls.check_actions(len(actions))
-            transition = await self._calls.turn(session, rows.epochs[row], index, list(actions), None)
+            check_texts(actions, self._calls.limits)
+            transition = await self._calls.turn(session, rows.epochs[row], index, actions, None)
             reply = pb.Reply(call_id=call_id)
             reply.step.next_step_index = index + 1
             self._calls.write_transition(reply.step.transition, session, transition)
@@ -213,6 +250,7 @@ class StreamServer:
     def _status(self, verb: str, error: Exception) -> status_pb2.Status:
         failure = self._calls.as_call_error(error)
         self._calls.metrics.error(verb.capitalize(), failure.reason)
+        release(error)
         return failure.status()
 
     async def _flush(self) -> None:

@@ -711,6 +711,9 @@ class ServerLimits(_message.Message):
     MAX_STEP_ACTIONS_FIELD_NUMBER: _builtins.int
     DEFAULT_LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     MAX_LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    MAX_STEP_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_OPTIONS_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_VALUES_FIELD_NUMBER: _builtins.int
     max_sessions: _builtins.int
     """Sessions alive at once, all tenants together."""
     max_message_bytes: _builtins.int
@@ -727,6 +730,14 @@ class ServerLimits(_message.Message):
     """The lease that a session gets if Open asks for none."""
     max_lease_seconds: _builtins.float
     """The longest lease that can be asked for."""
+    max_step_bytes: _builtins.int
+    """Bytes of all sub-actions of one Step. More is BAD_ARGUMENT."""
+    max_options_bytes: _builtins.int
+    """Bytes of the options of one Open or Reset. More is BAD_ARGUMENT."""
+    max_values: _builtins.int
+    """Values in the options of one Open or Reset, and in the JSON of one Step: each member of a list or an object, each
+    key, and the lists and objects themselves. More is BAD_ARGUMENT.
+    """
     def __init__(
         self,
         *,
@@ -738,10 +749,13 @@ class ServerLimits(_message.Message):
         max_step_actions: _builtins.int = ...,
         default_lease_seconds: _builtins.float = ...,
         max_lease_seconds: _builtins.float = ...,
+        max_step_bytes: _builtins.int = ...,
+        max_options_bytes: _builtins.int = ...,
+        max_values: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_lease_seconds", b"default_lease_seconds", "max_calls_in_flight", b"max_calls_in_flight", "max_group", b"max_group", "max_lease_seconds", b"max_lease_seconds", "max_message_bytes", b"max_message_bytes", "max_sessions", b"max_sessions", "max_snapshot_bytes", b"max_snapshot_bytes", "max_step_actions", b"max_step_actions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_lease_seconds", b"default_lease_seconds", "max_calls_in_flight", b"max_calls_in_flight", "max_group", b"max_group", "max_lease_seconds", b"max_lease_seconds", "max_message_bytes", b"max_message_bytes", "max_options_bytes", b"max_options_bytes", "max_sessions", b"max_sessions", "max_snapshot_bytes", b"max_snapshot_bytes", "max_step_actions", b"max_step_actions", "max_step_bytes", b"max_step_bytes", "max_values", b"max_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,8 +13,8 @@ from benchmarks.webshop_episodes import BUY, KINDS, OPTIONS, SEARCH, Played, rec
 from benchmarks.webshop_original import CLICKS, ORIGINAL
 from benchmarks.webshop_report import Build, Result, Steps, Wait, aims, sheets
 from benchmarks.webshop_wire import Memory, Start
+from starpod.environments.webshop import starts
 from starpod.environments.webshop.environment import WebShop
-from starpod.environments.webshop.shop import starts
 from tests.environments.webshop.memory_store import synthetic_store
 
 COUNT = 150

@@ -92,31 +92,6 @@ async def test_a_dead_engine_is_an_engine_error(patched: None, monkeypatch: pyte
     await engine.close()
 
 
-async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(
-    patched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls of a dead core may wait for ever: the engine looks by itself, and bounds control calls."""
-    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
-    engine = build_engine(EngineConfig(name="vllm", timeout=0.05), make_policy(), max_context=MAX_CONTEXT)
-    never = asyncio.Event()
-
-    async def hang(*_: Any, **__: Any) -> None:
-        await never.wait()
-
-    monkeypatch.setattr(AsyncLLM.made[0].core, "sample", hang)
-    call = asyncio.ensure_future(engine.generate(ask([1, 2])))
-    await asyncio.sleep(0.05)
-    assert not call.done()
-    AsyncLLM.made[0].errored = True
-    with pytest.raises(EngineError, match="engine core died"):
-        await call
-    AsyncLLM.made[0].errored = False
-    monkeypatch.setattr(AsyncLLM.made[0], "pause_generation", hang)
-    with pytest.raises(EngineError, match=r"did not answer a pause in 0.05 s \(engine.timeout\)"):
-        await engine.pause()
-    await engine.close()
-
-
 async def test_load_outside_of_a_pause_is_refused(patched: None) -> None:
     policy = make_policy()
     engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from starpod.check.requirement import LEVELS, Requirement
+from starpod.check.requirement import Requirement
 from starpod.check.suite import (
     companions,
-    deadlines,
-    describe,
-    determinism,
-    fork,
-    invalid_requests,
-    leases,
-    observations,
-    open,
-    outcomes,
-    reset,
-    snapshot,
-    step,
-    stream,
+    describing,
+    ending,
+    forking,
+    living,
+    misusing,
+    observing,
+    opening,
+    resetting,
+    snapshotting,
+    stepping,
+    streaming,
 )
 
 _MODULES = (
-    *(describe, open, step, outcomes, reset, observations, leases, determinism, deadlines),
-    *(invalid_requests, companions, stream, fork, snapshot),
+    describing,
+    opening,
+    stepping,
+    resetting,
+    ending,
+    observing,
+    living,
+    misusing,
+    companions,
+    streaming,
+    forking,
+    snapshotting,
 )
 
 REQUIREMENTS: tuple[Requirement, ...] = tuple(
-    sorted(
-        (value for module in _MODULES for value in vars(module).values() if isinstance(value, Requirement)),
-        key=lambda requirement: (tuple(LEVELS).index(requirement.id[0]), requirement.id),
-    )
+    value for module in _MODULES for value in vars(module).values() if isinstance(value, Requirement)
 )
 """All of them, in the order of docs/protocol.md."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from starpod.trainer.data.episode import Finish
+from starpod.trainer.episode import Finish
 
 
 @dataclass(frozen=True, slots=True)

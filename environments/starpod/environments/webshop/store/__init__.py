@@ -1,1 +1,0 @@
-"""A built shop on disk: how it is built, kept and opened."""
