@@ -33,7 +33,8 @@ from rich.table import Table
 from benchmarks.report import machine
 from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, Server, balance
 from benchmarks.usage import resident_bytes
-from starpod.client import Fleet, Session, placement
+from starpod.client import Fleet, Session
+from starpod.client.pool import placement
 from tests.support import ROOT
 
 AT_ONCE = 64
@@ -87,7 +88,7 @@ def make_fleet(cluster: Cluster, health_seconds: float) -> Fleet:
     loop = asyncio.get_running_loop()
     loop.getaddrinfo = cluster.resolve  # type: ignore[method-assign, assignment]
     fleet = Fleet(f"dns:///{NAME}:{PORT}", health_seconds=health_seconds)
-    fleet._roster._transport = cluster  # type: ignore[assignment]
+    fleet.pool.transport = cluster  # type: ignore[assignment]
     return fleet
 
 
@@ -126,7 +127,7 @@ async def one_client(result: Result) -> None:
         result.counts["filled"] = counts(cluster)
         with result.part("choose a server", "choice", CHOICES) as part:
             for _ in range(CHOICES):
-                replica, _ = await fleet._roster.choose(ENVIRONMENT, "", 0.0)
+                replica, _ = await fleet.pool.choose(ENVIRONMENT, "", 0.0)
                 replica.placing += 1
         for replica in fleet.replicas:
             replica.placing = 0

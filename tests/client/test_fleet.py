@@ -71,9 +71,9 @@ async def undisturbed(seed: int, turns: Sequence[Any] = TURNS, **options: Any) -
 
 def give_patience(fleet: Fleet, seconds: float) -> None:
     """From now on: what came before, as the opening of its sessions, may have taken longer on a machine held up."""
-    fleet._patience = fleet._mender._patience = seconds
+    fleet.recovery.patience = seconds
     for replica in fleet.replicas:
-        replica._patience = seconds
+        replica.patience = seconds
 
 
 # --- the calls -------------------------------------------------------------------------------------------------------
@@ -256,12 +256,12 @@ async def test_closing_the_fleet_ends_calls_in_flight(server: FakeServer) -> Non
 async def test_leases_of_idle_sessions_are_renewed() -> None:
     async with FakeServer() as server, Fleet(server.address) as fleet:
         sessions = await fleet.open("walk-v1", seed=3)
-        fleet._roster.renew_within(0.1)
+        fleet.pool.renew_within(0.1)
         await eventually(lambda: server.calls.get("renew", 0) >= 2)
         # A session that the program has let go of is left to its lease.
         sessions.clear()
         gc.collect()
-        await eventually(lambda: not fleet.replicas[0]._pending)
+        await eventually(lambda: not fleet.replicas[0].queue.pending)
         renewed = server.calls["renew"]
         await asyncio.sleep(0.3)
         assert server.calls["renew"] == renewed

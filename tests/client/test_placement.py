@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.placement import Result, measure, open_groups
 from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
-from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable, roster
+from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable
+from starpod.client.pool import pool
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded
 from tests.waiting import eventually
@@ -21,7 +22,7 @@ from tests.waiting import eventually
 async def fleet_of(cluster: Cluster, **arguments: float) -> AsyncIterator[Fleet]:
     asyncio.get_running_loop().getaddrinfo = cluster.resolve  # type: ignore[method-assign, assignment]
     fleet = Fleet(f"dns:///{NAME}:{PORT}", health_seconds=0.02, grace=0.01, **arguments)
-    fleet._roster._transport = cluster  # type: ignore[assignment]
+    fleet.pool.transport = cluster  # type: ignore[assignment]
     async with fleet:
         yield fleet
 
@@ -31,7 +32,7 @@ def addresses(fleet: Fleet) -> set[str]:
 
 
 async def test_servers_come_and_go_behind_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
     cluster = Cluster(3)
     async with fleet_of(cluster) as fleet:
         first = list(cluster.living)
@@ -44,7 +45,7 @@ async def test_servers_come_and_go_behind_a_name(monkeypatch: pytest.MonkeyPatch
         await eventually(lambda: addresses(fleet) == {server.address for server in cluster.living})
         await fleet.step_many(sessions, ["left"] * len(sessions))
         assert {session.address for session in sessions} <= {server.address for server in cluster.living}
-        assert {replica.instance_id for replica in fleet._roster._by_instance.values()} == addresses(fleet)
+        assert {replica.instance_id for replica in fleet.pool.by_instance.values()} == addresses(fleet)
         # The same pods under other addresses, all at once, as after a rolling update.
         for server in cluster.living:
             server.kill()
@@ -54,7 +55,7 @@ async def test_servers_come_and_go_behind_a_name(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_name_without_addresses_for_a_while_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
     cluster = Cluster(2)
     async with fleet_of(cluster) as fleet:
         (session,) = await fleet.open(ENVIRONMENT, seed=1)
@@ -97,7 +98,7 @@ async def test_small_fleets_are_filled_evenly() -> None:
 async def test_the_newest_version_that_fits_takes_the_sessions_also_when_it_comes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roster, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
     cluster = Cluster(2)
     async with fleet_of(cluster) as fleet:
         await open_groups(fleet, 4, 1)
@@ -119,7 +120,7 @@ async def test_a_placement_looks_at_few_servers_however_many_there_are(monkeypat
         monkeypatch.setattr(kind, "load", property(lambda replica: looks.update(["load"]) or load(replica)))
         monkeypatch.setattr(kind, "specs", property(lambda replica: looks.update(["specs"]) or []))
         for _ in range(100):
-            await fleet._roster.choose(ENVIRONMENT, "", 0.0)
+            await fleet.pool.choose(ENVIRONMENT, "", 0.0)
         assert looks["load"] <= 1_000 and looks["specs"] == 0
 
 
@@ -134,14 +135,14 @@ async def test_news_of_a_server_takes_no_look_at_all_the_others() -> None:
                 looks += 1
                 return super().__iter__()
 
-        fleet._roster.replicas = Watched(fleet.replicas)
+        fleet.pool.replicas = Watched(fleet.replicas)
         for server in cluster.living:
-            fleet._roster._changed(server.address)
+            fleet.pool.changed(server.address)
         assert looks == 0
 
 
 async def test_many_servers_are_filled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
     result = await measure(Result(40, 1_600, 4, 2, health_seconds=0.1, upkeep_seconds=0.05))
     assert all(part.balance is None or part.balance < 2.5 for part in result.parts)
     filled = next(part for part in result.parts if part.name.startswith("open groups"))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.client import JSON, BadArgument, Fleet, Limits, ToolCall, Transition
-from starpod.client.observation import as_turn
+from starpod.client.observation import as_actions
 from tests.client.fake_server import FakeServer
 from tests.client.test_fleet import seen, undisturbed
 
@@ -62,7 +62,7 @@ def test_every_call_ends_and_the_session_is_free_then(
                         await session.step("left")
                 else:
                     await session.step("left")
-            assert not session._busy
+            assert not session.state.busy
 
     asyncio.run(run())
 
@@ -156,7 +156,7 @@ async def test_a_closed_session_costs_the_others_nothing() -> None:
 
 def test_a_turn_keeps_what_was_done_whatever_the_caller_writes_into_it_later() -> None:
     array, arguments, value = np.zeros(2), {"path": ["a"]}, [{"b": 1}]
-    tensor, call, json = as_turn([array, ToolCall("open", arguments), JSON(value)])
+    tensor, call, json = as_actions([array, ToolCall("open", arguments), JSON(value)])
     array[0] = 1
     arguments["path"].append("z")
     value[0]["b"] = 2
@@ -164,4 +164,4 @@ def test_a_turn_keeps_what_was_done_whatever_the_caller_writes_into_it_later() -
     assert tensor.tolist() == [0, 0]
     assert call == ToolCall("open", {"path": ["a"]})
     assert json == JSON([{"b": 1}])
-    assert as_turn(array)[0] is not array
+    assert as_actions(array)[0] is not array

@@ -28,7 +28,7 @@ CONFIG = ReasoningConfig(weight=1.0)
 
 
 def arrive(text: str) -> Transition:
-    return Transition(text, 0.0, 7, (), b"", EndReason.NONE, None, None)
+    return Transition(text, 0.0, 7, 0.0, b"", EndReason.NONE, None, None)
 
 
 def score(

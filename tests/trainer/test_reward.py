@@ -23,7 +23,7 @@ def make_turn(actions: list[str], **changes: Any) -> Turn:
 
 
 def arrive(reward: float, *flags: int) -> Transition:
-    return Transition("G_P", reward, list(flags), [reward] * len(flags), b"", EndReason.NONE, None, None)
+    return Transition("G_P", reward, tuple(flags), (reward,) * len(flags), b"", EndReason.NONE, None, None)
 
 
 def score(config: dict[str, Any], turn: Turn, transition: Transition | None) -> dict[str, float]:

@@ -7,23 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
-from google.protobuf import struct_pb2
-
+from starpod.client.connection import OPEN, RESTORE
 from starpod.client.errors import BadArgument, Overloaded, StarpodError
-from starpod.client.log import History, Opened, Reseeded, Restored, digest_observation
-from starpod.client.mending import Mender
+from starpod.client.history import History, Opened, Restored, first_reply
 from starpod.client.nearest import explain_options
-from starpod.client.observation import Action, Limits, Observation, Transition, Want, as_turn
-from starpod.client.recovery import new_key
-from starpod.client.replica import Replica
-from starpod.client.restart import Restart
-from starpod.client.roster import Roster, quiet
-from starpod.client.session import CLOSED, Gather, Session
+from starpod.client.observation import Action, Limits, Observation, Transition, Want, as_actions
+from starpod.client.pool.pool import ServerPool
+from starpod.client.pool.replica import Replica
+from starpod.client.recovery.hot_path import submit, submit_texts
+from starpod.client.recovery.rebuild import new_key
+from starpod.client.recovery.recovery import Recovery
+from starpod.client.recovery.reset import PendingReset
+from starpod.client.recovery.state import BatchResult, SessionState
+from starpod.client.session import CLOSE_SECONDS, Session, options_struct
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import TLS, Backoff, Transport, as_addresses
 from starpod.v1 import environment_pb2 as pb
-
-CLOSE_SECONDS = 2.0
 
 
 class Fleet:
@@ -65,7 +64,7 @@ class Fleet:
         keepalive_seconds: float = 20.0,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop
-        self._roster = Roster(
+        self.pool = ServerPool(
             as_addresses(addresses),
             Transport(token, tls, max_message_bytes, keepalive_seconds),
             timeout=timeout,
@@ -75,10 +74,8 @@ class Fleet:
             discover=discover,
             health_seconds=health_seconds,
         )
-        self._recovery = recovery
+        self.recovery = Recovery(self.pool, enabled=recovery, patience=patience)
         self._checkpoints = checkpoints
-        self._patience = patience
-        self._mender = Mender(self._roster, recovery=recovery, patience=patience)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -93,12 +90,12 @@ class Fleet:
     @property
     def replicas(self) -> list[Replica]:
         """The servers: addresses, sessions, load, health."""
-        return self._roster.replicas
+        return self.pool.replicas
 
     @property
     def recoveries(self) -> int:
         """How often a session was brought back after a loss."""
-        return self._mender.recoveries
+        return self.recovery.recoveries
 
     # --- life ------------------------------------------------------------------------------------------------------
 
@@ -106,7 +103,7 @@ class Fleet:
         """Connects. Raises Unreachable, or what the servers refused, if none of them can be used."""
         self.loop = asyncio.get_running_loop()
         try:
-            await self._roster.start()
+            await self.pool.start(self.recovery)
         except BaseException:
             await self.close()
             raise
@@ -114,19 +111,19 @@ class Fleet:
     async def close(self) -> None:
         """Closes all sessions as far as their servers can be reached, then the connections. Calls in flight fail."""
         until = self.loop.time() + CLOSE_SECONDS
-        farewells = [
-            self.loop.create_task(quiet(replica.call, "close", pb.CloseRequest(session_ids=ids), until))
+        closing = [
+            self.loop.create_task(replica.close_sessions(ids, until))
             for replica in self.replicas
-            if (ids := [*(session._session_id for session in replica.sessions), *replica.orphans]) and replica.ready
+            if (ids := [*(step.session_id for step in replica.sessions), *replica.unclosed]) and replica.ready
         ]
-        if farewells:
-            await asyncio.wait(farewells, timeout=CLOSE_SECONDS)
-        await self._mender.close()
-        await self._roster.close()
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_SECONDS)
+        await self.recovery.close()
+        await self.pool.close()
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Every environment version that is hosted now, by id, newest version first."""
-        return await self._roster.describe()
+        return await self.pool.describe()
 
     # --- sessions --------------------------------------------------------------------------------------------------
 
@@ -150,15 +147,15 @@ class Fleet:
         Raises UnknownEnvironment, UnknownVersion and BadArgument with what was probably meant.
         """
         want = want or Want()
-        until = self.loop.time() + self._patience
+        until = self.loop.time() + self.recovery.patience
         backoff = Backoff()
         while True:
-            replica, spec = await self._roster.choose(environment_id, version, until)
-            recoverable = self._recovery and spec.capabilities.deterministic
+            replica, spec = await self.pool.choose(environment_id, version, until)
+            recoverable = self.recovery.enabled and spec.capabilities.deterministic
             request = pb.OpenRequest(
                 environment_id=environment_id,
                 version=f"=={spec.version}",
-                options=_struct(options),
+                options=options_struct(options),
                 seed=seed,
                 dynamics_seed=dynamics_seed,
                 count=count,
@@ -169,7 +166,7 @@ class Fleet:
             )
             replica.placing += count
             try:
-                response: pb.OpenResponse = await replica.call("open", request, until)
+                response = await replica.call(OPEN, request, until)
                 break
             except BadArgument as error:
                 raise explain_options(error, spec, options) from None
@@ -177,11 +174,11 @@ class Fleet:
                 await self._pause(error, backoff, until)
             finally:
                 replica.placing -= count
-        self._roster.renew_within(response.lease_seconds)
-        sessions = []
+        self.pool.renew_within(response.lease_seconds)
+        states = []
         for message in response.sessions:
             origin = Opened(
-                environment_id,
+                spec.id,
                 response.environment_version,
                 request.options if request.HasField("options") else None,
                 message.seed,
@@ -190,23 +187,23 @@ class Fleet:
                 request.want,
                 lease_seconds,
             )
-            sessions.append(self._session(replica, spec, message, response, want, origin))
+            states.append(self._state(replica, spec, message, response, want, origin))
         try:
-            await self._mender.checkpoint_all(sessions)
+            await self.recovery.checkpoint_all(states)
         except BaseException:
-            for session in sessions:
-                session._replica.orphans.append(session._session_id)
+            for state in states:
+                state.replica.close_later([state.session_id])
             raise
-        return sessions
+        return [Session(self.recovery, state) for state in states]
 
     async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:
         """A session that goes on from a snapshot. Raises IncompatibleSnapshot if no hosted version takes it."""
         want = want or Want()
-        until = self.loop.time() + self._patience
+        until = self.loop.time() + self.recovery.patience
         backoff = Backoff()
         while True:
-            replica, spec = await self._roster.choose_for(snapshot, until)
-            recoverable = self._recovery and spec.capabilities.deterministic
+            replica, spec = await self.pool.choose_for(snapshot, until)
+            recoverable = self.recovery.enabled and spec.capabilities.deterministic
             request = pb.RestoreRequest(
                 snapshot=snapshot.to_proto(),
                 key=new_key(),
@@ -214,13 +211,13 @@ class Fleet:
                 want=want.to_proto(state_key=recoverable and spec.capabilities.state_key),
             )
             try:
-                response: pb.RestoreResponse = await replica.call("restore", request, until)
+                response = await replica.call(RESTORE, request, until)
                 break
             except StarpodError as error:
                 await self._pause(error, backoff, until)
-        self._roster.renew_within(response.lease_seconds)
+        self.pool.renew_within(response.lease_seconds)
         origin = Restored(request.snapshot, response.environment_version, request.want, lease_seconds)
-        return self._session(replica, spec, response.sessions[0], response, want, origin)
+        return Session(self.recovery, self._state(replica, spec, response.sessions[0], response, want, origin))
 
     @overload
     async def step_many(
@@ -254,55 +251,20 @@ class Fleet:
         if not count:
             return []
         # All of them before the first is sent: what is no action must not leave the turns half played.
-        plain = set(map(type, actions)) == {str}
-        turns: Sequence[Any] = actions if plain else [as_turn(action) for action in actions]
-        gather = Gather(count, self.loop.create_future())
-        replica: Replica | None = None
-        for slot, (session, turn) in enumerate(zip(sessions, turns, strict=True)):
-            if session._busy:
-                await session._acquire()
-                replica = None  # woken before, it has sent what was ready by then
-            if session._replica is not replica:
-                replica = session._replica
-                replica.wake()
-                ready = replica.ready_steps
-            if not plain or session.closed or not replica.columns:
-                session._submit((turn,) if plain else turn, None, gather, slot)
-                continue
-            # The hot path: what Session._submit and Replica.submit do, written out.
-            session._busy = session._plain = True
-            session._turn = (turn,)
-            session._turn_want = None
-            session._sink = gather
-            session._slot = slot
-            ready.append(session)
+        texts = set(map(type, actions)) == {str}
+        turns = [] if texts else [as_actions(each) for each in actions]
+        result: BatchResult[Transition] = BatchResult(self.loop.create_future(), count)
+        states = [session.state for session in sessions]
+        if texts:
+            await submit_texts(states, actions, result)  # type: ignore[arg-type]
+        for slot, taken in enumerate(turns):
+            if states[slot].busy:
+                await states[slot].acquire()
+            submit(states[slot], taken, None, result, slot)
         if not return_exceptions:
-            return await gather.all()
-        await gather.future
-        return gather.results
-
-    async def reset(
-        self,
-        session: Session,
-        seed: int | None,
-        dynamics_seed: int | None,
-        options: Mapping[str, Any] | None,
-        want: Want | None,
-        limits: Limits | None,
-    ) -> Observation:
-        """See Session.reset."""
-        request = pb.ResetRequest(
-            seed=seed,
-            dynamics_seed=dynamics_seed,
-            options=_struct(options),
-            want=want.to_proto(state_key=_keyed(session)) if want else None,
-            limits=limits.to_proto() if limits else None,
-        )
-        if session._busy:
-            await session._acquire()
-        future: asyncio.Future[Observation] = self.loop.create_future()
-        self._restart(session, request, want, options, future, -1)
-        return await future
+            return await result.all()
+        await result.future
+        return result.values
 
     async def reset_many(
         self,
@@ -323,132 +285,31 @@ class Fleet:
             raise ValueError(f"{count} sessions and {len(seeds)} seeds: give one seed for each session.")
         if not count:
             return []
-        struct = _struct(options)
+        struct = options_struct(options)
         requests = [pb.ResetRequest(seed=seed, options=struct) for seed in seeds]
-        gather = Gather(count, self.loop.create_future())
+        result: BatchResult[Observation] = BatchResult(self.loop.create_future(), count)
         for slot, (session, request) in enumerate(zip(sessions, requests, strict=True)):
-            if session._busy:
-                await session._acquire()
-            self._restart(session, request, None, options, gather, slot)
-        return await gather.all()
-
-    def _restart(
-        self,
-        session: Session,
-        request: pb.ResetRequest,
-        want: Want | None,
-        options: Mapping[str, Any] | None,
-        sink: Any,
-        slot: int,
-    ) -> None:
-        session._busy = True
-        restart = Restart(self._mender, session, request, want, options, sink, slot)
-        if session.closed:
-            restart._fail(RuntimeError(CLOSED))
-        else:
-            restart.submit()
-
-    async def render(self, session: Session, mode: str) -> str | bytes:
-        """See Session.render."""
-
-        async def render() -> str | bytes:
-            response: pb.RenderResponse = await self._mender.ask(
-                session, "render", lambda: pb.RenderRequest(session_id=session._session_id, mode=mode)
-            )
-            return response.data.decode() if response.mime.startswith("text/") else response.data
-
-        return await self._mender.alone(session, render)
-
-    async def fork(self, session: Session, count: int, reseed: bool, seeds: tuple[int, ...]) -> list[Session]:
-        """See Session.fork."""
-
-        async def fork() -> list[Session]:
-            response: pb.ForkResponse = await self._mender.ask(
-                session,
-                "fork",
-                lambda: pb.ForkRequest(
-                    session_id=session._session_id,
-                    epoch=session._epoch,
-                    step_index=session._step_index,
-                    count=count,
-                    randomness=pb.FORK_RANDOMNESS_RESEED if reseed else pb.FORK_RANDOMNESS_KEEP,
-                    dynamics_seeds=seeds,
-                    key=new_key(),
-                ),
-            )
-            copies = []
-            for message in response.sessions:
-                history = session._history
-                if history is not None:
-                    first = (history.keys[-1], history.digests[-1])
-                    if reseed:
-                        # The reward of the last turn is not part of a copy's first reply.
-                        observed = digest_observation(message.observation)
-                        history = History(Reseeded(history.copy(), message.dynamics_seed), first[0], observed)
-                    else:
-                        history = history.copy()
-                copy = Session(
-                    self,
-                    self._mender,
-                    session._replica,
-                    message,
-                    environment_id=session.environment_id,
-                    version=session.version,
-                    instructions=session.instructions,
-                    limits=session.limits,
-                    want=session.want,
-                    history=history,
-                    checkpoints=session._checkpoints,
-                )
-                if session.done:
-                    copy._last = session._last
-                copies.append(copy)
-            await self._mender.checkpoint_all(copies)
-            return copies
-
-        return await self._mender.alone(session, fork)
-
-    async def snapshot(self, session: Session) -> Snapshot:
-        """See Session.snapshot."""
-
-        async def snapshot() -> Snapshot:
-            response: pb.SnapshotResponse = await self._mender.ask(
-                session, "snapshot", lambda: pb.SnapshotRequest(session_id=session._session_id)
-            )
-            return Snapshot.from_proto(response.snapshot)
-
-        return await self._mender.alone(session, snapshot)
+            state = session.state
+            if state.busy:
+                await state.acquire()
+            PendingReset(self.recovery, state, request, want=None, options=options, result=result, slot=slot).submit()
+        return await result.all()
 
     async def close_sessions(self, sessions: Iterable[Session]) -> None:
-        """Ends sessions, one call per server. One that cannot be reached lets them go when their leases run out."""
-        by_replica: dict[Replica, list[str]] = {}
-        for session in sessions:
-            await session._acquire()
-            if not session.closed:
-                session.closed = True
-                session._replica.sessions.discard(session)
-                by_replica.setdefault(session._replica, []).append(session._session_id)
-            session._release()
-        until = self.loop.time() + CLOSE_SECONDS
-        await asyncio.gather(
-            *(
-                quiet(replica.call, "close", pb.CloseRequest(session_ids=ids), until)
-                for replica, ids in by_replica.items()
-                if replica.ready
-            )
-        )
+        """Ends sessions, one call per server. Those of a server that is away are closed when it is back."""
+        await self.recovery.close_sessions([session.state for session in sessions], CLOSE_SECONDS)
 
     # --- small parts -----------------------------------------------------------------------------------------------
 
     async def _pause(self, error: StarpodError, backoff: Backoff, until: float) -> None:
         """Before another server is asked for a session. Raises the error where that does not help."""
         if isinstance(error, Overloaded) and error.advice == "retry":
-            return  # The roster waits where none has room.
+            return  # the pool waits where none has room
         if error.advice != "reopen" or self.loop.time() > until:
             raise error
         await asyncio.sleep(backoff.wait())
 
-    def _session(
+    def _state(
         self,
         replica: Replica,
         spec: pb.EnvironmentSpec,
@@ -456,16 +317,14 @@ class Fleet:
         response: pb.OpenResponse | pb.RestoreResponse,
         want: Want,
         origin: Opened | Restored,
-    ) -> Session:
+    ) -> SessionState:
         deterministic = spec.capabilities.deterministic
-        checkpoints = self._recovery and not deterministic and self._checkpoints and spec.capabilities.snapshot
+        checkpoints = self.recovery.enabled and not deterministic and self._checkpoints and spec.capabilities.snapshot
         history = None
-        if self._recovery and (deterministic or checkpoints):
-            digest = None if checkpoints else digest_observation(message.observation)
-            history = History(origin, message.observation.state_key, digest)
-        return Session(
-            self,
-            self._mender,
+        if self.recovery.enabled and (deterministic or checkpoints):
+            first = None if checkpoints else first_reply(message.observation, response.instructions)
+            history = History(origin, first)
+        return SessionState(
             replica,
             message,
             environment_id=spec.id,
@@ -476,18 +335,3 @@ class Fleet:
             history=history,
             checkpoints=checkpoints,
         )
-
-
-def _keyed(session: Session) -> bool:
-    return session._history is not None and session._history.root.want.state_key
-
-
-def _struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:
-    if options is None:
-        return None
-    struct = struct_pb2.Struct()
-    try:
-        struct.update(dict(options))
-    except (TypeError, ValueError) as error:
-        raise BadArgument(f"Options must be JSON values: {error}", violations=[("options", str(error))]) from None
-    return struct

@@ -6,7 +6,7 @@ import copy
 import enum
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +45,19 @@ Action = str | ToolCall | JSON | np.ndarray
 Part = str | Image | JSON | np.ndarray
 """One piece of an observation."""
 
-Turn = tuple[Action, ...]
-"""What Step sends: sub-actions, executed in order until one ends the episode."""
+Actions = tuple[Action, ...]
+"""What a step sends: sub-actions, executed in order until one ends the episode."""
+
+Flags = int | tuple[int, ...]
+"""What became of the sub-actions of a step, 1 executed + 2 valid + 4 effective: of its only one, or of each."""
+
+Shares = float | tuple[float, ...]
+"""The reward of its only sub-action, or of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What observations carry beyond their own parts. Nobody pays for what he does not use."""
+    """What observations carry beyond their own parts. What is not wanted is neither computed nor sent."""
 
     valid_actions: bool = False
     state_key: bool = False
@@ -167,39 +173,38 @@ class Transition:
     Everything else is made when it is asked for, so that a trainer that reads texts and rewards pays for no more.
     """
 
-    __slots__ = ("_flags", "_key", "_message", "_outcome_rewards", "_text", "end_reason", "reward", "success")
+    __slots__ = ("end_reason", "message", "reward", "row_flags", "row_key", "row_shares", "row_text", "success")
 
     def __init__(
         self,
-        text: str,
+        row_text: str,
         reward: float,
-        flags: int | Sequence[int],
-        outcome_rewards: Sequence[float],
-        key: bytes,
+        row_flags: Flags,
+        row_shares: Shares,
+        row_key: bytes,
         end_reason: EndReason,
         success: bool | None,
         message: pb.Transition | None,
     ) -> None:
-        self._text = text
+        """The first fields are those of a row of columns; `message` is None for it, and stands for them otherwise."""
+        self.row_text = row_text
         self.reward = reward
-        self._flags = flags
-        self._outcome_rewards = outcome_rewards
-        self._key = key
+        self.row_flags = row_flags
+        self.row_shares = row_shares
+        self.row_key = row_key
         self.end_reason = end_reason
         self.success = success
-        self._message = message
+        self.message = message
 
     @classmethod
     def from_proto(cls, message: pb.Transition, *, show_key: bool = True) -> Transition:
         """A transition that came as a message of its own. `show_key=False` hides a key that only recovery asked for."""
-        observation = message.observation
-        parts = observation.parts
         return cls(
-            parts[0].text if len(parts) == 1 else "",
+            "",
             message.reward,
             (),
             (),
-            observation.state_key if show_key else b"",
+            message.observation.state_key if show_key else b"",
             EndReason(message.end_reason),
             message.success if message.HasField("success") else None,
             message,
@@ -222,38 +227,41 @@ class Transition:
 
     @property
     def observation(self) -> Observation:
-        if self._message is None:
-            return Observation((self._text,), self._key)
-        return observation_from_proto(self._message.observation, self._key)
+        if self.message is None:
+            return Observation((self.row_text,), self.row_key)
+        return observation_from_proto(self.message.observation, self.row_key)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """One per sub-action of the turn, in its order."""
-        if self._message is not None:
-            return tuple(Outcome(o.executed, o.valid, o.effective, o.reward) for o in self._message.outcomes)
-        flags = (self._flags,) if isinstance(self._flags, int) else self._flags
-        rewards = self._outcome_rewards or (self.reward,) * len(flags)
+        if self.message is not None:
+            return tuple(Outcome(o.executed, o.valid, o.effective, o.reward) for o in self.message.outcomes)
+        flags, shares = self.row_flags, self.row_shares
         return tuple(
-            Outcome(bool(flag & 1), bool(flag & 2), bool(flag & 4), reward)
-            for flag, reward in zip(flags, rewards, strict=True)
+            Outcome(bool(flag & 1), bool(flag & 2), bool(flag & 4), share)
+            for flag, share in zip(
+                flags if isinstance(flags, tuple) else (flags,),
+                shares if isinstance(shares, tuple) else (shares,),
+                strict=True,
+            )
         )
 
     @property
     def reward_parts(self) -> dict[str, float]:
         """Where the reward comes from, by name; empty where the environment does not say."""
-        return dict(self._message.reward_parts) if self._message is not None else {}
+        return dict(self.message.reward_parts) if self.message is not None else {}
 
     @property
     def criteria(self) -> dict[str, bool]:
         """A checklist: what held on this turn, by name."""
-        return dict(self._message.criteria) if self._message is not None else {}
+        return dict(self.message.criteria) if self.message is not None else {}
 
     @property
     def info(self) -> dict[str, Any]:
         """Side data, as the environment gave it. Whole numbers come as floats: JSON knows but one kind."""
-        if self._message is None or not self._message.HasField("info"):
+        if self.message is None or not self.message.HasField("info"):
             return {}
-        info: dict[str, Any] = json_format.MessageToDict(self._message.info)
+        info: dict[str, Any] = json_format.MessageToDict(self.message.info)
         return info
 
     def __repr__(self) -> str:
@@ -264,8 +272,8 @@ class Transition:
 # --- conversions ---------------------------------------------------------------------------------------------------
 
 
-def as_turn(actions: Action | Iterable[Action]) -> Turn:
-    """One action or several as a turn, which is logged: what the caller may change later is copied.
+def as_actions(actions: Action | Iterable[Action]) -> Actions:
+    """One action or several as a tuple, which is logged: what the caller may change later is copied.
 
     Raises TypeError for what is no action.
     """

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
+from starpod.client.connection import METHODS
 from starpod.client.errors import DeadlineExceeded, StarpodError, Unreachable, from_rpc, from_status
-from starpod.client.replica import METHODS
 from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.load.link import Link, Player, clock
 from starpod.v1 import environment_pb2 as pb

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from starpod.client.connection import RENEW, StepReceiver
 from starpod.client.errors import BadArgument, StarpodError, Unreachable
 from starpod.client.nearest import unknown_environment, unknown_version
-from starpod.client.placement import Server, least_loaded
-from starpod.client.replica import Replica
+from starpod.client.pool.placement import Host, least_loaded
+from starpod.client.pool.replica import Replica
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import Backoff, Transport, join_endpoint, split_address
 from starpod.client.versions import parse_version, satisfies
@@ -23,7 +24,7 @@ RESOLVE_SECONDS = 30.0
 logger = logging.getLogger("starpod.client")
 
 
-class Roster:
+class ServerPool:
     """Servers come by address, by name, and as siblings of those that are there. Arguments as in Fleet."""
 
     def __init__(
@@ -40,12 +41,12 @@ class Roster:
     ) -> None:
         self.replicas: list[Replica] = []
         self._by_address: dict[str, Replica] = {}
-        # Those that are ready.
-        self._by_instance: dict[str, Replica] = {}
-        # Who takes sessions of which kind: known until a server comes, goes or changes.
-        self._hosts: dict[tuple[str, ...], list[Server]] = {}
+        # The servers that are ready.
+        self.by_instance: dict[str, Replica] = {}
+        # Which servers take sessions of which kind: known until a server comes, goes or changes.
+        self._hosts: dict[tuple[str, ...], list[Host]] = {}
         self._addresses = addresses
-        self._transport = transport
+        self.transport = transport
         self._timeout = timeout
         self._patience = patience
         self._grace = grace
@@ -59,9 +60,14 @@ class Roster:
         self._change: asyncio.Event
         self._lease_shortened: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
+        self._receiver: StepReceiver
 
-    async def start(self) -> None:
-        """Connects to all. Raises Unreachable, or what the servers refused, if none of them can be used."""
+    async def start(self, receiver: StepReceiver) -> None:
+        """Connects to all. receiver: is told what becomes of steps.
+
+        Raises Unreachable, or what the servers refused, if none of them can be used.
+        """
+        self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()
         self._lease_shortened = asyncio.Event()
@@ -71,8 +77,8 @@ class Roster:
         while not self._closed and not all(replica.tried for replica in self.replicas):
             await self._change.wait()
         if not any(replica.ready for replica in self.replicas):
-            raise self._nobody()
-        self._spawn(self._tend())
+            raise self._unusable()
+        self._spawn(self._maintain())
 
     async def close(self) -> None:
         """Closes the connections. Calls in flight fail, and so does who waits for a server."""
@@ -86,7 +92,7 @@ class Roster:
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Every environment version that is hosted now, by id, newest version first."""
-        await asyncio.gather(*(quiet(replica.describe) for replica in self.replicas if replica.ready))
+        await asyncio.gather(*(_quietly(replica.describe()) for replica in self.replicas if replica.ready))
         specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
         newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
         return sorted(newest_first, key=lambda spec: spec.id)
@@ -155,7 +161,7 @@ class Roster:
             if ready:
                 newest = max(parse_version(spec.version) for _, spec in ready)
                 hosts = self._hosts[wanted] = [item for item in ready if parse_version(item[1].version) == newest]
-                if found := least_loaded([server for server in hosts if server[0].accepting]):
+                if found := least_loaded([host for host in hosts if host[0].accepting]):
                     return found
                 await self._wait_for_room([replica for replica, _ in hosts], change, until)
                 continue
@@ -167,7 +173,7 @@ class Roster:
                 return None
             left = until - self._loop.time()
             if left <= 0:
-                raise self._nobody()
+                raise self._unusable()
             try:
                 async with asyncio.timeout(min(left, 1.0)):
                     await change.wait()
@@ -186,7 +192,7 @@ class Roster:
             async with asyncio.timeout(wait):
                 await change.wait()
 
-    def _nobody(self) -> StarpodError:
+    def _unusable(self) -> StarpodError:
         reasons = "; ".join(
             f"{r.address}: {r.error or ('draining' if r.draining else 'not ready')}" for r in self.replicas
         )
@@ -226,8 +232,8 @@ class Roster:
         """Its sessions, if it has any, find it gone with their next call, and are brought back elsewhere."""
         self.replicas.remove(replica)
         del self._by_address[replica.address]
-        if self._by_instance.get(replica.instance_id) is replica:
-            del self._by_instance[replica.instance_id]
+        if self.by_instance.get(replica.instance_id) is replica:
+            del self.by_instance[replica.instance_id]
         self._hosts.clear()
         self._spawn(replica.close())
 
@@ -236,26 +242,27 @@ class Roster:
             return
         replica = self._by_address[address] = Replica(
             address,
-            self._transport,
+            self.transport,
+            self._receiver,
             server_name=server_name,
             timeout=self._timeout,
             patience=self._patience,
             grace=self._grace,
-            batches=self._batches_in_flight,
-            changed=lambda: self._changed(address),
+            messages_in_flight=self._batches_in_flight,
+            on_change=lambda: self.changed(address),
         )
         self.replicas.append(replica)
         replica.start()
 
-    def _changed(self, address: str) -> None:
+    def changed(self, address: str) -> None:
         """A server came, went or changed: takes its siblings in, and wakes who waits for one."""
         replica = self._by_address.get(address)
         if replica is None:
             pass
         elif not replica.ready or replica.description is None:
-            if self._by_instance.get(replica.instance_id) is replica:
-                del self._by_instance[replica.instance_id]
-        elif self._by_instance.setdefault(replica.instance_id, replica) is not replica and not replica.sessions:
+            if self.by_instance.get(replica.instance_id) is replica:
+                del self.by_instance[replica.instance_id]
+        elif self.by_instance.setdefault(replica.instance_id, replica) is not replica and not replica.sessions:
             # Another name for a server that we have.
             self._remove(replica)
         elif self._discover:
@@ -266,7 +273,7 @@ class Roster:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         """Asks how servers are, renews leases, resolves names again. None of these waits for another: a server that
         does not answer must not cost the sessions of others their leases."""
         last_renewal = last_probe = last_resolution = self._loop.time()
@@ -298,22 +305,16 @@ class Roster:
         for replica in self.replicas:
             if not replica.ready:
                 continue
-            ids = [session._session_id for session in replica.sessions]
+            ids = [session.session_id for session in replica.sessions]
             if ids:
-                self._spawn(quiet(replica.call, "renew", pb.RenewRequest(session_ids=ids), until))
+                self._spawn(_quietly(replica.call(RENEW, pb.RenewRequest(session_ids=ids), until)))
 
     async def _probe(self, replica: Replica) -> None:
         before = replica.hosts
-        await quiet(replica.probe)
-        if (orphans := set(replica.orphans)) and replica.ready:
-            try:
-                await replica.call("close", pb.CloseRequest(session_ids=orphans), self._loop.time() + self._timeout)
-            except StarpodError as error:
-                logger.debug("orphans are closed later: %s", error)
-            else:
-                replica.orphans = [each for each in replica.orphans if each not in orphans]
+        await _quietly(replica.probe())
+        await _quietly(replica.close_unclosed(self._loop.time() + self._timeout))
         if replica.hosts != before:
-            self._changed(replica.address)
+            self.changed(replica.address)
 
     async def _resolve_again(self) -> None:
         unresolved = await self._resolve()
@@ -340,9 +341,9 @@ class Roster:
         task.add_done_callback(self._tasks.discard)
 
 
-async def quiet(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+async def _quietly(call: Coroutine[Any, Any, object]) -> None:
     """For calls whose failure changes nothing."""
     try:
-        await call(*arguments)
+        await call
     except StarpodError as error:
         logger.debug("ignored: %s", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from starpod.client.replica import Replica
+from starpod.client.pool.replica import Replica
 from starpod.v1 import environment_pb2 as pb
 
 CANDIDATES = 4
@@ -13,10 +13,11 @@ CANDIDATES = 4
 # A stream of its own: placement must not depend on a program's seed, nor take from its random numbers.
 _random = random.Random()
 
-Server = tuple[Replica, pb.EnvironmentSpec]
+Host = tuple[Replica, pb.EnvironmentSpec]
+"""A server and the environment version that it would run there."""
 
 
-def least_loaded(servers: Sequence[Server]) -> Server | None:
+def least_loaded(hosts: Sequence[Host]) -> Host | None:
     """The least loaded one of a few that are taken by chance; of all, where they are no more than CANDIDATES.
 
     None if those that were looked at take no sessions now.
@@ -25,6 +26,6 @@ def least_loaded(servers: Sequence[Server]) -> Server | None:
     report every few seconds to the same ones (Mitzenmacher, "How useful is old information?", 2000). Few are enough:
     docs/benchmarks.md has the balance that comes of it.
     """
-    candidates = _random.sample(servers, min(CANDIDATES, len(servers)))
-    accepting = [server for server in candidates if server[0].accepting]
-    return min(accepting, key=lambda server: server[0].load) if accepting else None
+    candidates = _random.sample(hosts, min(CANDIDATES, len(hosts)))
+    accepting = [host for host in candidates if host[0].accepting]
+    return min(accepting, key=lambda host: host[0].load) if accepting else None

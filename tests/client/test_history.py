@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.client import Fleet, Limits, ReplayDiverged, Session
-from starpod.client.log import History, Opened
+from starpod.client.history import History, Opened, first_reply, step_reply
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer
 
@@ -82,10 +82,18 @@ def test_a_program_does_not_notice_that_its_server_died(deeds: list[tuple[str, i
 
 def history() -> History:
     origin = Opened("walk-v1", "1.0.0", None, 1, 2, pb.Limits(), pb.Want(), 0.0)
-    return History(origin, b"first", 1)
+    return History(origin, first_reply(pb.Observation(state_key=b"first")))
 
 
-ENTRIES = st.lists(st.tuples(st.lists(WORDS).map(tuple), st.binary(min_size=1, max_size=4), st.integers()), max_size=6)
+REPLIES = st.builds(
+    lambda key, text, reward: step_reply(
+        pb.Transition(observation=pb.Observation(parts=[pb.Part(text=text)], state_key=key), reward=reward)
+    ),
+    st.binary(min_size=1, max_size=4),
+    st.text(max_size=4),
+    st.floats(-5, 5),
+)
+ENTRIES = st.lists(st.tuples(st.lists(WORDS).map(tuple), REPLIES), max_size=6)
 
 
 @given(before=ENTRIES, mine=ENTRIES, copied=ENTRIES)
@@ -93,14 +101,14 @@ def test_a_copy_shares_the_past_and_not_the_future(before: Any, mine: Any, copie
     log = history()
     for entry in before:
         log.record(*entry)
-    twin = log.copy()
+    copy = log.copy()
     for entry in mine:
         log.record(*entry)
     for entry in copied:
-        twin.record(*entry)
-    assert log.turns == [turn for turn, _, _ in before + mine]
-    assert twin.turns == [turn for turn, _, _ in before + copied]
-    assert len(twin.keys) == len(twin.digests) == len(twin.turns) + 1
+        copy.record(*entry)
+    assert log.actions == [actions for actions, _ in before + mine]
+    assert copy.actions == [actions for actions, _ in before + copied]
+    assert len(copy.replies) == len(copy.actions) + 1
 
 
 @given(entries=ENTRIES, data=st.data())
@@ -108,14 +116,14 @@ def test_the_check_accepts_what_was_recorded_and_nothing_else(entries: Any, data
     log = history()
     for entry in entries:
         log.record(*entry)
-    everything = [((), b"first", 1), *entries]
-    for step, (_, key, digest) in enumerate(everything):
-        log.check(step, key, digest)
-        log.check(step, b"", digest)  # a server that gives no key
+    everything = [log.replies[0], *(reply for _, reply in entries)]
+    for step, reply in enumerate(everything):
+        log.check(step, reply)
+        log.check(step, (b"", *reply[1:]))  # a server that gives no key
     step = data.draw(st.integers(0, len(entries)))
-    _, key, digest = everything[step]
+    key, *rest = everything[step]
     with pytest.raises(ReplayDiverged, match=key.hex()) as diverged:
-        log.check(step, key + b"x", digest)
+        log.check(step, (key + b"x", *rest))
     assert (diverged.value.step, diverged.value.expected_key, diverged.value.found_key) == (step, key, key + b"x")
     with pytest.raises(ReplayDiverged, match="observation"):
-        log.check(step, key, digest + 1)
+        log.check(step, (key, rest[0] + 1, *rest[1:]))

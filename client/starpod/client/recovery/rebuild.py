@@ -1,14 +1,15 @@
-"""Bringing an episode back on another server: the same start, then the same turns, each compared with the log."""
+"""Rebuilds an episode on another server: the same start, then the same steps, each compared with the log."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 
-from starpod.client.errors import StarpodError
-from starpod.client.log import History, Opened, Origin, Reseeded, Restarted, Restored, digest_observation
-from starpod.client.observation import Turn, action_to_proto
-from starpod.client.replica import Replica
+from starpod.client.connection import CLOSE, FORK, OPEN, RESET, RESTORE, Step, step_request
+from starpod.client.connection.calls import STEP
+from starpod.client.errors import BadArgument, OutOfOrder, StarpodError
+from starpod.client.history import History, Opened, Origin, Reseeded, Restarted, Restored, first_reply, step_reply
+from starpod.client.pool.replica import Replica
 from starpod.v1 import environment_pb2 as pb
 
 
@@ -22,20 +23,13 @@ async def rebuild(
     Raises ReplayDiverged if a step comes out differently, and whatever the server's errors are. A session that was
     begun is closed again then.
     """
-    session = await _begin(replica, history.origin, member, until)
+    session, instructions = await _begin(replica, history.origin, member, until)
     try:
-        history.check(0, session.observation.state_key, digest_observation(session.observation))
-        for step, turn in enumerate(history.turns if replay else (), 1):
-            response: pb.StepResponse = await replica.call("step", step_request(session, turn), until)
-            transition = response.transition
-            history.check(
-                step,
-                transition.observation.state_key,
-                digest_observation(transition.observation, transition.reward),
-            )
-            session.step_index = response.next_step_index
+        history.check(0, first_reply(session.observation, instructions))
+        if replay:
+            await _replay(replica, session, history, until)
     except asyncio.CancelledError:
-        replica.orphans.append(session.session_id)
+        replica.close_later([session.session_id])
         raise
     except StarpodError:
         await _discard(replica, session, until)
@@ -43,11 +37,24 @@ async def rebuild(
     return session
 
 
-async def _begin(replica: Replica, origin: Origin, member: int, until: float) -> pb.Session:
+async def _replay(replica: Replica, session: pb.Session, history: History, until: float) -> None:
+    step = Step(session.session_id, session.epoch, session.step_index)
+    for number, actions in enumerate(history.actions, 1):
+        step.actions, step.want = actions, history.wants.get(number)
+        try:
+            response = await replica.call(STEP, step_request(step), until)
+        except (BadArgument, OutOfOrder) as error:
+            raise history.refused(number, error.message) from error
+        history.check(number, step_reply(response.transition))
+        step.step_index = session.step_index = response.next_step_index
+
+
+async def _begin(replica: Replica, origin: Origin, member: int, until: float) -> tuple[pb.Session, str]:
+    """The session at the start of an episode, and its instructions where the call tells them."""
     match origin:
         case Opened():
-            opened: pb.OpenResponse = await replica.call(
-                "open",
+            opened = await replica.call(
+                OPEN,
                 pb.OpenRequest(
                     environment_id=origin.environment_id,
                     version=f"=={origin.version}",
@@ -62,10 +69,10 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
                 ),
                 until,
             )
-            return opened.sessions[0]
+            return opened.sessions[0], opened.instructions
         case Restored():
-            restored: pb.RestoreResponse = await replica.call(
-                "restore",
+            restored = await replica.call(
+                RESTORE,
                 pb.RestoreRequest(
                     snapshot=origin.snapshot,
                     key=new_key(),
@@ -75,19 +82,19 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
                 ),
                 until,
             )
-            return restored.sessions[0]
+            return restored.sessions[0], restored.instructions
         case Restarted():
-            base = await _begin(replica, origin.base, member, until)
+            base, _ = await _begin(replica, origin.base, member, until)
             reset = pb.ResetRequest()
             reset.CopyFrom(origin.reset)
             reset.session_id, reset.epoch = base.session_id, base.epoch
-            restarted: pb.ResetResponse = await replica.call("reset", reset, until)
-            return restarted.session
+            restarted = await replica.call(RESET, reset, until)
+            return restarted.session, restarted.instructions
         case Reseeded():
             parent = await rebuild(replica, origin.parent, until)
             try:
-                forked: pb.ForkResponse = await replica.call(
-                    "fork",
+                forked = await replica.call(
+                    FORK,
                     pb.ForkRequest(
                         session_id=parent.session_id,
                         epoch=parent.epoch,
@@ -102,23 +109,14 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
                 )
             finally:
                 await _discard(replica, parent, until)
-            return forked.sessions[0]
+            return forked.sessions[0], ""
 
 
 async def _discard(replica: Replica, session: pb.Session, until: float) -> None:
     try:
-        await replica.call("close", pb.CloseRequest(session_ids=[session.session_id]), until)
+        await replica.call(CLOSE, pb.CloseRequest(session_ids=[session.session_id]), until)
     except StarpodError:
-        replica.orphans.append(session.session_id)
-
-
-def step_request(session: pb.Session, turn: Turn) -> pb.StepRequest:
-    return pb.StepRequest(
-        session_id=session.session_id,
-        epoch=session.epoch,
-        step_index=session.step_index,
-        actions=map(action_to_proto, turn),
-    )
+        replica.close_later([session.session_id])
 
 
 def overrides(limits: pb.Limits) -> pb.LimitOverrides:

@@ -1,0 +1,126 @@
+"""Calls to a server: steps, which their owner reuses turn after turn, and all others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from starpod.client.errors import BadArgument, StarpodError
+from starpod.client.observation import Actions, action_to_proto
+from starpod.v1 import environment_pb2 as pb
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Request, Response]):
+    """An RPC of the service. field: its name in the Stream's Call and Reply. rpc: its name in the service."""
+
+    field: str
+    rpc: str
+
+
+OPEN: Method[pb.OpenRequest, pb.OpenResponse] = Method("open", "Open")
+RESET: Method[pb.ResetRequest, pb.ResetResponse] = Method("reset", "Reset")
+STEP: Method[pb.StepRequest, pb.StepResponse] = Method("step", "Step")
+RENDER: Method[pb.RenderRequest, pb.RenderResponse] = Method("render", "Render")
+FORK: Method[pb.ForkRequest, pb.ForkResponse] = Method("fork", "Fork")
+SNAPSHOT: Method[pb.SnapshotRequest, pb.SnapshotResponse] = Method("snapshot", "Snapshot")
+RESTORE: Method[pb.RestoreRequest, pb.RestoreResponse] = Method("restore", "Restore")
+RENEW: Method[pb.RenewRequest, pb.RenewResponse] = Method("renew", "Renew")
+CLOSE: Method[pb.CloseRequest, pb.CloseResponse] = Method("close", "Close")
+
+METHODS = {method.field: method.rpc for method in (OPEN, RESET, STEP, RENDER, FORK, SNAPSHOT, RESTORE, RENEW, CLOSE)}
+
+
+class Step:
+    """One turn to send: where a session stands and what it plays there. At most one of a session is under way.
+
+    session_id, epoch, step_index: as the server expects them; the owner keeps them up to date.
+    actions: of the turn. want: what this turn's reply is to carry; None: what the session wants.
+    plain: the actions are texts and `want` is None, so that the turn can travel as a row of columns.
+    """
+
+    __slots__ = ("actions", "epoch", "plain", "session_id", "step_index", "want")
+
+    def __init__(self, session_id: str, epoch: int, step_index: int) -> None:
+        self.session_id = session_id
+        self.epoch = epoch
+        self.step_index = step_index
+        self.actions: Actions = ()
+        self.want: pb.Want | None = None
+        self.plain = True
+
+
+class Call(Generic[Request, Response]):
+    """Any other call on its way. Subclasses say who is told what became of it."""
+
+    __slots__ = ("message", "method")
+
+    def __init__(self, method: Method[Request, Response], message: Request) -> None:
+        self.method = method
+        self.message = message
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for the reply. A call that nobody waits for is not sent again."""
+        return True
+
+    def answered(self, response: Response) -> None:
+        raise NotImplementedError
+
+    def refused(self, error: StarpodError) -> None:
+        raise NotImplementedError
+
+
+class AwaitedCall(Call[Request, Response]):
+    """A call whose reply a coroutine waits for. unclaimed: is given the reply if the coroutine has gone."""
+
+    __slots__ = ("future", "unclaimed")
+
+    def __init__(
+        self,
+        method: Method[Request, Response],
+        message: Request,
+        future: asyncio.Future[Response],
+        unclaimed: Callable[[Response], None] | None,
+    ) -> None:
+        super().__init__(method, message)
+        self.future = future
+        self.unclaimed = unclaimed
+
+    @property
+    def wanted(self) -> bool:
+        return not self.future.done()
+
+    def answered(self, response: Response) -> None:
+        if not self.future.done():
+            self.future.set_result(response)
+        elif self.unclaimed is not None:
+            self.unclaimed(response)
+
+    def refused(self, error: StarpodError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+def step_request(step: Step) -> pb.StepRequest:
+    """The turn as a message of its own."""
+    return pb.StepRequest(
+        session_id=step.session_id,
+        epoch=step.epoch,
+        step_index=step.step_index,
+        actions=map(action_to_proto, step.actions),
+        want=step.want,
+    )
+
+
+def unsendable(error: Exception) -> BadArgument:
+    return BadArgument(
+        f"The call cannot be sent: {error}. Texts must be Unicode (no half of a surrogate pair), values must be JSON."
+    )

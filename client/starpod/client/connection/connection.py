@@ -1,0 +1,403 @@
+"""A connection to one server that comes back by itself: its channel, its one Stream, and the calls that travel on it.
+
+Whatever has no reply when the connection breaks is asked again, unchanged, once the same server is back; if it is not,
+whoever waits is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import grpc
+
+from starpod.client.connection.calls import METHODS, AwaitedCall, Call, Method, Request, Response, Step
+from starpod.client.connection.queue import CallQueue, StepReceiver
+from starpod.client.errors import ServerBug, StarpodError, Unreachable, Unsupported, from_rpc
+from starpod.client.transport import Backoff, Transport
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1 import environment_pb2_grpc as pb_grpc
+
+PROTOCOL_MAJOR = "1"
+DESCRIBE_SECONDS = 5.0
+
+logger = logging.getLogger("starpod.client")
+
+
+class Connection:
+    """A server as this client reaches it.
+
+    receiver: is told what becomes of steps. server_name: whom a resolved address stands for.
+    timeout: seconds after which a call without a reply is asked again. patience: seconds after which it is given up.
+    grace: seconds that a broken connection may take to come back before all calls on it are refused.
+    messages_in_flight: how many are under way before calls that are ready accumulate.
+    on_change: is called when the server comes, goes or turns out to be another one.
+
+    description: what the server last said of itself; None until it was reached.
+    ready: it is connected. lost: it has been gone for longer than the grace. tried: it was reached, or given up, once.
+    error: why it is not ready.
+    calls_timed, environment_ms, server_ms: sums of what the server said of the time of calls on the Stream.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        transport: Transport,
+        receiver: StepReceiver,
+        *,
+        server_name: str = "",
+        timeout: float = 30.0,
+        patience: float = 300.0,
+        grace: float = 0.5,
+        messages_in_flight: int = 2,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.address = address
+        self.server_name = server_name
+        self.timeout = timeout
+        self.patience = patience
+        self.loop = asyncio.get_running_loop()
+        self.description: pb.DescribeResponse | None = None
+        self.ready = False
+        self.lost = False
+        self.tried = False
+        self.error: StarpodError | None = None
+        self.messages_sent = 0
+        self.reconnects = 0
+        self.calls_timed = 0
+        self.environment_ms = self.server_ms = 0.0
+        self.queue = CallQueue(
+            address, receiver, messages_in_flight=messages_in_flight, bytes_allowed=transport.max_message_bytes
+        )
+        self._receiver = receiver
+        self._transport = transport
+        self._grace = grace
+        self._on_change = on_change
+        self._backoff = Backoff()
+        self._heard_at = self.loop.time()
+        self._grace_timer: asyncio.TimerHandle | None = None
+        self._unary = False
+        self._stream_refused = False
+        self._wake: asyncio.Future[None] | None = None
+        self._broken = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stub: Any = None  # its methods are untyped in grpc.aio
+        self._stream: Any = None
+        self._channel: grpc.aio.Channel | None = None
+
+    @property
+    def instance_id(self) -> str:
+        """Of the server's process; empty until it was reached."""
+        return self.description.instance_id if self.description else ""
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def submit(self, call: Step | Call[Any, Any]) -> None:
+        """Sends it with the next message. The receiver, or the call, is told what becomes of it."""
+        if self.lost:
+            self.loop.call_soon(self._refuse_as_lost, call)
+        elif self._unary and self.ready:
+            self._spawn(self._ask(call))
+        else:
+            self.queue.add(call)
+            self.wake()
+
+    def submit_steps(self, steps: Sequence[Step]) -> None:
+        """Sends many steps, all of them plain, with the next messages."""
+        if self.queue.columns:
+            self.queue.ready_steps.extend(steps)
+            self.wake()
+        else:
+            for step in steps:
+                self.submit(step)
+
+    async def call(
+        self,
+        method: Method[Request, Response],
+        message: Request,
+        until: float,
+        unclaimed: Callable[[Response], None] | None = None,
+    ) -> Response:
+        """The response to one call; retried where the error says that it helps, up to the loop time `until`.
+
+        unclaimed: is given a response that comes when the caller has gone.
+        Raises StarpodError; DeadlineExceeded with the advice to give up: it is still unanswered then.
+        """
+        backoff = Backoff()
+        while True:
+            future: asyncio.Future[Response] = self.loop.create_future()
+            call = AwaitedCall(method, message, future, unclaimed)
+            self.submit(call)
+            try:
+                async with asyncio.timeout_at(until):
+                    return await future
+            except TimeoutError:
+                raise self.queue.unanswered(method.field) from None
+            except asyncio.CancelledError:
+                if not future.cancel() and not future.cancelled() and future.exception() is None:
+                    call.answered(future.result())  # it had come already
+                raise
+            except StarpodError as error:
+                wait = backoff.wait(error.retry_after)
+                if not self.retries(method, error) or self.loop.time() + wait > until:
+                    raise
+                await asyncio.sleep(wait)
+
+    def retries(self, method: Method[Any, Any], error: StarpodError) -> bool:
+        """Whether `call` asks this server again after such an error."""
+        return error.advice == "retry"
+
+    def _refuse_as_lost(self, call: Step | Call[Any, Any]) -> None:
+        if isinstance(call, Step):
+            self._receiver.refused(call, self._gone())
+        else:
+            call.refused(self._gone())
+
+    def _gone(self) -> Unreachable:
+        return Unreachable(f"No server at {self.address}: {self.error or 'not reached yet'}")
+
+    async def probe(self) -> None:
+        """Asks how it is. A server that has said nothing at all for the timeout is given up: its host is gone, the
+        network swallows what is sent, or it hangs. Raises StarpodError."""
+        try:
+            await self.describe()
+        except StarpodError:
+            silent = self.loop.time() - self._heard_at
+            if self.ready and silent >= self.timeout:
+                self._break(Unreachable(f"The server at {self.address} has been silent for {silent:.1f} s."))
+            raise
+
+    async def describe(self) -> pb.DescribeResponse:
+        """Asks the server anew what it is. Raises StarpodError."""
+        if self._stub is None:
+            raise self._gone()
+        response = await self._describe(min(DESCRIBE_SECONDS, self.timeout))
+        self._heard_at = self.loop.time()
+        if response.instance_id == self.instance_id:
+            self.adopt(response)
+        return response
+
+    async def _describe(self, timeout: float) -> pb.DescribeResponse:
+        try:
+            response: pb.DescribeResponse = await self._stub.Describe(
+                pb.DescribeRequest(), timeout=timeout, metadata=self._metadata()
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        return response
+
+    def adopt(self, description: pb.DescribeResponse) -> None:
+        """Takes in what the server says of itself."""
+        self.description = description
+
+    def forget(self) -> None:
+        """Another process answers under the address: what was known of the one before holds no more."""
+        self.queue.abandon(Unreachable(f"The server at {self.address} was restarted: its sessions are gone."))
+
+    # --- the connection --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._spawn(self._run())
+
+    async def close(self) -> None:
+        """Closes the connection. Calls in flight fail."""
+        self.ready, self.lost, self.queue.columns = False, True, False
+        self.error = Unreachable("The fleet is closed.")
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+        self.queue.abandon(self._gone())
+        await self._disconnect()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._connect()
+                self.reconnects += 1
+                await (self._broken.wait() if self._unary else self._exchange())
+            except StarpodError as error:
+                self.error = error
+                if self.ready and isinstance(error, Unsupported):
+                    # It said that it has a Stream and it has not: ask one by one.
+                    self._stream_refused = True
+            except OSError as error:
+                self.error = Unreachable(str(error))
+            except Exception as error:
+                logger.exception("The connection to %s failed.", self.address)
+                self.error = ServerBug(f"The connection to {self.address} failed: {error!r}")
+            if self.ready:
+                self.ready = False
+                self._grace_timer = self.loop.call_later(self._grace, self._lose)
+                self._on_change()
+            elif self.description is None and not self.lost:
+                self._lose()
+            await self._disconnect()
+            await asyncio.sleep(self._backoff.wait())
+
+    def _lose(self) -> None:
+        """It is not back in time: what was asked need not wait for it."""
+        self.lost, self.queue.columns, self.tried = True, False, True
+        self.queue.abandon(self._gone())
+        self._on_change()
+
+    async def _connect(self) -> None:
+        self._channel = self._transport.channel(self.address, self.server_name)
+        self._stub = pb_grpc.EnvironmentServiceStub(self._channel)
+        response = await self._describe(DESCRIBE_SECONDS)
+        if response.protocol_version.partition(".")[0] != PROTOCOL_MAJOR:
+            raise Unsupported(
+                f"{self.address} speaks version {response.protocol_version or '?'} of the protocol, this client"
+                f" {PROTOCOL_MAJOR}: use releases that match."
+            )
+        if self.description is not None and response.instance_id != self.instance_id:
+            self.forget()
+        self.adopt(response)
+        self._heard_at = self.loop.time()
+        self._unary = self._stream_refused or not response.capabilities.stream
+        limits, queue = response.limits, self.queue
+        queue.columns = response.capabilities.step_columns and not self._unary
+        queue.calls_allowed = limits.max_calls_in_flight
+        queue.bytes_allowed = min(self._transport.max_message_bytes, limits.max_message_bytes or 1 << 62)
+        self._broken.clear()
+        queue.resume()
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+        self.ready, self.lost, self.tried, self.error = True, False, True, None
+        if self._unary:
+            self._backoff.reset()
+            for call in queue.pop_ready():
+                self._spawn(self._ask(call))
+        self._on_change()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        try:
+            return self._transport.metadata()
+        except OSError as error:
+            raise Unreachable(f"The token for {self.address} cannot be read: {error}") from None
+
+    def _break(self, error: StarpodError) -> None:
+        """Gives the connection up; `_run` makes another one."""
+        self.error = error
+        self._broken.set()
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def _disconnect(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- unary -----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, call: Step | Call[Any, Any]) -> None:
+        sent = self.queue.register(call)
+        if sent is None:
+            return
+        call_id, field, message = sent
+        try:
+            response = await getattr(self._stub, METHODS[field])(
+                message, timeout=self.timeout, metadata=self._metadata()
+            )
+        except (grpc.aio.AioRpcError, Unreachable) as failure:
+            error = from_rpc(failure) if isinstance(failure, grpc.aio.AioRpcError) else failure
+            if isinstance(error, Unreachable):
+                self._break(error)
+            else:
+                self.queue.refuse(call_id, error)
+            return
+        self.queue.answer(call_id, field, response)
+
+    # --- the stream ------------------------------------------------------------------------------------------------
+
+    async def _exchange(self) -> None:
+        """Opens the Stream and works on it until it ends. Raises StarpodError."""
+        self._stream = stream = self._stub.Stream(metadata=self._metadata())
+        helpers = [self._spawn(self._write(stream)), self._spawn(self._resend_overdue())]
+        for task in helpers:
+            task.add_done_callback(self._helper_ended)
+        try:
+            while True:
+                message = await stream.read()
+                if message is grpc.aio.EOF:
+                    break
+                self._backoff.reset()
+                self._take(message)
+            code = await stream.code()
+            if code is not grpc.StatusCode.OK:
+                raise Unreachable(await stream.details() or code.name, code=code)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        except asyncio.CancelledError:
+            if not self._broken.is_set():
+                raise
+            assert self.error is not None
+            raise self.error from None  # given up by `_break`
+        finally:
+            self._stream = None
+            for task in helpers:
+                task.cancel()
+            stream.cancel()
+
+    def _take(self, message: pb.StreamResponse) -> None:
+        self._heard_at = self.loop.time()
+        if message.HasField("timing"):
+            self.calls_timed += len(message.replies) + len(message.transitions.call_ids)
+            self.environment_ms += message.timing.environment_ms
+            self.server_ms += message.timing.total_ms
+        self.queue.take(message)
+        self.wake()
+
+    def _helper_ended(self, task: asyncio.Task[None]) -> None:
+        """Without its writer a stream would stand still for ever: better it breaks."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("The connection to %s failed.", self.address, exc_info=error)
+            self._break(ServerBug(f"The connection to {self.address} failed: {error!r}"))
+
+    async def _write(self, stream: Any) -> None:
+        queue = self.queue
+        try:
+            while True:
+                seconds = queue.hold(self.loop.time())
+                if seconds != 0.0:
+                    await self._rest(seconds)
+                elif (message := queue.collect(self.loop.time())) is not None:
+                    self.messages_sent += 1
+                    await stream.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The stream is over; its reader hears of that too, and why.
+            return
+
+    async def _rest(self, seconds: float | None) -> None:
+        self._wake = wake = self.loop.create_future()
+        timer = None if seconds is None else self.loop.call_later(seconds, self.wake)
+        try:
+            await wake
+        finally:
+            self._wake = None
+            if timer is not None:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """What is ready is sent as soon as the event loop has the time."""
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    async def _resend_overdue(self) -> None:
+        older = newer = 0
+        while True:
+            await asyncio.sleep(self.timeout / 2)
+            if self.queue.resend_overdue(older, self.loop.time(), self.timeout, self.patience):
+                self.wake()
+            older, newer = newer, self.queue.next_id

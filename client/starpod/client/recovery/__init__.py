@@ -1,0 +1,1 @@
+"""Sessions that outlive their servers: the state of a session, and the retry, rebuild and checkpoint of its calls."""
