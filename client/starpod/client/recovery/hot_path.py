@@ -35,7 +35,14 @@ def submit(
         state.want = want.to_proto(state_key=state.history is not None)
         state.step_shows_key = want.state_key
         state.plain = False
-    state.replica.submit(state)
+    replica = state.replica
+    if state.plain and replica.queue.columns:
+        steps = replica.queue.ready_steps
+        steps.append(state)
+        if len(steps) == 1:  # else it is awake already
+            replica.wake()
+    else:
+        replica.submit(state)
 
 
 async def submit_texts(
