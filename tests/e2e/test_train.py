@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 
 from starpod.cli.main import main
 from starpod.v1 import environment_pb2 as pb
@@ -119,7 +120,7 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
 def killed(run_dir: Path, after: int) -> bool:
     """Kills a run after so many iterations. False if it was over first, as this process was held up."""
     process = subprocess.Popen(
-        command("stop.iterations=6", run_dir=run_dir, resume=True),
+        [*command("stop.iterations=6", run_dir=run_dir), "--resume-or-start"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -146,7 +147,9 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> 
     ("words", "told"),
     [
         (["model.tiny.hidden=32"], "model.tiny"),
-        (["algorithm=starpo-grpo"], "has no critic"),
+        (["algorithm=starpo-grpo"], "say it twice: --change algorithm.advantage"),
+        (["algorithm=starpo-grpo", "--change=algorithm.advantage"], "has no critic"),
+        (["environment.options.size=5"], "say it twice: --change environment.options"),
         (["seed=7"], "resume with the same seeds"),
         (["algorithm.kl.where=reward"], "holds no reference policy"),
     ],
@@ -159,6 +162,61 @@ def test_what_cannot_be_resumed_is_refused_and_changes_nothing(
     errors = train("stop.iterations=7", *words, run_dir=folder, resume=True, status=2)
     assert told in errors
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_goes_on_with_its_own_configuration(undisturbed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as exit_:
+        main(["train", "--resume", "--run-dir", str(folder), "stop.iterations=7"])
+    assert not exit_.value.code, errors.getvalue()
+    was, now = (yaml.safe_load((path / "config.yaml").read_text()) for path in (undisturbed, folder))
+    assert now.pop("stop") == {**was.pop("stop"), "iterations": 7}
+    assert now == was
+    assert iterations(folder) == 7
+    told = errors.getvalue()
+    for command in ("train --resume --run-dir", "watch", "export"):
+        assert f"starpod {command} {folder}" in told
+
+
+def test_another_environment_is_refused_unless_it_is_said_twice(undisturbed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    config = (folder / "config.yaml").read_bytes()
+    errors = train("environment=bandit-v1", run_dir=folder, resume=True, status=2)
+    assert "environment.id is 'bandit-v1', but the run that is resumed has 'frozen_lake-v1'" in errors
+    assert (folder / "config.yaml").read_bytes() == config
+    words = ["environment.options.size=5", "stop.iterations=7", "--change=environment.options"]
+    train(*words, run_dir=folder, resume=True)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["environment"]["options"]["size"] == 5
+
+
+def test_best_is_the_best_evaluation(tmp_path: Path) -> None:
+    """Evaluated every two iterations and saved every five: what is best is saved when it is found."""
+    folder = tmp_path / "run"
+    told = train("stop.iterations=6", "checkpoint.every=5", run_dir=folder)
+    evaluations = lines(folder / "evaluations.jsonl")
+    top = max(record["success"] for record in evaluations)
+    best = [record["step"] for record in evaluations if record["success"] == top]
+    held = int((folder / "checkpoints" / "best").read_text().split("-")[1])
+    assert held in best
+    assert f"best: the checkpoint of step {held}\n" in told
+    assert f"The checkpoint `best` holds step {held}." in (folder / "report.html").read_text()
+
+
+def test_two_trainers_do_not_share_a_folder(undisturbed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    program = (
+        "import sys; from pathlib import Path; from starpod.trainer.output.run_folder import RunFolder\n"
+        f"with RunFolder(Path({str(folder)!r})).lock(): print('held', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        errors = train("stop.iterations=7", run_dir=folder, resume=True, status=1)
+        assert f"another trainer (process {other.pid} on " in errors
+        assert iterations(folder) == 6
+        other.kill()
+    train("stop.iterations=7", run_dir=folder, resume=True)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -175,7 +233,7 @@ def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: sig
         if iterations(folder) < 6:
             break  # else it was over before the signal, as this process was held up
     assert process.returncode == status, errors
-    assert "--resume" in errors
+    assert f"go on: starpod train --resume --run-dir {folder}\n" in errors
     train("stop.iterations=6", run_dir=folder, resume=True)
     assert learnt(folder) == learnt(undisturbed)
 

@@ -24,7 +24,7 @@ async def test_what_would_end_more_than_a_step_is_a_bug_of_the_environment(
     for failure in (await client.fails(client.step(unary, 0, action)), read_status(stream.replies[1])):
         assert (failure.reason, failure.metadata["exception"]) == ("ENVIRONMENT_BUG", exception)
         assert failure.metadata["session"] == "lost"
-        assert f"{environment} raised {exception}: {message} in Step" in failure.message
+        assert f"{environment}: Step raised {exception}: {message}" in failure.message
     assert (await client.step(await client.open("walk-v1"), 0, "Right")).outcomes[0].valid
 
 

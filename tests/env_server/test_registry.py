@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ from starpod.env_server.registry import (
     reference_to,
 )
 from tests.env_server.troublesome import OldWalk, Walk
+from tests.environments.episodes import start
 
 
 def variant(**changes: Any) -> type[Environment]:
@@ -42,6 +45,22 @@ def test_only_what_is_asked_for_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "bandit-v1 sudoku-v1\nTrue\n"
+
+
+@pytest.mark.parametrize("name", ["bandit", "countdown", "frozen_lake", "sokoban", "sudoku"])
+def test_a_copy_of_a_built_in_environment_is_an_environment_of_its_own(name: str, tmp_path: Path) -> None:
+    original = importlib.import_module(f"starpod.environments.{name}")
+    assert original.__file__ is not None
+    copy = shutil.copytree(Path(original.__file__).parent, tmp_path / f"my_{name}")
+    registry = Registry()
+    registry.add_module(str(copy))
+    (environment,) = registry
+    assert environment.__module__ == f"starpod_environment_my_{name}.environment"
+    assert load_class(reference_to(environment)).spec == environment.spec
+    picture = start(getattr(original, environment.__qualname__)).environment.render("png")
+    assert start(environment).environment.render("png") == picture
+    loaded = [module for module in sys.modules if module.startswith(f"starpod_environment_my_{name}.")]
+    assert len(loaded) == len(list(copy.glob("[!_]*.py")))
 
 
 @pytest.mark.parametrize(

@@ -164,12 +164,25 @@ async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp
     with pytest.raises(ServerError, match="is the port in use"):
         await EnvironmentServer(Registry(ALL), ServerConfig(port=client.server.port)).start()
     taken = EnvironmentServer(Registry(ALL), ServerConfig(port=0, health_port=client.server.port))
-    with pytest.raises(ServerError, match="cannot answer for health"):
+    with pytest.raises(ServerError, match="is the port in use"):
         await taken.start()
     await taken.stop()
     tls = TLS(tmp_path / "no", tmp_path / "none")
-    with pytest.raises(ServerError, match="cannot read the TLS files"):
+    with pytest.raises(ServerError, match=r"cannot read the TLS file .*/none: No such file"):
         await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()
+    (tmp_path / "none").write_text("no key")
+    (tmp_path / "no").write_text("no certificate")
+    with pytest.raises(ServerError, match="must be PEM"):
+        await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)])
+def test_tokens_in_the_clear_are_warned_of(
+    host: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokens").write_text("0123456789abcdef")
+    EnvironmentServer(Registry(ALL), ServerConfig(host=host, token_file=tmp_path / "tokens"))
+    assert ("tokens travel in the clear" in caplog.text) == warned
 
 
 async def test_metrics_count_what_happened(serve: Serve) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -223,15 +222,6 @@ def test_a_caller_who_never_reads(target: Target, environment: str, large: str) 
     # What he left undone harms nobody: his session is there.
     assert target.stub.Render(render.render, metadata=target.metadata).data
     target.close(session.session_id)
-
-
-def test_health_floods_of_strangers(small: Target) -> None:
-    with small.unharmed(memory=96 * MEBIBYTE):
-        watches = [health_pb2_grpc.HealthStub(small.channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(300)]
-        for watch in watches:
-            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        for watch in watches:
-            watch.cancel()
 
 
 def test_keys_that_are_never_used_again_are_bounded(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

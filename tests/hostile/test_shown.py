@@ -16,13 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.cli.main import main
-from starpod.report.console import safe_console
-from starpod.report.terminal import visible
-from starpod.trainer.episode import Episode, Turn
-from starpod.trainer.episode_files import write_episodes
+from starpod.report.console import safe_console, visible
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import write_episodes
 from starpod.trainer.output.plain import PlainScreen
 from starpod.trainer.output.report import write_report
-from tests.environments.webshop.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures
+from tests.environments.webshop.site.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures
 from tests.hostile.conftest import VILLAIN, Target
 from tests.hostile.villain import HARM
 from tests.trainer.diagnostics.synthetic import write_run

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starpod.trainer.checkpoint import Checkpoints, load_checkpoint
+from starpod.trainer.checkpoints.checkpoint import Checkpoints, load_checkpoint
+from starpod.trainer.checkpoints.optimizer_state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, Scores, build_policy
-from starpod.trainer.optimizer_state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.parallel import Parallel
 
 STEPS = 4

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from starpod.trainer.conversation import Template
 from starpod.trainer.engines.base import EngineStats, Reply, Request
+from starpod.trainer.prompts.conversation import Template
 
 
 class ScriptedEngine:

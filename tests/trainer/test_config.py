@@ -92,7 +92,7 @@ def test_it_cannot_be_changed() -> None:
         (["environment.addresses=[a:1]", "environment.workers=4"], "names servers that run already"),
         (["environment.addresses=[a:1]", "environment.serve=[--x]"], "names servers that run already"),
         (["stop.iterations"], "key=value"),
-        (["title=[1"], "not YAML"),
+        (["stop.iterations=[1"], "not YAML"),
         (["seed.x=1"], "seed: Input should be a valid integer"),
         (["evaluation.reference=[oracle]"], "no reference policy 'oracle'"),
     ],

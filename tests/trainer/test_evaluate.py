@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.evaluate import Evaluation
 from starpod.trainer.results import summarise
 from starpod.trainer.statistics import mean_interval, wilson_interval

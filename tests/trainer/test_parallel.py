@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.checkpoint import load_checkpoint
+from starpod.trainer.checkpoints.checkpoint import load_checkpoint
 from starpod.trainer.parallel import Parallel
 from tests.trainer.parallel_worker import make_policy, train
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from starpod.trainer.checkpoint import Checkpoints
-from starpod.trainer.collect import Collected, CollectionFailed, Start
+from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.files import read_groups, write_episodes
 from starpod.trainer.engines.base import EngineStats
-from starpod.trainer.episode import Episode, Group, Turn
-from starpod.trainer.episode_files import read_groups, write_episodes
 from starpod.trainer.output.plain import SilentScreen
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Start
 from starpod.trainer.run import Run
 from tests.trainer.tiny_learner import make_learner
 

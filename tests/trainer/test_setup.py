@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.trainer import setup
-from starpod.trainer.cli import train
+from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.output.plain import SilentScreen
 from starpod.trainer.parallel import Parallel

@@ -15,8 +15,8 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
-from starpod.trainer.batch import Batch
-from starpod.trainer.episode import Episode, Group
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.update import Learner, LogprobGap
 from tests.trainer.tiny_learner import VERSION, group_of, make_learner, say, turn

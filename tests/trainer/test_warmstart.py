@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from starpod.trainer.prompt import PromptConfig
+from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warmstart import Move, Scribe, WarmStartConfig
 

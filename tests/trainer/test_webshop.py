@@ -10,11 +10,11 @@ import pytest
 
 from starpod.cli.main import main
 from starpod.client import Fleet, Want
-from starpod.trainer.collect import EnvironmentConfig
 from starpod.trainer.config import load_config
-from starpod.trainer.conversation import Template
 from starpod.trainer.evaluate import evaluate_reference
 from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.rollout.collect import EnvironmentConfig
 from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
 from tests.support import ServerProcess, start_server
 

@@ -8,8 +8,8 @@ import functools
 import torch
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.batch import Batch
-from starpod.trainer.episode import Episode, Group, Turn
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import Parallel

@@ -15,7 +15,8 @@ def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEn
     """No server of the fleet hosts it."""
     names = sorted(set(hosted))
     # A name without its version is the commonest slip.
-    nearest = [name for name in names if name.rpartition("-v")[0] == environment_id] or near(environment_id, names)
+    base = environment_id.rpartition("-v")[0] or environment_id
+    nearest = [name for name in names if name.rpartition("-v")[0] == base] or near(environment_id, names)
     hint = f"did you mean {', '.join(nearest)}?" if nearest else f"there are {', '.join(names) or 'none'}."
     return UnknownEnvironment(
         f"No environment {environment_id!r} is hosted: {hint}",

@@ -525,7 +525,7 @@ class Calls:
             self.metrics.lost(session.environment.spec.id)
         return CallError(
             "ENVIRONMENT_BUG",
-            f"{session.environment.spec.id} raised {bug} in {verb}" + ("" if bug.intact else "; the session is lost"),
+            f"{session.environment.spec.id}: {verb} raised {bug}" + ("" if bug.intact else "; the session is lost"),
             {"session": "intact" if bug.intact else "lost", "exception": bug.exception},
         )
 

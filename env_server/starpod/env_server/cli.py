@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import importlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 import click
 import uvloop
@@ -60,8 +59,8 @@ _LAST_SECONDS = 1.0
     "--environment-module",
     "modules",
     multiple=True,
-    metavar="FILE.py|MODULE",
-    help="Also host the environments that this file or module defines. Repeatable.",
+    metavar="FILE.py|FOLDER|MODULE",
+    help="Also host the environments that this file, package's folder or module defines. Repeatable.",
 )
 @click.option(
     "--gymnasium",
@@ -86,7 +85,8 @@ _LAST_SECONDS = 1.0
     "stores",
     multiple=True,
     metavar="NAME=PATH",
-    help="A shop for webshop, built by `starpod webshop build`. Repeatable; the first is the default.",
+    help="Data for environments that use stores, e.g. a shop that `starpod webshop build` built. Repeatable; the first "
+    "is the default.",
 )
 @click.option("--max-sessions", default=_LIMITS.max_sessions, show_default=True, type=click.IntRange(1))
 @click.option("--max-message-bytes", default=_LIMITS.max_message_bytes, show_default=True, type=click.IntRange(1024))
@@ -99,6 +99,20 @@ _LAST_SECONDS = 1.0
 @click.option("--max-options-bytes", default=_LIMITS.max_options_bytes, show_default=True, type=click.IntRange(1))
 @click.option("--max-values", default=_LIMITS.max_values, show_default=True, type=click.IntRange(1))
 @click.option("--max-connections", default=_LIMITS.max_connections, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--max-connections-per-address",
+    default=_LIMITS.max_connections_per_address,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Those beyond are closed within a second, those without a stream first; 0: no limit but the one of all.",
+)
+@click.option(
+    "--max-health-calls",
+    default=_LIMITS.max_health_calls,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Calls of health and reflection at once; a quarter of them from one address, 16 over one connection.",
+)
 @click.option("--max-streams", default=_LIMITS.max_streams, show_default=True, type=click.IntRange(1))
 @click.option(
     "--lease",
@@ -217,6 +231,8 @@ def serve(
     max_options_bytes: int,
     max_values: int,
     max_connections: int,
+    max_connections_per_address: int,
+    max_health_calls: int,
     max_streams: int,
     default_lease_seconds: float,
     max_lease_seconds: float,
@@ -255,14 +271,14 @@ def serve(
     configure_logs("json" if log_format == "json" else "text", log_level)
     if end_with_stdin:
         _end_with_stdin()
-    if stores:
-        _use_stores(stores)
     if workers > 1:
         sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, health_port, drain_seconds))
     ready = _claim_output()
     try:
         hosted = {"gymnasium": gymnasium, "openenv": openenv, "skyrl_gym": skyrl_gym}
         registry, asked = _registry(environments, modules, hosted)
+        if stores:
+            registry.use_stores(stores)
         registry = registry.prepare(asked)
         config = ServerConfig(
             host=host,
@@ -281,6 +297,8 @@ def serve(
                 default_lease_seconds=default_lease_seconds,
                 max_lease_seconds=max_lease_seconds,
                 max_connections=max_connections,
+                max_connections_per_address=max_connections_per_address,
+                max_health_calls=max_health_calls,
                 max_streams=max_streams,
             ),
             endpoints=tuple(filter(None, endpoints.split(","))),
@@ -311,22 +329,6 @@ def _claim_output() -> TextIO:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return output
-
-
-def _use_stores(stores: Sequence[str]) -> None:
-    """Hands the stores to this process's environments, and to its workers and theirs, through the environment."""
-    try:
-        shop: Any = importlib.import_module("starpod.environments.webshop.store")
-    except ModuleNotFoundError as error:
-        hint = "from a clone of the repository: pip install '.[webshop]'"
-        raise click.UsageError(f"--store needs the package {error.name}; {hint}") from error
-    try:
-        given = shop.given_stores(os.pathsep.join(stores))
-        for path in given.values():
-            shop.Manifest.read(path)
-    except shop.StoreError as error:
-        raise click.UsageError(f"--store: {error}") from error
-    os.environ[shop.STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in given.items())
 
 
 def _registry(

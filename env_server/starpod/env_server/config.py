@@ -28,6 +28,8 @@ class ServerLimits:
     default_lease_seconds: float = 600.0
     max_lease_seconds: float = 86_400.0
     max_connections: int = 4_096
+    max_connections_per_address: int = 1_024
+    max_health_calls: int = 1_024
     max_streams: int = 1_024
 
 

@@ -254,6 +254,16 @@ class Environment(ABC):
         Raises Unavailable if the class cannot be hosted here.
         """
 
+    @classmethod
+    def use_stores(cls, stores: Sequence[str]) -> bool:
+        """Takes over what `starpod serve --store` was given: data of any kind that the sessions of this server draw on.
+
+        Called before `prepare`, in the server's process alone: what other processes need goes into `os.environ`, which
+        they inherit. Returns whether the environment uses stores; by default it does not. Raises Unavailable for one
+        that it cannot use.
+        """
+        return False
+
     def observe(self) -> str | Sequence[Part]:
         """What the agent sees after a reset and after each turn. By default the text picture."""
         text = self.render("text")

@@ -235,6 +235,10 @@ class Episode:
             if played == before and turns == self.turns:
                 raise
             raise TooLate(error) from error
+        except (TypeError, ValueError) as error:
+            if outcomes and not isinstance(returned := outcomes[-1], Outcome | None):
+                raise TypeError(f"step returned {repr(returned)[:80]}; return an Outcome") from error
+            raise
 
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
         """The same, for an environment with `slow_render`: Busy or Unavailable leave the episode as it was.

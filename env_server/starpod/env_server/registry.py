@@ -34,6 +34,10 @@ _LONGEST_NAME = 128
 _COMPARATOR = re.compile(r"(==|!=|>=|<=|>|<)?\s*(\d+(\.\d+){0,2})")
 
 
+_LOADED_PREFIX = "starpod_environment_"
+"""What the names of modules begin with that were loaded by path."""
+
+
 class RegistryError(ValueError):
     """An environment class or name that cannot be hosted; the message says why and how to mend it."""
 
@@ -44,14 +48,16 @@ def _means(name: str, id: str) -> bool:
 
 
 def _load_module(source: str) -> ModuleType:
-    """A module by dotted name, or a Python file by path. Raises RegistryError if there is none."""
+    """A module by dotted name, or a Python file or package by path. Raises RegistryError if there is none."""
     path = Path(source)
-    if path.suffix != ".py":
+    if path.joinpath("__init__.py").is_file():
+        path /= "__init__.py"
+    elif path.suffix != ".py":
         try:
             return importlib.import_module(source)
         except ModuleNotFoundError as error:
             raise RegistryError(f"cannot import {source!r}: {error}; the path of a file ends in .py") from error
-    name = f"starpod_environment_{path.stem}"
+    name = _LOADED_PREFIX + (path.parent.resolve().name if path.name == "__init__.py" else path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise RegistryError(f"no such file: {source}")
@@ -70,9 +76,11 @@ def reference_to(environment: type[Environment]) -> Reference:
     """Where another process finds a class: its own `reference`, where a function made it."""
     if made := environment.__dict__.get("reference"):
         return tuple(made)
-    module = sys.modules[environment.__module__]
-    from_file = module.__name__.startswith("starpod_environment_")
-    return (str(module.__file__) if from_file else module.__name__), environment.__qualname__
+    module = environment.__module__
+    if module.startswith(_LOADED_PREFIX):
+        loaded = Path(str(sys.modules[module.partition(".")[0]].__file__))
+        module = str(loaded.parent if loaded.name == "__init__.py" else loaded)
+    return module, environment.__qualname__
 
 
 def load_class(reference: Reference) -> type[Environment]:
@@ -164,6 +172,16 @@ class Registry:
                 logger.error("cannot load environment %s (%s): %r", entry.name, entry.value, error)
         return registry
 
+    def use_stores(self, stores: Sequence[str]) -> None:
+        """Hands what `--store` was given to the classes that use stores. Raises RegistryError if none does."""
+        try:
+            users = [environment for environment in self if environment.use_stores(stores)]
+        except Unavailable as error:
+            raise RegistryError(f"--store: {error}") from error
+        if not users:
+            lacking = "".join(f"; {hint}" for hint in self._missing.values())
+            raise RegistryError(f"--store: none of {', '.join(self.ids)} uses stores{lacking}")
+
     def prepare(self, asked: Collection[str] = ()) -> Registry:
         """Lets every class load what it needs; the registry of those that can be hosted here.
 
@@ -183,7 +201,10 @@ class Registry:
         return Registry(ready)
 
     def add_module(self, source: str) -> None:
-        """Adds every Environment class that a module (dotted name) or a Python file (path) defines."""
+        """Adds every Environment class of a module (dotted name), of a Python file or of a package's folder (paths).
+
+        A package's classes are those that its `__init__.py` names.
+        """
         module = _load_module(source)
         found = [
             value
@@ -191,7 +212,7 @@ class Registry:
             if inspect.isclass(value)
             and issubclass(value, Environment)
             and not inspect.isabstract(value)
-            and value.__module__ == module.__name__
+            and f"{value.__module__}.".startswith(f"{module.__name__}.")
         ]
         if not found:
             raise RegistryError(f"{source} defines no Environment with spec, reset, step and render")

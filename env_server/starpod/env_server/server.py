@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
 import logging
+import resource
+import socket
+import ssl
 import time
 from collections.abc import Callable
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from starpod.env_server import memory
+from starpod.env_server.admission import ContractAdmission, OpenAdmission
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.config import TLS, ServerConfig
-from starpod.env_server.doorkeeper import Doorkeeper
+from starpod.env_server.connections import address_of, shut_excess
 from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosts import HostDied
 from starpod.env_server.limits import UNLIMITED
@@ -31,10 +37,14 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 _REAP_SECONDS = 1.0
+_SHORT_LIVED_CALLS = 1_000
+"""Calls at once beside those that have limits of their own: those that are being refused."""
+_CALLS_PER_CONNECTION = 2_048
+_OTHER_DESCRIPTORS = 1_024
+_IDLE_KEEPALIVES = 2
+"""A connection without a call for so many times `keepalive_seconds` is closed; clients connect again by themselves."""
 _TRIM_BYTES = 16 * 2**20
 """Of large requests, after which memory is given back to the system."""
-_OTHER_CALLS = 1_000
-"""Calls at once beside those that have limits of their own: health, reflection, Describe, and those being refused."""
 
 
 class ServerError(RuntimeError):
@@ -54,11 +64,20 @@ class EnvironmentServer:
         self.port = config.port
         if config.token_file and not config.snapshot_key_file:
             logger.warning("snapshots are not sealed: whoever has a token can make one up; see --snapshot-key-file")
+        if config.token_file and not config.tls and not _is_loopback(config.host):
+            logger.warning(
+                "tokens travel in the clear: %s is no loopback address and TLS is off; see --tls-certificate",
+                config.host,
+            )
         self._authenticator = Authenticator(config.token_file, config.quota if config.token_file else UNLIMITED)
         self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
         self._service = EnvironmentService(self.calls, self._authenticator, self._tracer, config.endpoints)
         self.metrics.tenants = self._authenticator
         self._health = health.aio.HealthServicer()
+        self._open = OpenAdmission(config.limits.max_health_calls)
+        services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._open.add(health_pb2.DESCRIPTOR, self._health)
+        self._open.add(reflection_pb2.DESCRIPTOR, reflection.aio.ReflectionServicer(services))
         self._reaper: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._server: grpc.aio.Server | None = None
@@ -77,7 +96,8 @@ class EnvironmentServer:
         """Listens and is ready. Raises ServerError."""
         limits = self.config.limits
         limit = limits.max_message_bytes or -1
-        doorkeeper = Doorkeeper(SERVICE_NAME, self._authenticator, self.metrics)
+        calls = limits.max_calls_in_flight + limits.max_streams
+        _allow_descriptors(limits.max_connections + limits.max_processes + _OTHER_DESCRIPTORS)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
@@ -95,24 +115,24 @@ class EnvironmentServer:
                 # Our own limit of calls in flight answers with RetryInfo; gRPC's drops calls as CANCELLED, by chance.
                 ("grpc.server.max_pending_requests", 2**31 - 1),
                 ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
-                # Connections that never become one, and floods of them.
-                ("grpc.server_handshake_timeout_ms", int(self.config.handshake_seconds * 1000)),
-                ("grpc.max_allowed_incoming_connections", limits.max_connections),
+                *_connection_options(self.config),
+                # Beyond it a client's calls wait in the client.
+                ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
             ],
-            interceptors=[doorkeeper] if self.config.token_file else [],
-            # Health and reflection too, which ask for no token. Calls have their own limits below this one.
-            maximum_concurrent_rpcs=limits.max_calls_in_flight + limits.max_streams + _OTHER_CALLS,
+            # Never met but by floods: calls have their own limits below this one, and are told which.
+            maximum_concurrent_rpcs=calls + 2 * limits.max_health_calls + _SHORT_LIVED_CALLS,
         )
-        server.add_generic_rpc_handlers((self._service.handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        contract = ContractAdmission(self._service.handlers(), self._authenticator, self.metrics, calls)
+        server.add_generic_rpc_handlers((contract, self._open))
+        credentials = _credentials(self.config.tls) if self.config.tls else None
+        _check_port(self.config.host, self.port)
         try:
-            if self.config.tls:
-                self.port = server.add_secure_port(self.address, _credentials(self.config.tls))
+            if credentials:
+                self.port = server.add_secure_port(self.address, credentials)
             else:
                 self.port = server.add_insecure_port(self.address)
         except RuntimeError as error:
-            raise ServerError(f"cannot listen on {self.address}: is the port in use? ({error})") from error
+            raise ServerError(f"cannot listen on {self.address}: {error}") from error
         if self.config.metrics_port:
             try:
                 self._stop_metrics = self.metrics.serve(self.config.host, self.config.metrics_port)
@@ -161,18 +181,28 @@ class EnvironmentServer:
         self._tracer.close()
 
     async def _serve_health(self, port: int) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *_connection_options(self.config)])
+        server.add_generic_rpc_handlers((self._open,))
+        _check_port(self.config.host, port)
         try:
             server.add_insecure_port(self._at(port))
         except RuntimeError as error:
-            raise ServerError(f"cannot answer for health on port {port}: is it in use? ({error})") from error
+            raise ServerError(f"cannot answer for health on port {port}: {error}") from error
         await server.start()
         self._health_server = server
 
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME, *self.calls.registry.ids):
             await self._health.set(service, status)
+
+    async def _bound_connections(self) -> None:
+        limit = self.config.limits.max_connections_per_address
+        ports = [self.port, *filter(None, [self.config.health_port])]
+        if limit:
+            kept = frozenset(map(address_of, self._service.stream_peers))
+            for port in ports:
+                if count := await asyncio.to_thread(shut_excess, port, limit, kept):
+                    logger.warning("shut connections beyond those of one address", extra={"connections": count})
 
     async def _reap(self) -> None:
         while True:
@@ -181,6 +211,7 @@ class EnvironmentServer:
             paused = time.monotonic() - asleep - _REAP_SECONDS
             try:
                 self._authenticator.reload()
+                await self._bound_connections()
                 if paused > _REAP_SECONDS:
                     logger.warning("this process stood still; leases go on from there", extra={"seconds": paused})
                     self.calls.extend_leases(list(self._service.tables.values()), paused)
@@ -195,10 +226,66 @@ class EnvironmentServer:
                 logger.info("reaped sessions whose lease ran out", extra={"sessions": reaped})
 
 
+def _connection_options(config: ServerConfig) -> list[tuple[str, int]]:
+    """Against connections that never become one, that are not used, and floods of them."""
+    return [
+        ("grpc.server_handshake_timeout_ms", int(config.handshake_seconds * 1000)),
+        ("grpc.max_connection_idle_ms", int(_IDLE_KEEPALIVES * config.keepalive_seconds * 1000)),
+        ("grpc.max_allowed_incoming_connections", config.limits.max_connections),
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_port(host: str, port: int) -> None:
+    """Binds the port and lets it go again: gRPC would write why it cannot to standard error, and raise without it.
+
+    Raises ServerError.
+    """
+    problems: list[OSError] = []
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ServerError(f"cannot listen on {host}: {error.strerror}; choose another --host") from error
+    for family, kind, protocol, _, address in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            problems.append(error)
+    if any(problem.errno == errno.EADDRINUSE for problem in problems):
+        raise ServerError(f"cannot listen on {host} port {port}: is the port in use? Choose another one")
+    if len(problems) == len(addresses):
+        raise ServerError(f"cannot listen on {host} port {port}: {problems[0].strerror}")
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raises this process's own limit of open files, as far as it may: a connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 def _credentials(tls: TLS) -> grpc.ServerCredentials:
     try:
         key, certificate = tls.key.read_bytes(), tls.certificate.read_bytes()
         client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
+        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trial.load_cert_chain(tls.certificate, tls.key, password="")
+        if tls.client_ca:
+            trial.load_verify_locations(tls.client_ca)
+    except ssl.SSLError as error:
+        raise ServerError(
+            f"cannot use the TLS files: {error.reason or error}; certificate, key and CA must be PEM, the key without "
+            "a password and the certificate's own"
+        ) from error
     except OSError as error:
-        raise ServerError(f"cannot read the TLS files: {error}") from error
+        raise ServerError(f"cannot read the TLS file {error.filename}: {error.strerror}") from error
     return grpc.ssl_server_credentials([(key, certificate)], client_ca, require_client_auth=client_ca is not None)

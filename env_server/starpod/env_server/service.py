@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,6 +46,8 @@ class EnvironmentService:
         self._tracer = tracer
         self._endpoints = endpoints
         self.tables: dict[str, SessionTable] = {}
+        self.stream_peers: Counter[str] = Counter()
+        """gRPC's names of the connections with a Stream."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The calls of the contract. They take bytes: what is in them is looked at when it is the caller's turn."""
@@ -95,7 +99,7 @@ class EnvironmentService:
                 grant = self._authenticator.identify(context.invocation_metadata())
                 if self._calls.metrics.streams >= (limit := self._calls.limits.max_streams):
                     raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
-                with grant.tenant.stream():
+                with grant.tenant.stream(), self._noted(context.peer()):
                     await StreamServer(self._calls, self._table(grant.tenant), context, grant).run()
                 return
             except grpc.aio.BaseError:
@@ -103,6 +107,16 @@ class EnvironmentService:
             except Exception as error:
                 failure = self._failure("Stream", error)
             await _abort(context, failure)
+
+    @contextmanager
+    def _noted(self, peer: str) -> Iterator[None]:
+        self.stream_peers[peer] += 1
+        try:
+            yield
+        finally:
+            self.stream_peers[peer] -= 1
+            if not self.stream_peers[peer]:
+                del self.stream_peers[peer]
 
     async def _unary(self, method: str, kind: type[Message], data: bytes, context: Context) -> Any:
         calls = self._calls
@@ -126,7 +140,7 @@ class EnvironmentService:
                 return reply
             except Exception as error:
                 failure = self._failure(method, error)
-            data = b""  # the frames of what aborts a call are held for a while
+            data = b""  # noqa: F841 - the frames of what aborts a call are held for a while
             return await _abort(context, failure, timing.trailer())
 
     async def _serve(self, tenant: Tenant, method: str, kind: type[Message], data: bytes) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from starpod.environments.webshop.catalogue import ListCatalogue
-from starpod.environments.webshop.product import HumanInstruction, Product
-from starpod.environments.webshop.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.product import HumanInstruction, Product
+from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from tests.environments.webshop.in_memory import ListCatalogue
 from tests.golden import ROOT
 
 REAL = ROOT / "webshop_data"

@@ -10,13 +10,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from starpod.env_server.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
-from starpod.environments.webshop import actions
-from starpod.environments.webshop.catalogue import ListCatalogue
-from starpod.environments.webshop.goals import Goal
-from starpod.environments.webshop.markup import render_html
-from starpod.environments.webshop.nouns import TableTagger
-from starpod.environments.webshop.product import Product
-from starpod.environments.webshop.shop import Shop, ShopState
+from starpod.environments.webshop.catalogue.goals import Goal
+from starpod.environments.webshop.catalogue.product import Product
+from starpod.environments.webshop.shop import actions
+from starpod.environments.webshop.shop.markup import render_html
+from starpod.environments.webshop.shop.shop import Shop, ShopState
+from tests.environments.webshop.in_memory import ListCatalogue, TableTagger
 
 SANDAL = Product(
     asin="B07SANDALS",

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from starpod.environments.webshop.catalogue import ListCatalogue
-from starpod.environments.webshop.goals import Goals, Kind
-from starpod.environments.webshop.index import Index
-from starpod.environments.webshop.nouns import Tagger
-from starpod.environments.webshop.prices import draw_prices
-from starpod.environments.webshop.records import Malformed, read_products
-from starpod.environments.webshop.shelves import Searcher
-from starpod.environments.webshop.synthetic import write_files
+from starpod.environments.webshop.catalogue.goals import Goals, Kind
+from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.synthetic import write_files
+from starpod.environments.webshop.search.index import Index
+from starpod.environments.webshop.search.nouns import Tagger
+from starpod.environments.webshop.shop.shelves import Searcher
 from tests.environments.webshop.catalogues import real, recorded
+from tests.environments.webshop.in_memory import ListCatalogue, draw_prices
 from tests.golden import ROOT, golden
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from starpod.env_server.environment import INVALID, Limits, OptionsError, Outcome
 from starpod.env_server.episode import Episode, Want
 from starpod.env_server.state import StateError
-from starpod.environments.webshop import pages, starts
-from starpod.environments.webshop.actions import MAX_LENGTH
 from starpod.environments.webshop.environment import OPEN_SCORE, WebShop
-from starpod.environments.webshop.policies import best_options, expert_action, plan_for, rule_action
-from starpod.environments.webshop.presets import WebShopOptions
+from starpod.environments.webshop.shop import pages, starts
+from starpod.environments.webshop.shop.actions import MAX_LENGTH
+from starpod.environments.webshop.shop.options import WebShopOptions
+from starpod.environments.webshop.shop.policies import best_options, expert_action, plan_for, rule_action
 from tests.environments.webshop.memory_store import synthetic_store
 
 SEEDS = st.integers(0, 2**63)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from starpod.env_server.environment import Outcome
-from starpod.environments.webshop import actions, pages, starts
 from starpod.environments.webshop.environment import WebShop
-from starpod.environments.webshop.presets import WebShopOptions
-from starpod.environments.webshop.shop import Shop
+from starpod.environments.webshop.shop import actions, pages, starts
+from starpod.environments.webshop.shop.options import WebShopOptions
+from starpod.environments.webshop.shop.shop import Shop
 from tests.environments.webshop.memory_store import MemoryStore, configurations, golden_store, real_store
 from tests.golden import ROOT, Parity, golden
 

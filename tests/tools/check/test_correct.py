@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from starpod.check.link import Access
+from starpod.check.connection import Access
 from starpod.check.runner import Report, Unreachable, check
 from starpod.check.suite import REQUIREMENTS, companions
 from tests.skipped import not_by_time

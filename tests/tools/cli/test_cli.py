@@ -110,7 +110,7 @@ def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
 def test_list_shows_what_is_hosted(server: ServerProcess) -> None:
     result = starpod("list", server.address)
     assert (result.returncode, result.stderr) == (0, "")
-    assert all(name in result.stdout for name in ("bandit-v1", "sokoban-v1", "frozen_lake-v1"))
+    assert all(word in result.stdout for word in ("Capabilities", "bandit-v1", "sokoban-v1", "frozen_lake-v1"))
 
 
 def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:

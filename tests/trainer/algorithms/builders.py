@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from starpod.trainer.episode import Episode, Group, Turn
-from starpod.trainer.rollout import Rollout
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.rollout import Rollout
 
 
 def doubles(*rows: Sequence[float]) -> Tensor:

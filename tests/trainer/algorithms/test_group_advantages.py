@@ -19,9 +19,9 @@ from starpod.trainer.algorithms.grpo import dr_grpo, grpo, maxrl
 from starpod.trainer.algorithms.loop import loop
 from starpod.trainer.algorithms.reinforce_plus_plus import reinforce_plus_plus
 from starpod.trainer.algorithms.rloo import rloo
-from starpod.trainer.batch import Batch
-from starpod.trainer.episode import Episode, Turn
-from starpod.trainer.rollout import Rollout
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.rollout import Rollout
 from tests.trainer.algorithms.builders import a_rollout, doubles, random_doubles
 
 PER_EPISODE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 

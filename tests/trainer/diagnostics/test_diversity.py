@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.diagnostics.diversity import diversity, response_diversity
-from starpod.trainer.episode import Episode
 from tests.trainer.diagnostics.synthetic import turn
 
 

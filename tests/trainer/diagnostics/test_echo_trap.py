@@ -84,7 +84,10 @@ def test_a_signal_at_its_bound_warns_once_and_after_a_recovery_again() -> None:
     trap = EchoTrap(MonitorConfig(echo_trap=EchoTrapConfig(window=1)))
     around = play(trap, range(1, 60), std=lambda step: 1.0 if step <= 10 else 0.33 + 0.01 * (-1) ** step)
     assert [w.signal for w in around] == ["reward_std"]
-    assert play(trap, range(60, 62), std=lambda step: 0.9) == []
+    back = play(trap, range(60, 62), std=lambda step: 0.9)
+    assert [w.text for w in back] == [
+        "Withdrawn: the warning about reward deviation within groups; it is at 90 % of its start again."
+    ]
     assert [w.signal for w in play(trap, range(62, 70), std=lambda step: 0.1)] == ["reward_std"]
 
 
@@ -92,6 +95,21 @@ def test_equal_rewards_of_a_solved_task_are_no_trap() -> None:
     curves = {"std": fall(0.4, 0.0, 30), "entropy": fall(0.5, 0.0, 30), "diversity": fall(0.8, 0.1, 30)}
     assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=fall(0.1, 0.98, 20)) == []
     assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=fall(0.1, 0.5, 20)) != []
+
+
+def test_signals_that_success_contradicts_are_told_as_what_they_are() -> None:
+    """A policy that becomes sure of what works loses entropy and deviation too: that is called no trap."""
+    curves = {"std": fall(0.4, 0.05, 40), "entropy": fall(0.5, 0.02, 40)}
+    trap = EchoTrap(MonitorConfig())
+    rising = play(trap, range(1, 80), **curves, success=fall(0.5, 0.85, 30))
+    assert [w.signal for w in rising] == ["reward_std", "entropy", "echo_trap"]
+    for warning in rising:
+        assert "while success rose from 50% to 8" in warning.text and "To do" not in warning.text
+        assert not warning.text.startswith("Echo Trap")
+    fallen = play(trap, range(80, 120), **curves, success=fall(0.85, 0.1, 90))
+    assert [w.text.partition(":")[0] for w in fallen] == ["Echo Trap"]
+    over = play(trap, range(120, 140), std=lambda step: 0.4, entropy=lambda step: 0.5)
+    assert [w.text.partition(":")[0] for w in over] == ["Withdrawn"] * 3
 
 
 def test_success_around_its_bound_does_not_warn_again_and_again() -> None:
@@ -116,7 +134,7 @@ def test_a_run_without_any_deviation_is_told_so_once() -> None:
 def test_learning_that_begins_late_has_a_start_of_its_own() -> None:
     trap = EchoTrap(MonitorConfig())
     warnings = play(trap, range(1, 100), std=lambda step: 0.0 if step <= 20 else 0.4 if step <= 50 else 0.01)
-    assert [w.step for w in warnings] == [10, 53]
+    assert [w.step for w in warnings if not w.text.startswith("Withdrawn")] == [10, 53]
 
 
 def test_a_gradient_that_is_no_number_is_the_worst_spike() -> None:

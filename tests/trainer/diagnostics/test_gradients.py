@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.gradients import gradient_report, reward_buckets
-from starpod.trainer.episode import Episode, Group
 from tests.trainer.diagnostics.synthetic import turn
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.diagnostics.config import InformationConfig, MonitorConfig
 from starpod.trainer.diagnostics.information import (
     InformationProbe,
@@ -20,7 +21,6 @@ from starpod.trainer.diagnostics.information import (
     reasoning_of,
     regime,
 )
-from starpod.trainer.episode import Episode
 from tests.trainer.diagnostics.synthetic import turn
 
 TAGS = ("<think>", "</think>")

@@ -23,17 +23,26 @@ from tests.trainer.engines.vllm_facts import (
 
 
 class FakeServer:
-    """dev: whether the development endpoints are on. new_updates: whether weight updates have a start and a finish.
+    """dev: whether the development endpoints are on. scale_out: whether those are that take token ids.
+
+    new_updates: whether weight updates have a start and a finish.
 
     faults: status codes (or 0: a connection cut) that the next requests to `faulty` get.
     sessions: the X-Session-ID of each generation.
     """
 
     def __init__(
-        self, core: FakeCore, *, dev: bool = True, new_updates: bool = True, logprobs_mode: str = "processed_logprobs"
+        self,
+        core: FakeCore,
+        *,
+        dev: bool = True,
+        scale_out: bool = True,
+        new_updates: bool = True,
+        logprobs_mode: str = "processed_logprobs",
     ) -> None:
         self.core = core
         self.dev = dev
+        self.scale_out = scale_out
         self.new_updates = new_updates
         self.logprobs_mode = logprobs_mode
         self.max_model_len = 4096
@@ -113,6 +122,11 @@ class FakeServer:
             assert set(body or ()) <= BODIES.get(path, set()), f"{path} takes no {body}"
             if not self.dev:
                 return 404, {"detail": "Not Found"}
+        if path == "/inference/v1/generate" and not self.scale_out:
+            message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+            return 403, {"error": {"message": message, "type": "PermissionDeniedError", "code": 403}}
+        if path == "/inference/v1/generate" and not body:
+            return 400, {"error": {"message": "Field required: token_ids", "type": "Bad Request", "code": 400}}
         self.asked += path == self.faulty
         if path == self.faulty and self.faults:
             status = self.faults.pop(0)

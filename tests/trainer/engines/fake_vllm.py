@@ -73,6 +73,7 @@ class AsyncLLM:
         self.arguments = arguments
         self.core = FakeCore(Path(arguments.model))
         self.shut_down = False
+        self.errored = False
         AsyncLLM.made.append(self)
 
     @classmethod
@@ -132,6 +133,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
         "vllm": {"SamplingParams": SamplingParams, "TokensPrompt": TokensPrompt},
         "vllm.engine": {},
         "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: False)},
         "vllm.sampling_params": {"RequestOutputKind": RequestOutputKind},
         "vllm.v1": {},
         "vllm.v1.engine": {},

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from benchmarks.training import gpu_check
+from benchmarks import gpu_check
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
@@ -89,6 +89,31 @@ async def test_a_dead_engine_is_an_engine_error(patched: None, monkeypatch: pyte
     monkeypatch.setattr(AsyncLLM.made[0].core, "sample", die)
     with pytest.raises(EngineError, match="EngineCore encountered an issue"):
         await engine.generate(ask([1, 2]))
+    await engine.close()
+
+
+async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(
+    patched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of a dead core may wait for ever: the engine looks by itself, and bounds control calls."""
+    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
+    engine = build_engine(EngineConfig(name="vllm", timeout=0.05), make_policy(), max_context=MAX_CONTEXT)
+    never = asyncio.Event()
+
+    async def hang(*_: Any, **__: Any) -> None:
+        await never.wait()
+
+    monkeypatch.setattr(AsyncLLM.made[0].core, "sample", hang)
+    call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+    await asyncio.sleep(0.05)
+    assert not call.done()
+    AsyncLLM.made[0].errored = True
+    with pytest.raises(EngineError, match="engine core died"):
+        await call
+    AsyncLLM.made[0].errored = False
+    monkeypatch.setattr(AsyncLLM.made[0], "pause_generation", hang)
+    with pytest.raises(EngineError, match=r"did not answer a pause in 0.05 s \(engine.timeout\)"):
+        await engine.pause()
     await engine.close()
 
 
@@ -238,15 +263,7 @@ def test_the_package_agrees_with_the_trainer(tmp_path: Path, dtype: str) -> None
     pytest.importorskip("vllm")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.training.gpu_check",
-        "--dtype",
-        dtype,
-        "--json",
-        str(tmp_path / "check.json"),
-    ]
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--dtype", dtype, "--json", str(tmp_path / "check.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -160,6 +160,14 @@ async def test_a_server_without_control_is_refused(policy: Policy) -> None:
         await engine.close()
 
 
+async def test_a_server_that_takes_no_token_ids_is_refused_before_it_samples(policy: Policy) -> None:
+    async with FakeServer(FakeCore(model=copy_of(policy)), scale_out=False).serve() as url:
+        engine = connect(url)
+        with pytest.raises(EngineError, match=r"samples no token ids: start it as: .*--enable-scale-out"):
+            await engine.pause()
+        await engine.close()
+
+
 async def test_a_server_with_other_log_probabilities_is_refused(policy: Policy) -> None:
     async with FakeServer(FakeCore(model=copy_of(policy)), logprobs_mode="raw_logprobs").serve() as url:
         engine = connect(url)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from starpod.trainer.episode import Episode
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunExists, RunFolder, differences, git_state
 from tests.trainer.diagnostics.synthetic import episode

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from starpod.check.link import Access
+from starpod.check.connection import Access
 from starpod.check.report import Terminal, to_json, to_junit
 from starpod.check.requirement import LEVELS
 from starpod.check.runner import Report, Unreachable

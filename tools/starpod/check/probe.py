@@ -13,11 +13,10 @@ from typing import Any
 import grpc
 from google.protobuf import struct_pb2
 from google.protobuf.message import Message
-from google.protobuf.text_format import MessageToString
 
-from starpod.check.link import Link
+from starpod.check.connection import Connection
+from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same
 from starpod.check.refusal import Refusal, from_error
-from starpod.check.requirement import NotShown, Unmet, expect
 from starpod.v1 import environment_pb2 as pb
 
 SEED, DYNAMICS_SEED = 20_011, 40_033
@@ -50,8 +49,8 @@ class Script:
 class Handle:
     """A session and its place in the episode."""
 
-    def __init__(self, link: Link, session: pb.Session) -> None:
-        self.link = link
+    def __init__(self, connection: Connection, session: pb.Session) -> None:
+        self.connection = connection
         self.session = session
         self.id = session.session_id
         self.epoch = session.epoch
@@ -70,7 +69,7 @@ class Handle:
         request = self.request(actions)
         if want is not None:
             request.want.CopyFrom(want)
-        reply: pb.StepResponse = await self.link.call("Step", request)
+        reply: pb.StepResponse = await self.connection.call("Step", request)
         self.index += 1
         return reply.transition
 
@@ -83,9 +82,9 @@ class Handle:
                 break
         return transitions
 
-    def on(self, link: Link) -> Handle:
+    def on(self, connection: Connection) -> Handle:
         """The same session over another connection, at the same place."""
-        other = Handle(link, self.session)
+        other = Handle(connection, self.session)
         other.epoch, other.index = self.epoch, self.index
         return other
 
@@ -98,14 +97,14 @@ class Target:
 
     def __init__(
         self,
-        link: Link,
+        connection: Connection,
         server: pb.DescribeResponse,
         spec: pb.EnvironmentSpec,
         also: str = "",
         seconds: float = 30.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.server = server
         self.spec = spec
         self.also = also
@@ -146,7 +145,7 @@ class Target:
         """Plays the undisturbed episode several times, before anything else is tested."""
         probe = Probe(self)
         try:
-            async with asyncio.timeout(RECORDING * self.link.seconds):
+            async with asyncio.timeout(RECORDING * self.connection.seconds):
                 turns = await self._choose(probe)
                 await probe.clean_up()
                 if self.spec.capabilities.deterministic:
@@ -156,7 +155,7 @@ class Target:
         except grpc.aio.AioRpcError as error:
             self.unplayed = Unmet("an episode of some turns to be played", str(from_error(error)))
         except TimeoutError:
-            limit = f"{RECORDING * self.link.seconds:g} s"
+            limit = f"{RECORDING * self.connection.seconds:g} s"
             self.unplayed = Unmet(f"an episode of some turns to be played within {limit}", "no end of it")
         finally:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -183,7 +182,7 @@ class Target:
 
     async def _known_kind(self, handle: Handle) -> pb.Action:
         """An action where Describe names none: text, or JSON where text is refused."""
-        refusal = await self.link.refusal("Step", handle.request([self.plain]))
+        refusal = await self.connection.refusal("Step", handle.request([self.plain]))
         return pb.Action(json="{}") if refusal and refusal.code == "INVALID_ARGUMENT" else self.plain
 
     async def _play(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
@@ -210,43 +209,43 @@ class Probe:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.link = target.link
+        self.connection = target.connection
         self.server = target.server
         self.spec = target.spec
         self._sessions: set[str] = set()
-        self._links: list[Link] = []
+        self._connections: list[Connection] = []
 
     async def clean_up(self) -> None:
         """Closes what was opened. The probe may be used again."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             if self._sessions:
-                await self.target.link.call("Close", pb.CloseRequest(session_ids=self._sessions))
-        for link in self._links:
-            await link.close()
+                await self.target.connection.call("Close", pb.CloseRequest(session_ids=self._sessions))
+        for connection in self._connections:
+            await connection.close()
         self._sessions.clear()
-        self._links.clear()
+        self._connections.clear()
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def second_link(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Link:
+    def second_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
         """Another connection, to the same server or another address; options: gRPC's, of this channel."""
-        link = self.link.twin(address, options)
-        self._links.append(link)
-        return link
+        connection = self.connection.another(address, options)
+        self._connections.append(connection)
+        return connection
 
-    async def other_process(self) -> Link:
+    async def other_process(self) -> Connection:
         """A connection to another process that hosts the same environment version. Raises NotShown without one."""
-        host = self.link.address.rpartition(":")[0]
+        host = self.connection.address.rpartition(":")[0]
         addresses = [self.target.also] if self.target.also else []
         for endpoint in self.server.endpoints:
             sibling, _, port = endpoint.rpartition(":")
             addresses.append(f"{host if sibling in ('', '0.0.0.0', '[::]') else sibling}:{port}")
         for address in addresses:
-            link = self.second_link(address)
-            server: pb.DescribeResponse = await link.call("Describe", pb.DescribeRequest())
+            connection = self.second_connection(address)
+            server: pb.DescribeResponse = await connection.call("Describe", pb.DescribeRequest())
             same = any((e.id, e.version) == (self.spec.id, self.spec.version) for e in server.environments)
             if same and server.instance_id != self.server.instance_id:
-                return link
+                return connection
         raise NotShown("there is one server process; name another one with --also HOST:PORT")
 
     # --- sessions --------------------------------------------------------------------------------------------------
@@ -269,7 +268,7 @@ class Probe:
         }
         return pb.OpenRequest(**{**defaults, **fields})
 
-    async def create(self, method: str, request: Message, link: Link | None = None) -> Any:
+    async def create(self, method: str, request: Message, connection: Connection | None = None) -> Any:
         """The reply of Open, Fork or Restore; its sessions are closed after the test.
 
         Raises NotShown if the server allows no group of that size, or not so many sessions.
@@ -279,7 +278,7 @@ class Probe:
             raise NotShown(f"the server's max_group is {limits.max_group}")
         if 0 < limits.max_sessions < len(self._sessions) + max(1, count):
             raise NotShown(f"the server's max_sessions is {limits.max_sessions}")
-        reply = await (link or self.link).call(method, request)
+        reply = await (connection or self.connection).call(method, request)
         self.adopt(reply.sessions)
         return reply
 
@@ -287,8 +286,8 @@ class Probe:
         """Has the sessions closed after the test."""
         self._sessions.update(session.session_id for session in sessions)
 
-    async def open(self, link: Link | None = None, /, **fields: Any) -> pb.OpenResponse:
-        reply: pb.OpenResponse = await self.create("Open", self.open_request(**fields), link)
+    async def open(self, connection: Connection | None = None, /, **fields: Any) -> pb.OpenResponse:
+        reply: pb.OpenResponse = await self.create("Open", self.open_request(**fields), connection)
         expect(
             len(reply.sessions) == max(1, fields.get("count", 1)),
             f"{max(1, fields.get('count', 1))} sessions from Open",
@@ -303,19 +302,19 @@ class Probe:
         handles: list[Handle] = []
         while len(handles) < count:
             reply = await self.open(count=min(most, count - len(handles)), **fields)
-            handles += [Handle(self.link, session) for session in reply.sessions]
+            handles += [Handle(self.connection, session) for session in reply.sessions]
         return handles
 
-    async def seeded(self, link: Link | None = None, /, **fields: Any) -> Handle:
+    async def seeded(self, connection: Connection | None = None, /, **fields: Any) -> Handle:
         """A session of the episode that the script tells."""
         fields = {"seed": SEED, "dynamics_seed": DYNAMICS_SEED, **fields}
-        reply = await self.open(link, **fields)
-        return Handle(link or self.link, reply.sessions[0])
+        reply = await self.open(connection, **fields)
+        return Handle(connection or self.connection, reply.sessions[0])
 
     async def fork(self, handle: Handle, **fields: Any) -> list[Handle]:
         request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index, **fields)
         reply: pb.ForkResponse = await self.create("Fork", request)
-        return [Handle(handle.link, session) for session in reply.sessions]
+        return [Handle(handle.connection, session) for session in reply.sessions]
 
     def script(self) -> Script:
         """As Target's."""
@@ -389,7 +388,7 @@ class Probe:
 
     async def refused(self, what: str, method: str, request: Message, *codes: str, mend: str = "") -> Refusal:
         """How the server refuses the call. Raises Unmet if it does not, or not with one of `codes`."""
-        refusal = await self.link.refusal(method, request)
+        refusal = await self.connection.refusal(method, request)
         wanted = " or ".join(codes)
         expect(refusal is not None, f"{what} to be refused with {wanted}", "OK", mend)
         assert refusal is not None
@@ -404,32 +403,3 @@ def zeros(spec: pb.TensorSpec) -> pb.Tensor:
     for length in shape:
         size *= length
     return pb.Tensor(dtype=spec.dtype, shape=shape, data=bytes(size))
-
-
-def expect_same(expected: Message, got: Message, what: str, mend: str = "") -> None:
-    """Raises Unmet, with the first lines that differ, unless the messages are equal."""
-    if expected == got:
-        return
-    left, right = (MessageToString(message).splitlines() for message in (expected, got))
-    length = max(len(left), len(right))
-    for a, b in zip([*left, *[""] * (length - len(left))], [*right, *[""] * (length - len(right))], strict=True):
-        if a != b:
-            raise Unmet(f"{what} with `{a.strip()[:200] or 'nothing more'}`", f"`{b.strip()[:200] or 'nothing'}`", mend)
-    raise Unmet(what, "another message", mend)
-
-
-def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, mend: str = "") -> None:
-    """Raises Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
-
-    `info` does not count: a server may put in there how long the turn took.
-    """
-    expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", mend)
-    for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
-        expect_same(_without_info(left), _without_info(right), f"turn {turn} of {what}", mend)
-
-
-def _without_info(transition: pb.Transition) -> pb.Transition:
-    copy = pb.Transition()
-    copy.CopyFrom(transition)
-    copy.ClearField("info")
-    return copy

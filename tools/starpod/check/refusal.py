@@ -38,6 +38,11 @@ class Refusal:
         return self.info.reason if self.info else ""
 
     @property
+    def bug(self) -> bool:
+        """Whether something broke inside the environment or the server, which no request may cause."""
+        return self.reason == "ENVIRONMENT_BUG" or self.code == "UNKNOWN"
+
+    @property
     def metadata(self) -> dict[str, str]:
         return dict(self.info.metadata) if self.info else {}
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from starpod.check.probe import Probe
+from starpod.check.probe import Probe
 
 Level = Literal["core", "stream", "fork", "snapshot"]
 Strength = Literal["MUST", "SHOULD"]
-Test = Callable[["Probe"], Awaitable[None]]
+Test = Callable[[Probe], Awaitable[None]]
 
 LEVELS: dict[str, Level] = {"C": "core", "S": "stream", "F": "fork", "N": "snapshot"}
 
@@ -48,27 +47,3 @@ def must(
 def should(number: str, title: str) -> Callable[[Test], Requirement]:
     """Makes a test function the test of a SHOULD: missing it is a warning."""
     return lambda test: Requirement(number, "SHOULD", title, test)
-
-
-class Unmet(Exception):
-    """The server does not meet the requirement."""
-
-    def __init__(self, expected: str, got: str, mend: str = "") -> None:
-        super().__init__(f"expected {expected}; got {got}" + (f". To mend it: {mend}" if mend else ""))
-
-
-class NotShown(Exception):
-    """This server or environment has nothing by which the requirement could be shown."""
-
-
-class TooBusy(NotShown):
-    """This machine was held up while it had to be in time, so nothing can be said of the server."""
-
-    def __init__(self) -> None:
-        super().__init__("this machine is too busy to call in time")
-
-
-def expect(met: bool, expected: str, got: object, mend: str = "") -> None:
-    """Raises Unmet with what was expected, what came and how to mend it, unless `met`."""
-    if not met:
-        raise Unmet(expected, str(got), mend)

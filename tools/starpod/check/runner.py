@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ from typing import Any, Literal
 
 import grpc
 
-from starpod.check.link import Access, Link
+from starpod.check.connection import Access, Connection
+from starpod.check.expectations import Broken, NotShown, Unmet
 from starpod.check.options import Required, session_options
 from starpod.check.probe import Probe, Target
 from starpod.check.refusal import from_error
-from starpod.check.requirement import NotShown, Requirement, Unmet
+from starpod.check.requirement import Requirement
 from starpod.v1 import environment_pb2 as pb
 
 Status = Literal["passed", "failed", "skipped", "error"]
@@ -25,6 +27,8 @@ CONNECTING = 10.0
 """Seconds for the first call, with its connection, however little a call may take."""
 SESSIONS, CALLS = 8, 6
 """What one test may need of the server at the same time."""
+PLAYED = "C-30"
+"""The requirement that fails where no episode can be played."""
 
 
 class Unreachable(Exception):
@@ -99,35 +103,35 @@ async def check(
     also: another server process that hosts the same versions. seconds: for one requirement; call_seconds: for one call.
     options: `name=JSON` of environments. slow: test what takes more than a minute, too. Raises Unreachable.
     """
-    link = Link(address, access or Access(), call_seconds)
+    connection = Connection(address, access or Access(), call_seconds)
     try:
-        server = await _describe(link)
+        server = await _describe(connection)
         if also:
-            await _expect_another(server, address, link.twin(also))
-        link.portion = server.limits.max_calls_in_flight // _at_once(server)
+            await _expect_another(server, address, connection.another(also))
+        connection.portion = server.limits.max_calls_in_flight // _at_once(server)
         report = Report(address, server.server_name, server.server_version, server.protocol_version)
         for spec, given in _with_options(_chosen(server, environments), options):
             environment = EnvironmentReport(spec.id, spec.version)
             report.environments.append(environment)
-            target = Target(link, server, spec, also, seconds, given)
+            target = Target(connection, server, spec, also, seconds, given)
             await _check(target, requirements, environment, observer or Observer(), slow)
     finally:
-        await link.close()
+        await connection.close()
     return report
 
 
-async def _describe(link: Link) -> pb.DescribeResponse:
+async def _describe(connection: Connection) -> pb.DescribeResponse:
     try:
-        seconds = max(link.seconds, CONNECTING)
-        server: pb.DescribeResponse = await link.call("Describe", pb.DescribeRequest(), seconds=seconds)
+        seconds = max(connection.seconds, CONNECTING)
+        server: pb.DescribeResponse = await connection.call("Describe", pb.DescribeRequest(), seconds=seconds)
     except grpc.aio.AioRpcError as error:
-        raise Unreachable(f"{link.address} does not answer Describe: {from_error(error)}") from error
+        raise Unreachable(f"{connection.address} does not answer Describe: {from_error(error)}") from error
     if not server.environments:
-        raise Unreachable(f"{link.address} hosts no environment")
+        raise Unreachable(f"{connection.address} hosts no environment")
     return server
 
 
-async def _expect_another(server: pb.DescribeResponse, address: str, other: Link) -> None:
+async def _expect_another(server: pb.DescribeResponse, address: str, other: Connection) -> None:
     try:
         if (await _describe(other)).instance_id == server.instance_id != "":
             raise Unreachable(f"{other.address} is the same process as {address}: name another one, or none")
@@ -183,14 +187,17 @@ async def _check(
         if requirement.slow and not slow:
             result = Result(requirement, "skipped", f"it takes {requirement.slow:g} s: run it with --slow")
         elif requirement.slow:
-            result = await _run(target, requirement)  # beside the others: it waits, and calls nothing
+            result = await _run(target, requirement, bugs)  # beside the others: it waits, and calls nothing
         else:
             async with room:
-                result = await _run(target, requirement)
+                result = await _run(target, requirement, bugs)
         results[requirement.id] = result
         observer.ran(report, result)
 
     await target.record()
+    bugs: dict[str, str] = {}  # the requirement that tells of it, by what the server says of the bug
+    if isinstance(target.unplayed, Broken) and any(each.id == PLAYED for each in requirements):
+        bugs[_kind(target.unplayed)] = PLAYED
     slowest = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
     await asyncio.gather(*(run(each) for each in requirements if not each.alone and not each.slow))
     for requirement in requirements:
@@ -200,7 +207,12 @@ async def _check(
     report.results = [results[requirement.id] for requirement in requirements]
 
 
-async def _run(target: Target, requirement: Requirement) -> Result:
+def _kind(bug: Broken) -> str:
+    """What the server says of a bug, whatever the numbers in it."""
+    return re.sub(r"[\d.]*\d", "0", str(bug))
+
+
+async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -> Result:
     if reason := _out_of_scope(target, requirement):
         return Result(requirement, "skipped", reason)
     probe = Probe(target)
@@ -213,6 +225,12 @@ async def _run(target: Target, requirement: Requirement) -> Result:
             await requirement.test(probe)
     except NotShown as error:
         status, message = "skipped", str(error)
+    except Broken as error:
+        first = bugs.setdefault(_kind(error), requirement.id)
+        if first == requirement.id:
+            status, message = "failed", str(error)
+        else:
+            status, message = "skipped", f"a bug is in the way, which {first} tells"
     except Unmet as error:
         status, message = "failed", str(error)
     except grpc.aio.AioRpcError as error:
@@ -226,7 +244,7 @@ async def _run(target: Target, requirement: Requirement) -> Result:
         status, message = "error", f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(target.link.seconds):
+        async with asyncio.timeout(target.connection.seconds):
             await probe.clean_up()
     return Result(requirement, status, message, seconds)
 

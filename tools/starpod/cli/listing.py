@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from starpod.client.catalog import Connection, connection_options, find_environment, hosted, option_type, options_schema
-from starpod.report.console import safe_console
-from starpod.report.terminal import visible
+from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
 
 
@@ -28,7 +27,7 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
         _print_json([_as_dict(spec) for spec in response.environments])
         return
     table = Table(title=escape(f"{response.server_name} {response.server_version}"), title_justify="left")
-    for heading in ("Environment", "Version", "Title", "Can"):
+    for heading in ("Environment", "Version", "Title", "Capabilities"):
         table.add_column(heading)
     for spec in response.environments:
         table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), ", ".join(_capabilities(spec)))
@@ -89,7 +88,7 @@ def _facts(spec: pb.EnvironmentSpec) -> list[tuple[str, str]]:
             f"{limits.max_turns or 'any number of'} turns, {limits.max_actions_per_turn or 'any number of'} actions a "
             f"turn, {limits.max_actions or 'any number of'} actions an episode",
         ),
-        ("Can", ", ".join(_capabilities(spec))),
+        ("Capabilities", ", ".join(_capabilities(spec))),
         (
             "Steps run",
             {"inline": "in the event loop", "thread": "on a thread", "process": "in a process"}.get(concurrency, ""),

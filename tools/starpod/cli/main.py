@@ -13,7 +13,6 @@ import click
 
 from starpod.client.polling import prefer_poller
 from starpod.client.spelling import nearest
-from starpod.report.terminal import visible
 
 # Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
 NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -47,12 +46,12 @@ SUBCOMMANDS = {
     "list": Subcommand("starpod.cli.listing:list_environments", "List what a server hosts."),
     "describe": Subcommand("starpod.cli.listing:describe", "Show one environment: actions, options, limits."),
     "play": Subcommand("starpod.cli.play:play", "Play an environment in the terminal."),
-    "train": Subcommand("starpod.trainer.cli:train", "Train a policy on environments.", extra="trainer"),
+    "train": Subcommand("starpod.trainer.commands.train:train", "Train a policy on environments.", extra="trainer"),
     "export": Subcommand(
-        "starpod.trainer.export_cli:export", "Write a trained model for transformers.", extra="trainer"
+        "starpod.trainer.commands.export:export", "Write a trained model for transformers.", extra="trainer"
     ),
-    "eval": Subcommand("starpod.trainer.eval_cli:evaluate", "Measure how well a policy plays.", extra="trainer"),
-    "watch": Subcommand("starpod.trainer.watch_cli:watch", "Replay recorded episodes.", extra="trainer"),
+    "eval": Subcommand("starpod.trainer.commands.eval:evaluate", "Measure how well a policy plays.", extra="trainer"),
+    "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),
     "check": Subcommand("starpod.check.cli:check", "Check that a server keeps the contract."),
     "load": Subcommand("starpod.load.cli:load", "Measure what a server holds, under load.", extra="load"),
 }
@@ -113,19 +112,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(error.format_message(), file=sys.stderr)
         status = error.exit_code
     except click.ClickException as error:
-        _complain(error.format_message(), debug)
+        _print_error(error.format_message(), debug)
         status = error.exit_code
     except Exception as error:
-        _complain(str(error) or type(error).__name__, debug)
+        _print_error(str(error) or type(error).__name__, debug)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _complain(message: str, debug: bool) -> None:
+def _print_error(message: str, debug: bool) -> None:
     """One line, or the traceback of the error that is being handled."""
     if debug:
         traceback.print_exc()
     else:
+        from starpod.report.console import visible  # with rich, which is not needed until then
+
         print("starpod:", visible(" ".join(message.split())), file=sys.stderr)
 
 

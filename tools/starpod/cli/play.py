@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TextIO
 
 import click
 from rich.columns import Columns
@@ -15,10 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.cli.game import SEPARATOR, Game, NotPossible, action_text, part_text
-from starpod.cli.keyboard import Reader, keys, read_line
 from starpod.client.catalog import Connection, connection_options, find_environment, hosted, parse_options
 from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
+
+Reader = Callable[[Mapping[str, str]], str | None]
+"""Returns the next line without its end, None at the end of the input. The mapping gives arrow keys a meaning: `up`,
+`down`, `left` and `right` to the line that they stand for."""
+
+_ARROW_KEYS = {"A": "up", "B": "down", "C": "right", "D": "left"}
+_END = "\x04"
+_ESCAPE = "\x1b"
 
 ARROWS = ("up", "down", "left", "right")
 COMMANDS = ("hint", "undo", "again", "new", "help", "quit")
@@ -62,7 +72,7 @@ def play(
 
 
 class Screen:
-    """Shows the game after every turn and does what the player types."""
+    """Shows the game after every turn and executes what the player types."""
 
     def __init__(self, game: Game, console: Console, clears: bool) -> None:
         self._game = game
@@ -80,11 +90,11 @@ class Screen:
             line = read(self._shortcuts)
             if not self._clears and line is not None:
                 self._console.print(Text(f"> {line}", style="bold"))  # nobody else echoes it
-            if line is None or not self._obey(line.strip()):
+            if line is None or not self._execute(line.strip()):
                 return
 
-    def _obey(self, line: str) -> bool:
-        """Does what one line says. Returns False to quit."""
+    def _execute(self, line: str) -> bool:
+        """Executes one line. Returns False to quit."""
         game = self._game
         command = line.lower() if line.lower() in COMMANDS else ""
         if line.lower() in (name.lower() for name in game.spec.action_space.names):
@@ -198,3 +208,74 @@ def _colour(picture: str) -> Text:
             if character in SYMBOLS:
                 text.stylize(SYMBOLS[character], place, place + 1)
     return text
+
+
+# --- the keyboard -----------------------------------------------------------------------------------------------------
+
+
+def read_line(shortcuts: Mapping[str, str]) -> str | None:
+    """The next line of standard input as it is."""
+    line = sys.stdin.readline()
+    return line.rstrip("\n") if line else None
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[Reader]:
+    """A reader of the terminal on standard input: an arrow key on an empty line returns its shortcut at once.
+
+    The terminal delivers single keys until the context ends, so that keys typed ahead are not lost between turns.
+    """
+    import termios  # not on Windows, where only `read_line` works
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    key = _keys(terminal)
+    try:
+        yield lambda shortcuts: _edit_line(key, shortcuts, sys.stdout)
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _keys(terminal: int) -> Callable[[], str]:
+    """Reads one key: a character, an arrow's name, or the empty string at the end of the input."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def character() -> str:
+        while data := os.read(terminal, 1):
+            if text := decoder.decode(data):
+                return text
+        return ""
+
+    def key() -> str:
+        first = character()
+        if first != _ESCAPE:
+            return first
+        if character() not in ("[", "O"):
+            return _ESCAPE
+        return _ARROW_KEYS.get(character(), _ESCAPE)
+
+    return key
+
+
+def _edit_line(key: Callable[[], str], shortcuts: Mapping[str, str], echo: TextIO) -> str | None:
+    line = ""
+    while True:
+        pressed = key()
+        if pressed == "" or (pressed == _END and not line):
+            return None
+        if pressed in ("\n", "\r"):
+            echo.write("\n")
+            return line
+        if pressed in shortcuts and len(pressed) > 1:
+            if not line:
+                return shortcuts[pressed]
+        elif pressed in ("\x7f", "\b"):
+            if line:
+                line = line[:-1]
+                echo.write("\b \b")
+        elif pressed.isprintable() and len(pressed) == 1:
+            line += pressed
+            echo.write(pressed)
+        echo.flush()

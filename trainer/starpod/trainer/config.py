@@ -12,15 +12,15 @@ from pydantic import Field, ValidationError, model_validator
 
 from starpod.client.spelling import nearest
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.checkpoint import CheckpointConfig
-from starpod.trainer.collect import CollectConfig, EnvironmentConfig, SamplingConfig
+from starpod.trainer.checkpoints.checkpoint import CheckpointConfig
+from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.prompt import PromptConfig
-from starpod.trainer.replay import ReplayConfig
-from starpod.trainer.reward import RewardConfig
+from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.rewards.reward import RewardConfig
+from starpod.trainer.rollout.collect import CollectConfig, EnvironmentConfig, SamplingConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section
 from starpod.trainer.seeds import SeedsConfig
@@ -108,12 +108,22 @@ def load_config(source: str, words: Sequence[str] = ()) -> Config:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"{word!r} is not key=value, e.g. stop.iterations=50")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{word!r}: the value is not YAML: {_line(error)}") from None
-        _set(values, key.split("."), value)
+        _set(values, key.split("."), _value(key, text))
     return parse_config(values)
+
+
+def _value(key: str, text: str) -> Any:
+    """What stands behind `key=`: YAML, but as it is where the key wants text. Raises ConfigError."""
+    *sections, last = key.split(".")
+    section = _section(sections)
+    wants_text = section is not None and last in section.model_fields and section.model_fields[last].annotation is str
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        if wants_text:
+            return text
+        raise ConfigError(f"{f'{key}={text}'!r}: the value is not YAML: {_line(error)}") from None
+    return text if wants_text and not isinstance(value, str) else value
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
@@ -196,8 +206,14 @@ def _line(error: Exception) -> str:
 
 def _siblings(place: Sequence[int | str]) -> list[str]:
     """The keys that stand where an unknown one was given."""
+    section = _section(place[:-1])
+    return list(section.model_fields) if section is not None else []
+
+
+def _section(place: Sequence[int | str]) -> Any:
+    """The class of the section at a place in the tree; None where there is none."""
     section: Any = Config
-    for part in place[:-1]:
+    for part in place:
         field = section.model_fields.get(str(part)) if hasattr(section, "model_fields") else None
         section = field.annotation if field is not None else None
-    return list(section.model_fields) if hasattr(section, "model_fields") else []
+    return section if hasattr(section, "model_fields") else None

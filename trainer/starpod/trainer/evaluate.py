@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from starpod.client import Fleet
-from starpod.trainer.collect import Collected, EnvironmentConfig, Start
-from starpod.trainer.episode import Episode
-from starpod.trainer.reference import REFERENCES, play_reference
+from starpod.trainer.agents.reference import REFERENCES, play_reference
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.rollout.collect import Collected, EnvironmentConfig, Start
 from starpod.trainer.section import Section
 from starpod.trainer.statistics import mean_interval, wilson_interval
 

@@ -23,7 +23,7 @@ async def train(run: Run) -> str:
         run.finish_step()
         if run.due(run.config.evaluation.every):
             await run.evaluate()
-        if run.due(run.config.checkpoint.every):
+        if run.due(run.config.checkpoint.every) or run.is_best:
             run.save()
     await run.finish(reason)
     return reason

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from starpod.trainer.episode import Episode
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.statistics import clustered_interval, mean_interval, pass_at_k
 
 

@@ -13,25 +13,25 @@ from torch import Tensor
 from starpod.client import Fleet
 from starpod.trainer.algorithms.dynamic_sampling import needs_reask
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale
-from starpod.trainer.checkpoint import Checkpoints, Loaded
-from starpod.trainer.collect import Collected, CollectionFailed, Player, Start
+from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
+from starpod.trainer.checkpoints.rng import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.replay import ReplayBuffer
 from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.information import InformationProbe
+from starpod.trainer.diagnostics.metrics import episode_metrics, latency_metrics
 from starpod.trainer.engines.base import Engine
-from starpod.trainer.episode import Group, episodes_of
 from starpod.trainer.evaluate import evaluate, evaluate_reference
 from starpod.trainer.interrupts import Interrupts
-from starpod.trainer.metrics import episode_metrics, latency_metrics
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.replay import ReplayBuffer
-from starpod.trainer.rng import capture_rng, restore_rng
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Player, Start
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, Scribe, imitate
@@ -95,6 +95,7 @@ class Run:
         self.stopped = ""
         self.success: float | None = None
         self._evaluated = -1
+        self._best, self._best_at = 0.0, -1
         self.metrics: dict[str, float] = {}
         self._loaded_version = -1
         self._began = self._sitting = perf_counter()
@@ -117,6 +118,8 @@ class Run:
             "elapsed": self._elapsed(),
             "success": self.success,
             "evaluated": self._evaluated,
+            "best": self._best,
+            "best_at": self._best_at,
             "stopped": self.stopped,
             "cursor": self.cursor.state_dict(),
             "learner": learner,
@@ -144,6 +147,7 @@ class Run:
         self.learner.load_state(loaded.tensors["optimizer"], state["learner"])
         self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
         self.success, self._evaluated = state["success"], state["evaluated"]
+        self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)
         if state["config"]["monitor"]["early_stop"] == self.config.monitor.early_stop.to_dict():
             self.stopped = state["stopped"]
         self.cursor.load_state_dict(state["cursor"])
@@ -170,15 +174,20 @@ class Run:
         stop = self.config.stop
         reason = self.stopped
         if self.interrupts.signal is not None:
-            reason = f"stopped by {self.interrupts.signal.name} and saved; --resume goes on from here"
+            reason = f"stopped by {self.interrupts.signal.name} and saved"
         elif not reason and self.step >= stop.iterations:
-            reason = f"all {stop.iterations} iterations done"
+            reason = f"iteration {stop.iterations} of {stop.iterations} done"
         elif not reason and stop.minutes is not None and self._elapsed() >= 60 * stop.minutes:
-            reason = f"{stop.minutes:g} minutes are up"
+            reason = f"the time is up: stop.minutes={stop.minutes:g}"
         elif not reason and stop.success is not None and (self.success or 0.0) >= stop.success:
             reason = f"evaluation success {self.success:.1%} reached stop.success"
         # One rank may have got the signal alone.
         return max(self.parallel.gather_objects(reason))
+
+    @property
+    def is_best(self) -> bool:
+        """Whether this step's evaluation beats those before and its weights are to be kept. All ranks agree."""
+        return self.config.checkpoint.keep_best and self._best_at == self.step
 
     def due(self, every: int) -> bool:
         """Whether something that happens every so many steps happens now. The end has its own."""
@@ -436,6 +445,8 @@ class Run:
             if scheduled and self._evaluated != self.step:
                 reason = self.early_stop.evaluated(self.step, summary["success"], summary["return_mean"])
                 self.stopped = reason or self.stopped
+            if self._best_at < 0 or summary["success"] > self._best:
+                self._best, self._best_at = summary["success"], self.step
             self.success, self._evaluated = summary["success"], self.step
         else:
             self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")

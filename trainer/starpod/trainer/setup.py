@@ -13,25 +13,25 @@ from safetensors import SafetensorError
 
 from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
-from starpod.trainer.checkpoint import Checkpoints
-from starpod.trainer.collect import EnvironmentConfig, Player
+from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.conversation import Template
+from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
-from starpod.trainer.offline import read_offline
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.resume import check_model
-from starpod.trainer.reward import Rewards
+from starpod.trainer.rewards.reward import Rewards
+from starpod.trainer.rollout.collect import EnvironmentConfig, Player
+from starpod.trainer.rollout.services import local_services
 from starpod.trainer.run import Run
 from starpod.trainer.seeds import SeedCursor, derive
-from starpod.trainer.services import local_services
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
 
@@ -83,15 +83,17 @@ async def open_run(
             f"engine {config.engine.name} is for one process: each of {parallel.world} would pause it and load its "
             "weights under the others' hands; with torchrun give engine=torch"
         )
-    folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
-    checkpoints = Checkpoints(folder.checkpoints, config.checkpoint)
-    loaded = checkpoints.latest() if resume else None
-    if loaded is not None:
-        check_model(config, loaded)
-    # A run that was lost before its first checkpoint begins again, without what it had written.
-    resumed_step = None if not resume else loaded.step if loaded else -1
-    screen.phase("starting the environment services" if not config.environment.addresses else "connecting")
     async with contextlib.AsyncExitStack() as stack:
+        folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
+        if parallel.is_main:
+            stack.enter_context(folder.lock())
+        checkpoints = Checkpoints(folder.checkpoints, config.checkpoint)
+        loaded = checkpoints.latest() if resume else None
+        if loaded is not None:
+            check_model(config, loaded)
+        # A run that was lost before its first checkpoint begins again, without what it had written.
+        resumed_step = None if not resume else loaded.step if loaded else -1
+        screen.phase("starting the environment services" if not config.environment.addresses else "connecting")
         fleet = await stack.enter_async_context(connect(config.environment))
         facts = await read_facts(fleet, config.environment.id)
         if config.algorithm.needs_state_key and not facts.state_key:

@@ -24,13 +24,13 @@ from starpod.trainer.algorithms.correction import importance_weights, proximal_l
 from starpod.trainer.algorithms.kl import kl_divergence
 from starpod.trainer.algorithms.policy_loss import policy_loss
 from starpod.trainer.algorithms.value_loss import value_loss
-from starpod.trainer.batch import Batch
+from starpod.trainer.checkpoints.optimizer_state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Group, Turn, episodes_of
+from starpod.trainer.data.rollout import Rollout
 from starpod.trainer.diagnostics.gradients import gradient_report
-from starpod.trainer.episode import Episode, Group, Turn, episodes_of
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.optimizer_state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.rollout import Rollout
 from starpod.trainer.section import Section
 
 COMPONENTS = ("task", "entropy", "kl", "critic")

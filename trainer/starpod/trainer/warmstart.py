@@ -12,15 +12,15 @@ import torch
 from pydantic import Field
 
 from starpod.client import Fleet, Limits
-from starpod.trainer.batch import Batch
-from starpod.trainer.collect import EnvironmentConfig
-from starpod.trainer.conversation import Conversation, Template
-from starpod.trainer.episode import Episode, Turn
-from starpod.trainer.grammar import Grammar
+from starpod.trainer.agents.reference import REFERENCES, choose_randomly
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.prompt import PromptConfig, Prompter
-from starpod.trainer.reference import REFERENCES, choose_randomly
+from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.rollout.collect import EnvironmentConfig
 from starpod.trainer.section import ConfigError, Section
 
 

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from starpod.environments.webshop import build as building
-from starpod.environments.webshop.nouns import load_tagger
-from starpod.environments.webshop.records import Malformed
-from starpod.environments.webshop.search import TooManyTerms
+from starpod.environments.webshop.catalogue.records import Malformed
+from starpod.environments.webshop.search.bm25 import TooManyTerms
+from starpod.environments.webshop.search.nouns import load_tagger
 from starpod.environments.webshop.site.cli import site
-from starpod.environments.webshop.stages import Progress as Report
-from starpod.environments.webshop.store import Manifest, Store, StoreError, verify
+from starpod.environments.webshop.store import build as building
+from starpod.environments.webshop.store.sections import StoreError
+from starpod.environments.webshop.store.stages import Progress as Report
+from starpod.environments.webshop.store.store import Manifest, Store, verify
 
 _SHOWN_MALFORMED = 20
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)

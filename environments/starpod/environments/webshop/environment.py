@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from starpod.env_server.environment import (
+from starpod.env_server import (
     INVALID,
     Environment,
     EnvironmentSpec,
@@ -18,18 +18,19 @@ from starpod.env_server.environment import (
     Outcome,
     Unavailable,
 )
-from starpod.environments.webshop import actions, pages
-from starpod.environments.webshop.policies import expert_action
-from starpod.environments.webshop.presentation import present
-from starpod.environments.webshop.presets import WebShopOptions
-from starpod.environments.webshop.reward import checklist
-from starpod.environments.webshop.search import TooManyTerms
-from starpod.environments.webshop.shop import Shop, ShopState
-from starpod.environments.webshop.starts import choose_goal, goals_of, open_stores, store_named
-from starpod.environments.webshop.store import StoreError
+from starpod.environments.webshop.search.bm25 import TooManyTerms
+from starpod.environments.webshop.shop import actions, pages
+from starpod.environments.webshop.shop.options import WebShopOptions
+from starpod.environments.webshop.shop.policies import expert_action
+from starpod.environments.webshop.shop.presentation import present
+from starpod.environments.webshop.shop.reward import checklist
+from starpod.environments.webshop.shop.shop import Shop, ShopState
+from starpod.environments.webshop.shop.starts import choose_goal, goals_of, open_stores, store_named
+from starpod.environments.webshop.store.sections import StoreError
+from starpod.environments.webshop.store.served import give_stores
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.store import Store
+    from starpod.environments.webshop.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,12 @@ class WebShop(Environment):
     _past_pages: list[str]
     """As shown after earlier actions, oldest first, as many as are shown again."""
     _past_actions: list[str]
+
+    @classmethod
+    def use_stores(cls, stores: Sequence[str]) -> bool:
+        """Sells from these, NAME=PATH each; the first is the default."""
+        give_stores(stores)
+        return True
 
     @classmethod
     def prepare(cls) -> None:
@@ -267,7 +274,7 @@ class WebShop(Environment):
 
 
 def _html(shop: Shop) -> str:
-    from starpod.environments.webshop.markup import render_html
+    from starpod.environments.webshop.shop.markup import render_html
 
     return render_html(shop)
 

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from starpod.check.requirement import Requirement
+from starpod.check.requirement import LEVELS, Requirement
 from starpod.check.suite import (
     companions,
-    describing,
-    ending,
-    forking,
-    living,
-    misusing,
-    observing,
-    opening,
-    resetting,
-    snapshotting,
-    stepping,
-    streaming,
+    deadlines,
+    describe,
+    determinism,
+    fork,
+    invalid_requests,
+    leases,
+    observations,
+    open,
+    outcomes,
+    reset,
+    snapshot,
+    step,
+    stream,
 )
 
 _MODULES = (
-    describing,
-    opening,
-    stepping,
-    resetting,
-    ending,
-    observing,
-    living,
-    misusing,
-    companions,
-    streaming,
-    forking,
-    snapshotting,
+    *(describe, open, step, outcomes, reset, observations, leases, determinism, deadlines),
+    *(invalid_requests, companions, stream, fork, snapshot),
 )
 
 REQUIREMENTS: tuple[Requirement, ...] = tuple(
-    value for module in _MODULES for value in vars(module).values() if isinstance(value, Requirement)
+    sorted(
+        (value for module in _MODULES for value in vars(module).values() if isinstance(value, Requirement)),
+        key=lambda requirement: (tuple(LEVELS).index(requirement.id[0]), requirement.id),
+    )
 )
 """All of them, in the order of docs/protocol.md."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import grpc
 
-from starpod.check.link import SERVICE
-from starpod.check.probe import Probe, expect_played
+from starpod.check.connection import SERVICE
+from starpod.check.expectations import NotShown, Unmet, expect, expect_informed, expect_played
+from starpod.check.probe import Probe
 from starpod.check.refusal import from_error
-from starpod.check.requirement import NotShown, Unmet, expect, must, should
-from starpod.check.suite.misusing import expect_informed
+from starpod.check.requirement import must, should
 from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.v1 import environment_pb2 as pb
 
@@ -52,8 +52,8 @@ async def reflection(probe: Probe) -> None:
     reasons = []
     for version in ("v1", "v1alpha"):
         path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-        call = probe.link.channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)(
-            iter([LIST_SERVICES]), timeout=probe.link.seconds, metadata=probe.link.metadata
+        call = probe.connection.channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)(
+            iter([LIST_SERVICES]), timeout=probe.connection.seconds, metadata=probe.connection.metadata
         )
         try:
             async for reply in call:
@@ -67,14 +67,14 @@ async def reflection(probe: Probe) -> None:
 
 @must("C-95", "A server that wants a bearer token refuses a call without it, or with another, as UNAUTHENTICATED.")
 async def token(probe: Probe) -> None:
-    if not probe.link.access.token:
+    if not probe.connection.access.token:
         raise NotShown("no token was given")
     lacking = {name for name in ("fork", "snapshot") if not _anywhere(probe, name)}
     methods = [each for each in METHODS if OWNERS.get(each) not in lacking]
-    for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", probe.link.access.token),)):
+    for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", probe.connection.access.token),)):
         for method in methods:
             try:
-                await probe.link.raw(f"/{SERVICE}/{method}", b"", metadata=metadata)
+                await probe.connection.raw(f"/{SERVICE}/{method}", b"", metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 _expect_unauthenticated(error, f"{method} with {metadata or 'no token'}")
             else:
@@ -88,7 +88,7 @@ async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -
     """Most refuse at once: what is written into a Stream that has just ended hides how it ended, so it comes later."""
     wanted, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
     for seconds in (1.0, 2.0, 4.0):
-        stream = probe.link.stub.Stream(metadata=tuple(metadata), timeout=probe.link.seconds)
+        stream = probe.connection.stub.Stream(metadata=tuple(metadata), timeout=probe.connection.seconds)
         reading = asyncio.ensure_future(stream.read())
         try:
             await asyncio.wait({reading}, timeout=seconds)
@@ -125,12 +125,12 @@ async def trace_context(probe: Probe) -> None:
     script = probe.script()
     for parent in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "nonsense"):
         handle = await probe.seeded()
-        metadata = (*probe.link.metadata, ("traceparent", parent), ("tracestate", "a=b"))
+        metadata = (*probe.connection.metadata, ("traceparent", parent), ("tracestate", "a=b"))
         got = []
         for turn in script.turns:
             request = handle.request(turn).SerializeToString()
             try:
-                reply = await probe.link.raw(f"/{SERVICE}/Step", request, metadata=metadata)
+                reply = await probe.connection.raw(f"/{SERVICE}/Step", request, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise Unmet(f"a Step to be served with traceparent {parent!r}", str(from_error(error))) from error
             got.append(pb.StepResponse.FromString(reply).transition)
@@ -147,7 +147,7 @@ async def timing_trailer(probe: Probe) -> None:
     handle = await probe.seeded()
     shown = False
     for request in (handle.request(), handle.request(ahead=5)):
-        text = find_server_timing(await probe.link.trailer("Step", request))
+        text = find_server_timing(await probe.connection.trailer("Step", request))
         if not text:
             continue
         shown = True
@@ -171,8 +171,8 @@ async def pinged(probe: Probe) -> None:
     if not probe.server.capabilities.stream:
         raise NotShown("the server does not declare stream")
     pings = (("grpc.keepalive_time_ms", int(1000 * PING_SECONDS)), ("grpc.http2.max_pings_without_data", 0))
-    link = probe.second_link(options=pings)
-    stream = link.stub.Stream(metadata=link.metadata)
+    connection = probe.second_connection(options=pings)
+    stream = connection.stub.Stream(metadata=connection.metadata)
     try:
         await stream.write(pb.StreamRequest())
         got = await asyncio.wait_for(stream.read(), SILENT_SECONDS)
@@ -189,4 +189,6 @@ async def pinged(probe: Probe) -> None:
 
 async def _health(probe: Probe, service: str) -> bytes:
     name = service.encode()
-    return await probe.link.raw("/grpc.health.v1.Health/Check", b"\x0a" + bytes([len(name)]) + name if name else b"")
+    return await probe.connection.raw(
+        "/grpc.health.v1.Health/Check", b"\x0a" + bytes([len(name)]) + name if name else b""
+    )

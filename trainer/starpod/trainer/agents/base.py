@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from starpod.client import Fleet, Limits, Session, StarpodError, Transition, Want
-from starpod.trainer.episode import Episode, Finish, Turn
+from starpod.trainer.data.episode import Episode, Finish, Turn
 
 MOST_TURNS = 1000
 """Of one episode, where neither the environment nor the task has a limit: an agent may never find a way to end it."""

@@ -10,9 +10,9 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from starpod.client import Session, Want
 from starpod.trainer.agents.base import AgentError, AgentRefused, Move, Task
-from starpod.trainer.episode import Episode, Finish
-from starpod.trainer.grammar import Grammar
-from starpod.trainer.prompt import PromptConfig, Prompter
+from starpod.trainer.data.episode import Episode, Finish
+from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 
 KEY = "OPENAI_API_KEY"
 RETRIES = 6

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 from starpod.client import Session
 from starpod.trainer.agents.base import Move, Task
-from starpod.trainer.episode import Episode
-from starpod.trainer.reference import REFERENCES
+from starpod.trainer.agents.reference import REFERENCES
+from starpod.trainer.data.episode import Episode
 
 
 class Scripted:

@@ -19,7 +19,7 @@ from starpod.trainer.algorithms.loop import loop
 from starpod.trainer.algorithms.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from starpod.trainer.algorithms.rloo import rloo
 from starpod.trainer.algorithms.whiten import whiten
-from starpod.trainer.rollout import Rollout
+from starpod.trainer.data.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True)

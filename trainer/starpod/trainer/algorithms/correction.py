@@ -13,7 +13,7 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.ratios import clamped_difference
 from starpod.trainer.algorithms.sections import CorrectionConfig
-from starpod.trainer.rollout import Rollout
+from starpod.trainer.data.rollout import Rollout
 
 
 def importance_weights(config: CorrectionConfig, rollout: Rollout) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig
-from starpod.trainer.episode import Group
+from starpod.trainer.data.episode import Group
 
 
 def needs_reask(config: DynamicSamplingConfig, groups: Sequence[Group]) -> list[bool]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import FilterConfig
-from starpod.trainer.episode import Episode, Group
+from starpod.trainer.data.episode import Episode, Group
 
 ZERO = 1e-10
 """Scores up to this size are zero."""

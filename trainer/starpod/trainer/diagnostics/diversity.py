@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from math import comb
 
-from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn
 
 
 def diversity(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -77,6 +77,11 @@ SIGNALS = (
 )
 
 
+RISE = 0.05
+"""Success this much above its start contradicts an Echo Trap, in which it ends up below."""
+SURE = "a policy that becomes sure of what works looks like this, and so does an Echo Trap that begins; watch success"
+
+
 @dataclass(slots=True)
 class _Track:
     """What is known of one signal: values of the start until it is complete, then the latest ones; whether it fires."""
@@ -87,18 +92,21 @@ class _Track:
 
 
 class EchoTrap:
-    """Follows the four signals and warns in words, once per onset.
+    """Follows the four signals and warns in words, once per onset; says when a warning no longer holds.
 
     A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
-    back past the bound by the factor `release`. Where the task is solved, signals that fall are excused. Signals that
-    are missing from a step's metrics are left as they were.
+    back past the bound by the factor `release`. Where the task is solved, signals that fall are excused. While success
+    is above its start they are told as what they then are: a policy that becomes sure of what works. Signals that are
+    missing from a step's metrics are left as they were.
     """
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config.echo_trap
         self._tracks = {signal.name: _Track() for signal in SIGNALS}
         self._trapped = False
+        self._suspected = False
         self._successes: list[float] = []
+        self._success_start: list[float] = []
         self._solved = False
 
     def update(self, step: int, metrics: Mapping[str, float]) -> list[EchoWarning]:
@@ -130,9 +138,18 @@ class EchoTrap:
         """Notes whether the task is solved. Like a signal, that ends only well past its bound."""
         if value is None:
             return
+        if len(self._success_start) < self._config.start_steps:
+            self._success_start.append(value)
         self._successes = [*self._successes, value][-self._config.window :]
         bound = self._config.solved
         self._solved = statistics.median(self._successes) >= (bound / self._config.release if self._solved else bound)
+
+    def _rise(self) -> str:
+        """How success rose since the start, in words; empty where it did not."""
+        if len(self._success_start) < self._config.start_steps:
+            return ""
+        before, now = statistics.fmean(self._success_start), statistics.median(self._successes)
+        return f"success rose from {before:.0%} to {now:.0%}" if now >= before + RISE else ""
 
     def _take(self, signal: Signal, value: float) -> bool:
         """Notes a value. True once the start is complete and there is something to compare."""
@@ -171,14 +188,19 @@ class EchoTrap:
             beyond, back = (lambda r: r < bound), ratio > bound * config.release
         # Where the task is solved all members succeed alike, and that is no trap.
         excused = self._solved and not signal.rises
-        if back or excused:
+        if track.firing and (back or excused):
             track.firing = False
+            why = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
+            return EchoWarning(step, signal.name, ratio, f"Withdrawn: the warning about {signal.words}; {why}.")
         if track.firing or not beyond(ratio) or excused:
             return None
         track.firing = True
-        return EchoWarning(
-            step, signal.name, ratio, f"{_moved(signal, ratio)}: {signal.meaning}. To do: {signal.remedy}."
-        )
+        rise = "" if signal.rises else self._rise()
+        if rise:
+            text = f"{_moved(signal, ratio)} while {rise}: {SURE}."
+        else:
+            text = f"{_moved(signal, ratio)}: {signal.meaning}. To do: {signal.remedy}."
+        return EchoWarning(step, signal.name, ratio, text)
 
     def _without_start(self, step: int, signal: Signal, track: _Track) -> EchoWarning | None:
         """Begins anew: a start of zero cannot be compared with. Reward deviation that was zero is worth a word."""
@@ -198,17 +220,25 @@ class EchoTrap:
     def _verdict(self, step: int) -> EchoWarning | None:
         firing = self._firing
         if len(firing) < self._config.verdict:
-            self._trapped = False
+            told = self._trapped
+            self._trapped = self._suspected = False
+            text = "Withdrawn: the warning of an Echo Trap; fewer than {} of its signals hold."
+            return EchoWarning(step, "echo_trap", 1.0, text.format(self._config.verdict)) if told else None
+        rise = self._rise() if not any(signal.rises for signal in firing) else ""
+        if self._trapped or (rise and self._suspected):
             return None
-        if self._trapped:
-            return None
-        self._trapped = True
         parts = [(signal, self._ratio(signal.name) or 0.0) for signal in firing]
         found = ", ".join(f"{signal.words} at {_share(signal, ratio)}" for signal, ratio in parts)
+        least = min(ratio for _, ratio in parts)
+        if rise:
+            self._suspected = True
+            text = f"{len(firing)} of {len(SIGNALS)} signals at once ({found}) while {rise}: {SURE}."
+            return EchoWarning(step, "echo_trap", least, text)
+        self._trapped = True
         return EchoWarning(
             step,
             "echo_trap",
-            min(ratio for _, ratio in parts),
+            least,
             f"Echo Trap: {len(firing)} of {len(SIGNALS)} signals at once ({found}). What is learnt from "
             "here on is mostly repetition. To do: stop, go back to the best checkpoint, and train on with a lower "
             "learning rate, more varied start states, or starpo-s if it is not on (filter by reward deviation, no KL "
@@ -226,14 +256,23 @@ class EchoTrap:
             }
             for name, track in self._tracks.items()
         }
-        return {"tracks": tracks, "trapped": self._trapped, "successes": self._successes, "solved": self._solved}
+        return {
+            "tracks": tracks,
+            "trapped": self._trapped,
+            "suspected": self._suspected,
+            "successes": self._successes,
+            "success_start": self._success_start,
+            "solved": self._solved,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, values in state["tracks"].items():
             latest = [math.inf if value is None else value for value in values["latest"]]
             self._tracks[name] = _Track(list(values["start"]), latest, values["firing"])
         self._trapped = state["trapped"]
+        self._suspected = state["suspected"]
         self._successes = list(state["successes"])
+        self._success_start = list(state["success_start"])
         self._solved = state["solved"]
 
 

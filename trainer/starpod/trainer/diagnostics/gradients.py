@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from starpod.trainer.algorithms.filters import ZERO
-from starpod.trainer.episode import Group
+from starpod.trainer.data.episode import Group
 
 COMPONENTS = ("task", "entropy", "kl")
 

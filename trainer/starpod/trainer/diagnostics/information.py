@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.diagnostics.config import MonitorConfig
-from starpod.trainer.episode import Episode, Turn
 
 Score = Callable[[list[list[int]], list[list[int]]], Sequence[float] | Tensor]
 """Log-probability in nats of each continuation after its prompt, summed over its tokens. Both lists run in parallel."""

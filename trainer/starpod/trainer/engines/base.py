@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from starpod.trainer.episode import Finish
+from starpod.trainer.data.episode import Finish
 
 
 @dataclass(frozen=True, slots=True)

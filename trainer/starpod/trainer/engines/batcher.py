@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from starpod.trainer.data.episode import Finish
 from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.sampling import Uniforms, draw
 from starpod.trainer.engines.slot_cache import Feed, SlotCache, Span, pad
 from starpod.trainer.engines.slots import Slots
-from starpod.trainer.episode import Finish
 
 
 @dataclass(slots=True)

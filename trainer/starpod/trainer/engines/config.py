@@ -18,7 +18,7 @@ class EngineConfig(Section):
 
     name: Literal["torch", "vllm", "vllm_remote"] = Field(
         default="torch",
-        description="torch: the trainer's own weights, CPU or GPU; vllm: in this process's care, on its GPU; "
+        description="torch: the trainer's own weights, CPU or GPU; vllm: child processes, on a GPU or a CPU; "
         "vllm_remote: servers of their own.",
     )
     slots: int = Field(default=128, ge=1, description="Replies that are sampled at once; more wait.")
@@ -33,7 +33,11 @@ class EngineConfig(Section):
         default=(), description="vllm_remote: servers (http://host:port) of copies of the same model."
     )
     api_key_file: str = Field(default="", description="vllm_remote: file with the key that the servers want.")
-    timeout: float = Field(default=600.0, gt=0, description="vllm_remote: seconds that one call may take.")
+    timeout: float = Field(
+        default=600.0,
+        gt=0,
+        description="vllm, vllm_remote: seconds that one control call may take, and one reply of a server.",
+    )
     retries: int = Field(
         default=4, ge=0, description="vllm_remote: how often a call is made again before the run ends."
     )

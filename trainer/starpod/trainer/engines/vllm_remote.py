@@ -2,10 +2,13 @@
 
 Written against vllm 0.20 to 0.33. Each server is started, with any model of the same architecture, as
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out
 
-and, for `handover: nccl`, with `--weight-transfer-config '{"backend": "nccl"}'`. The development endpoints let anyone
-who reaches them replace the weights: they belong on a private network.
+without the last word where `vllm serve --help` does not know it: such versions have the endpoints anyway. On a CPU add
+`--no-enable-chunked-prefill --max-num-batched-tokens 4096`, at least the context: a prompt in pieces makes the worker
+turn back its random stream, which CPU generators cannot. For `handover: nccl` add `--weight-transfer-config
+'{"backend": "nccl"}'`. The development endpoints let anyone who reaches them replace the weights: they belong on a
+private network.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.served import Piece, ServedEngine
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 
-START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
+START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out"
 
 
 class VllmServer:
@@ -166,7 +169,19 @@ class RemoteVllm(ServedEngine):
                         f"the vLLM server at {server.url} takes contexts of {longest} tokens, and the run needs "
                         f"{self._max_context}: start it with --max-model-len {self._max_context}"
                     )
+                await self._probe(server)
             self._right = True
+
+    @staticmethod
+    async def _probe(server: VllmServer) -> None:
+        """Raises EngineError unless the server samples from token ids. An empty request has no other effect."""
+        try:
+            await server.post("/inference/v1/generate", {}, once=True)
+        except Refused as error:
+            if error.status == 403:
+                raise EngineError(
+                    f"the vLLM server at {server.url} samples no token ids: start it as: {START}"
+                ) from error
 
     async def _halt(self) -> None:
         await self._check()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from starpod.trainer.models.config import LoraConfig, ModelConfig
 from starpod.trainer.models.errors import ModelError
+
+HUB_SECONDS = 5.0
+"""How long the hub may take to answer whether it has a model; loading asks it again and again for most of a minute."""
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -61,11 +67,34 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch
 
 
 def _load(factory: Any, config: ModelConfig, **settings: Any) -> Any:
+    _check_hub(config)
     try:
         return factory.from_pretrained(config.name, revision=config.revision, **settings)
     except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"cannot load model {config.name!r}: give `tiny`, a folder, or a Hugging Face name that is in the local "
-            f"cache or can be downloaded from here (a gated one needs HF_TOKEN). {reason}"
+            f"cache or can be downloaded from here (a gated one needs HF_TOKEN). {_first_line(error)}"
         ) from None
+
+
+def _check_hub(config: ModelConfig) -> None:
+    """Raises ModelError at once for a model that is neither a folder nor in the cache, where no hub can be reached.
+
+    What the hub answers of a model, such as that it is gated, is left to loading, whose words say more.
+    """
+    name = config.name
+    if Path(name).exists() or constants.HF_HUB_OFFLINE:
+        return
+    problem = f"model {name!r} is no folder here and not in the local cache, and "
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json", revision=config.revision), str):
+            return
+        HfApi().model_info(name, timeout=HUB_SECONDS)
+    except (HfHubHTTPError, ValueError):
+        return
+    except Exception as error:  # the HTTP library's own: no connection, no name, no answer in time
+        raise ModelError(f"{problem}the hub cannot be reached: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import Unigram
 from transformers import PreTrainedTokenizerFast
 
-from starpod.trainer.grammar import ANSWER, ANSWER_END, THINK, THINK_END
+from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, THINK, THINK_END
 
 END = "<|end|>"
 PAD = "<|pad|>"

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.report.figures import duration, show, signed
-from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.plain import evaluation_line, step_line
 from starpod.trainer.output.words import is_graded, metric, return_with_interval, sparkline, trend, with_interval
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import IO, Any, Self
 
+from starpod.report.console import visible
 from starpod.report.figures import duration, show
-from starpod.report.terminal import visible
-from starpod.trainer.episode import Episode
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.words import is_graded, return_with_interval, with_interval
 
 LINE = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from starpod.report.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show, signed
-from starpod.trainer.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.page import page
 from starpod.trainer.output.run_folder import RunFolder
@@ -47,7 +47,7 @@ def write_report(run_dir: Path | str) -> Path:
     facts = folder.read_facts()
     title = facts.get("title") or folder.path.resolve().name
     sections = [
-        _headline(title, facts, lines, evaluations),
+        _headline(title, facts, lines, evaluations, folder.best_step),
         _evaluation(evaluations),
         _learning(lines),
         _echo_trap(lines),
@@ -74,6 +74,7 @@ def _headline(
     facts: Mapping[str, Any],
     lines: Sequence[Mapping[str, Any]],
     evaluations: Sequence[Mapping[str, Any]],
+    best_step: int | None,
 ) -> str:
     tiles = []
     verdict = ""
@@ -85,7 +86,7 @@ def _headline(
             if len(evaluations) > 1
             else f'<div class="tile main"><div class="after">{_score(after, "success")}</div></div>'
         )
-        verdict = _verdict(before, after, evaluations) if len(evaluations) > 1 else ""
+        verdict = _verdict(before, after, evaluations, best_step) if len(evaluations) > 1 else ""
     if lines:
         tiles.append(_tile(duration(wall_seconds(facts, lines)), "wall time"))
         tiles.append(_tile(f"{lines[-1]['step']:,}", "steps"))
@@ -113,7 +114,12 @@ def _tile(number: str, label: str) -> str:
     return f'<div class="tile"><b>{escape(number)}</b><span>{escape(label)}</span></div>'
 
 
-def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]],
+    best_step: int | None,
+) -> str:
     count = after.get("episodes")
     said = (
         f"Success on {count:,} held-out episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
@@ -124,6 +130,8 @@ def _verdict(before: Mapping[str, Any], after: Mapping[str, Any], evaluations: S
         said += f"The best evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
         worse = best.get("success_low") is not None and best["success_low"] > after["success_high"]
         said += ", and the policy has become worse since. " if worse else ". "
+    if best_step is not None:
+        said += f"The checkpoint `best` holds step {best_step:,}. "
     greedy = after.get("greedy")
     if greedy and greedy.get("success") is not None:
         said += f"Sampled greedily, the last policy reaches {show(greedy['success'], 'share')}. "

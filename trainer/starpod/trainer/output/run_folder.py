@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -10,13 +12,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from starpod.trainer.episode import Episode
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
@@ -25,6 +27,10 @@ PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vll
 
 class RunExists(Exception):
     """The folder holds a run, and nobody asked to go on with it."""
+
+
+class RunLocked(Exception):
+    """Another process trains in the folder."""
 
 
 class RunFolder:
@@ -103,6 +109,36 @@ class RunFolder:
         """Whether it holds a run: something was measured or saved. A start that failed at once leaves none."""
         saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return saved or self.metrics.exists() or self.evaluations.exists()
+
+    @property
+    def started(self) -> bool:
+        """Whether a run was begun in it, however early it ended."""
+        return self.exists or self.config.exists() or self.checkpoints.is_dir()
+
+    @property
+    def best_step(self) -> int | None:
+        """The step whose weights the checkpoint `best` holds; None before anything was evaluated and saved."""
+        best = self.checkpoints / "best"
+        return int(best.read_text(encoding="utf-8").split("-")[1]) if best.exists() else None
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other trainers off the folder; a killed one's lock is gone with it. Raises RunLocked."""
+        with open(self.path / ".lock", "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise RunLocked(
+                    f"another trainer ({file.read().strip() or 'of unknown name'}) works in {self.path}: wait for it, "
+                    "stop it, or choose another folder with --run-dir"
+                ) from None
+            except OSError:
+                pass  # a file system without locks, such as some network shares
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}")
+            file.flush()
+            yield
 
     @property
     def id(self) -> str:

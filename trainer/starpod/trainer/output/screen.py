@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self
 from rich.console import Console
 
 from starpod.report.console import safe_console
-from starpod.trainer.episode import Episode
+from starpod.trainer.data.episode import Episode
 
 
 class Screen(Protocol):

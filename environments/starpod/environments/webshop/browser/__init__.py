@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from starpod.environments.webshop.browser.pool import shared_pool
-from starpod.environments.webshop.markup import render_html
+from starpod.environments.webshop.shop.markup import render_html
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.shop import Shop
+    from starpod.environments.webshop.shop.shop import Shop
 
 __all__ = ["picture_of", "png", "shared_pool"]
 

@@ -8,7 +8,7 @@ import shlex
 import shutil
 from dataclasses import dataclass
 
-from starpod.env_server.environment import Unavailable
+from starpod.env_server import Unavailable
 
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 

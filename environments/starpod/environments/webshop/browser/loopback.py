@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 from urllib.parse import parse_qs
 
-from starpod.environments.webshop import actions
+from starpod.environments.webshop.shop import actions
 
 MAX_BODY_BYTES = 64 * 1024
 

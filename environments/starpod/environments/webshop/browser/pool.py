@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from starpod.env_server.environment import Busy
+from starpod.env_server import Busy
 from starpod.environments.webshop.browser.chromium import BROKEN, Browser
 from starpod.environments.webshop.browser.config import BrowserConfig
 

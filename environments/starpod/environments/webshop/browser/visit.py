@@ -10,7 +10,7 @@ from typing import Protocol
 
 from selenium.common.exceptions import TimeoutException
 
-from starpod.env_server.environment import INVALID, Outcome
+from starpod.env_server import INVALID, Outcome
 from starpod.environments.webshop.browser.chromium import Browser
 from starpod.environments.webshop.browser.loopback import shared_loopback
 from starpod.environments.webshop.browser.view import View, look

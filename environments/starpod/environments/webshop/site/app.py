@@ -21,8 +21,8 @@ from jinja2 import Environment
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
-from starpod.environments.webshop import actions
-from starpod.environments.webshop.markup import logo, stylesheet, templates_in, with_fields, with_pictures
+from starpod.environments.webshop.shop import actions
+from starpod.environments.webshop.shop.markup import logo, stylesheet, templates_in, with_fields, with_pictures
 from starpod.environments.webshop.site import options
 from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, Guard, headers
 from starpod.environments.webshop.site.service import Page, Place, Refused, Service

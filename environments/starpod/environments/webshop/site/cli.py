@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import socket
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 import click
 
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.environments.webshop.store import STORES_VARIABLE, StoreError, given_stores
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.site.service import Security
@@ -58,30 +56,21 @@ def site(
         raise click.UsageError("--token-file and --ca are about a server: give its ADDRESS")
     if address and stores:
         raise click.UsageError("--store is about a server in this process: leave out ADDRESS")
-    if stores:
-        _use(stores)
     from starpod.env_server.server import ServerError
     from starpod.environments.webshop.site.service import Security
 
     try:
-        asyncio.run(_serve(address, host, port, pictures, Security(token_file, ca, certificate, key)))
+        security = Security(token_file, ca, certificate, key)
+        asyncio.run(_serve(address, stores, host=host, port=port, pictures=pictures, security=security))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
     except (ServerError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _use(stores: Sequence[str]) -> None:
-    """Hands the stores to this process's environments."""
-    text = os.pathsep.join(stores)
-    try:
-        given_stores(text)
-    except StoreError as error:
-        raise click.UsageError(f"--store: {error}") from error
-    os.environ[STORES_VARIABLE] = text
-
-
-async def _serve(address: str, host: str, port: int, pictures: bool, security: Security) -> None:
+async def _serve(
+    address: str, stores: Sequence[str], *, host: str, port: int, pictures: bool, security: Security
+) -> None:
     import uvicorn
 
     from starpod.env_server.config import ServerConfig
@@ -92,6 +81,8 @@ async def _serve(address: str, host: str, port: int, pictures: bool, security: S
     async with AsyncExitStack() as stack:
         if not address:
             registry = Registry.installed().select([_ENVIRONMENT])
+            if stores:
+                registry.use_stores(stores)
             server = EnvironmentServer(registry.prepare([_ENVIRONMENT]), ServerConfig(port=0))
             await server.start()
             stack.push_async_callback(server.stop, 0)

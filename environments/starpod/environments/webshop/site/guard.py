@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from starpod.environments.webshop.markup import script_hash
+from starpod.environments.webshop.shop.markup import script_hash
 
 MAX_BODY_BYTES = 64 * 1024
 

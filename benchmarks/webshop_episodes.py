@@ -1,0 +1,153 @@
+"""What WebShop's benchmark plays: episodes chosen beforehand, so that choosing costs nothing while the clock runs."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from starpod.env_server.environment import Limits
+from starpod.env_server.episode import Episode, Want
+from starpod.environments.webshop.environment import WebShop
+from starpod.environments.webshop.shop import actions
+from starpod.environments.webshop.shop.shop import Shop, ShopState
+from starpod.environments.webshop.shop.starts import open_stores
+from starpod.environments.webshop.store.served import STORES_VARIABLE
+from starpod.environments.webshop.store.store import Store
+
+ENVIRONMENT = "webshop-v1"
+NAME = "bench"
+"""The store's name on the servers."""
+OPTIONS: dict[str, Any] = {"catalogue": NAME, "choose": "seed"}
+"""The seed of an episode is the index of its goal."""
+COUNT = 5000
+"""Played in a circle, these are more than any cache holds: a search is never answered from one."""
+SEARCH, PAGE, PRODUCT, OPTION, DESCRIPTION, TO_PRODUCT, TO_RESULTS, BUY = KINDS = (
+    "search",
+    "next or previous page",
+    "a product",
+    "an option",
+    "Description",
+    "back to the product",
+    "back to the results",
+    "Buy Now",
+)
+RESET = "reset"
+SHORTEST_QUERY = 4
+BROWSES = 0.28
+"""The share of episodes that look at another product first."""
+SECOND_OPTION = 0.15
+"""The share of episodes that choose two options where there are two."""
+
+Waits = dict[str, list[float]]
+"""Seconds by kind of action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An episode: the index of its goal, its actions and their kinds, and the reward of the last, which buys."""
+
+    goal: int
+    actions: tuple[str, ...]
+    kinds: tuple[str, ...]
+    reward: float
+
+    def check(self, place: int, reward: float, over: bool) -> None:
+        """Raises RuntimeError if the step at this place went otherwise: a fast wrong answer is worth nothing."""
+        last = place == len(self.actions) - 1
+        if over != last or not isclose(reward, self.reward if last else 0.0, abs_tol=1e-9):
+            raise RuntimeError(f"{self.actions[place]} for goal {self.goal} gave reward {reward}, over {over}")
+
+
+def record(store: Store, count: int = COUNT) -> list[Played]:
+    """So many episodes on human goals, all with different searches, the same in every run.
+
+    A search for some words of the instruction, a page on and back, now and then another product, then one product, its
+    description, an option or two if it has any, and Buy Now: the mix in which the original's costs were measured.
+    """
+    rng, goals = random.Random(0), store.goals("human")
+    episodes: list[Played] = []
+    queries: set[str] = set()
+    while len(episodes) < count:
+        goal = rng.randrange(len(goals))
+        shop = Shop(store, goals, ShopState(goal, str(goal)))
+        query = _query(shop.instruction, rng)
+        if query not in queries:
+            queries.add(query)
+            episode = _play(shop, query, rng)
+            episodes += [episode] if episode else []
+    return episodes
+
+
+def _query(instruction: str, rng: random.Random) -> str:
+    words = instruction.split()
+    kept = rng.randint(min(SHORTEST_QUERY, len(words)), len(words))
+    return actions.search(" ".join(words[place] for place in sorted(rng.sample(range(len(words)), kept)))) or ""
+
+
+def _play(shop: Shop, query: str, rng: random.Random) -> Played | None:
+    """None for a search that finds nothing, or where a page did not take a click as planned."""
+    done: list[tuple[str, str]] = []
+
+    def click(kind: str, text: str) -> bool:
+        done.append((kind, f"click[{text}]"))
+        return bool(shop.click(text))
+
+    def open_one() -> bool:
+        return click(PRODUCT, rng.choice(sorted(shop.listing().links)))
+
+    done.append((SEARCH, query))
+    shop.search(actions.parse(query)[1])
+    if not (shop.hits() and click(PAGE, "next >") and click(PAGE, "< prev")):
+        return None
+    if rng.random() < BROWSES and not (open_one() and click(TO_RESULTS, "< prev")):
+        return None
+    if not (open_one() and click(DESCRIPTION, "description") and click(TO_PRODUCT, "< prev")):
+        return None
+    item = shop.item()
+    assert item is not None
+    offered = [each.text for each in item.clickables.values() if each.kind == "option" and actions.click(each.text)]
+    for text in rng.sample(offered, min(len(offered), 1 + (rng.random() < SECOND_OPTION))):
+        click(OPTION, text)
+    click(BUY, "buy now")
+    if shop.state.page != "done" or shop.state.reward is None:
+        return None
+    kinds, played = zip(*done, strict=True)
+    return Played(shop.state.goal, played, kinds, shop.state.reward)
+
+
+def record_at(path: Path, count: int = COUNT) -> list[Played]:
+    """The same of the store at a path."""
+    return record(Store.open(path, NAME), count)
+
+
+def inside(path: Path, warm_up: Sequence[Played], episodes: Sequence[Played]) -> Waits:
+    """What steps take in the environment, in this process, with its text observation; no server, no wire.
+
+    It makes the store at the path the one of this process.
+    """
+    os.environ[STORES_VARIABLE] = f"{NAME}={path.resolve()}"
+    open_stores()
+    environment = WebShop()
+    environment.options = WebShop.Options(**OPTIONS)
+    episode = Episode(environment, Limits())
+    nothing = Want()
+    waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
+    for number, played in enumerate((*warm_up, *episodes)):
+        marks = [perf_counter()]
+        episode.reset(played.goal, 0)
+        episode.observe(nothing)
+        marks.append(perf_counter())
+        for place, action in enumerate(played.actions):
+            transition = episode.turn((action,), nothing)
+            marks.append(perf_counter())
+            played.check(place, transition.reward, bool(transition.end_reason))
+        if number >= len(warm_up):
+            for kind, start, end in zip((RESET, *played.kinds), marks, marks[1:], strict=False):
+                waits[kind].append(end - start)
+    return waits

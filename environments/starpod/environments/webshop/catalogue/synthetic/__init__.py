@@ -1,0 +1,57 @@
+"""A seeded catalogue of believable, made-up products in the original's raw schema, of any size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from starpod.environments.webshop.catalogue.synthetic.maker import Maker, Records
+from starpod.environments.webshop.catalogue.synthetic.plain import plain_products
+
+__all__ = ["FILES", "generate", "write_files"]
+
+FILES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+"""Names of the three files: products, attributes and synthetic instructions, human instructions."""
+
+
+def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Records]:
+    """Yields products: the record, its entry of attributes, its human instructions (an empty list for none).
+
+    The same seed gives the same products in every process; a smaller count gives the head of a larger one.
+
+    Args:
+        count: How many products.
+        seed: Any whole number.
+        plain: Short texts of few words instead, for policies that learn from scratch.
+    """
+    return plain_products(count, seed) if plain else Maker(seed).products(count)
+
+
+def write_files(
+    folder: Path, count: int, seed: int = 0, *, plain: bool = False, progress: Callable[[int], None] = lambda _: None
+) -> None:
+    """Writes FILES into a folder, which must exist, a record to a line. `progress` is told how many are written."""
+    products, attributes, human = (folder / each for each in FILES)
+    with (
+        products.open("w", encoding="utf-8") as product_file,
+        attributes.open("w", encoding="utf-8") as attribute_file,
+        human.open("w", encoding="utf-8") as human_file,
+    ):
+        product_file.write("[")
+        attribute_file.write("{")
+        human_file.write("{")
+        comma, human_comma = "\n", "\n"
+        for number, (record, entry, instructions) in enumerate(generate(count, seed, plain=plain), 1):
+            asin = json.dumps(record["asin"])
+            product_file.write(comma + json.dumps(record))
+            attribute_file.write(f"{comma}{asin}: {json.dumps(entry)}")
+            comma = ",\n"
+            if instructions:
+                human_file.write(f"{human_comma}{asin}: {json.dumps(instructions)}")
+                human_comma = ",\n"
+            if number % 1000 == 0 or number == count:
+                progress(number)
+        product_file.write("\n]\n")
+        attribute_file.write("\n}\n")
+        human_file.write("\n}\n")

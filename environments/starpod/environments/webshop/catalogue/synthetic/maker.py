@@ -1,0 +1,298 @@
+"""Products in the original's raw schema, one after the other."""
+
+from __future__ import annotations
+
+import random as randoms
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from starpod.environments.webshop.catalogue.synthetic import beauty, electronics, fashion, garden, grocery
+from starpod.environments.webshop.catalogue.synthetic.details import anecdotes, figures
+from starpod.environments.webshop.catalogue.synthetic.kind import UNUSED, Attribute, Kind
+from starpod.environments.webshop.catalogue.synthetic.names import asin, code, common_name, name, small
+from starpod.environments.webshop.catalogue.synthetic.options import COLORS, DRAWN, ORDERED, PICTURED
+from starpod.environments.webshop.catalogue.synthetic.people import human_record
+from starpod.environments.webshop.catalogue.synthetic.wording import Random, Wording, capital, fill, pick, title, two
+
+Records = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
+"""A product record, its entry of attributes, its human instructions (maybe none)."""
+
+DEPARTMENTS = tuple(module.KINDS for module in (beauty, electronics, garden, fashion, grocery))
+_SHARES = (0.238, 0.467, 0.683, 0.883)
+"""Where each department ends, as in the original's first thousand products."""
+_ATTRIBUTES = (0.18, 0.37, 0.56, 0.695, 0.815, 0.88, 0.92, 0.96)
+"""Where each number of attributes ends, from none on."""
+_LINES = 48
+"""Lines of a kind that still get new products."""
+_BRANDS = 512
+"""Brands of a department that still get new lines."""
+_INSTRUCTED = 10_000
+"""Products of which half have human instructions; of those beyond, one in a hundred."""
+
+
+@dataclass(slots=True)
+class Line:
+    """Products of one brand that differ in a few attributes, options and details: neighbours in every search."""
+
+    brand: str
+    series: str
+    noun: str
+    attributes: tuple[Attribute, ...]
+    made: str
+    price: float
+    options: tuple[str, ...]
+
+
+class Maker:
+    """Makes the products of one seed. What it remembers is bounded, so any number can be made."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random = randoms.Random(seed).random
+        self._wordings: dict[str, Wording] = {}
+        self._lines: dict[str, list[Line]] = {}
+        self._brands: dict[str, list[str]] = {}
+
+    def products(self, count: int) -> Iterator[Records]:
+        """The first `count` products."""
+        for number in range(count):
+            yield self._product(number)
+
+    def _product(self, number: int) -> Records:
+        random = self._random
+        kinds = DEPARTMENTS[bisect(_SHARES, random())]
+        kind = kinds[int(random() * len(kinds))]
+        wording = self._wordings.get(kind.query)
+        if wording is None:
+            position = sum(map(len, DEPARTMENTS[: DEPARTMENTS.index(kinds)])) + kinds.index(kind)
+            wording = self._wordings[kind.query] = Wording(kind, position)
+        line = self._line(kind)
+        has = self._attributes(kind, line)
+        product_asin = asin(number, self._seed)
+        model = code(random)
+        prices = self._prices(line)
+        options = self._options(line)
+        in_title = has[: 1 + int(random() * 3)]
+        record = {
+            "name": self._title(kind, line, in_title, model),
+            "full_description": self._description(kind, wording, line, model),
+            "pricing": "".join(f"${price:,.2f}" for price in prices),
+            "images": [f"https://images.example.com/I/{product_asin}-{n}.jpg" for n in range(1 + int(random() * 8))],
+            "product_category": kind.path,
+            "average_rating": round(5 - 2.5 * small(random), 1) if random() < 0.64 else "",
+            "small_description": self._bullets(kind, wording, line, has[len(in_title) :]),
+            "customization_options": self._customization(options, product_asin, prices),
+            "asin": product_asin,
+            "category": kind.category,
+            "query": kind.query,
+            "page": 1 + int(random() * 400),
+            **UNUSED,
+            "brand": f"Brand: {line.brand}",
+        }
+        if random() < 0.2:
+            record["model"] = model
+        return record, self._entry(kind, has), self._human(number, product_asin, line, has, options)
+
+    def _line(self, kind: Kind) -> Line:
+        """The line that the product belongs to: an earlier one, or a new one of an earlier or a new brand."""
+        random = self._random
+        lines = self._lines.setdefault(kind.query, [])
+        if lines and random() < 0.55:
+            return lines[int(random() * len(lines))]
+        brands = self._brands.setdefault(kind.category, [])
+        if not brands or random() < 0.6:
+            made = name(random)
+            drawn = random()
+            brand = made.upper() if drawn < 0.25 else f"{made} {capital(name(random))}" if drawn < 0.35 else made
+            _remember(random, brands, brand, _BRANDS)
+        else:
+            brand = pick(random, brands)
+        left = list(kind.attributes)
+        low, high = kind.price
+        line = Line(
+            brand=brand,
+            series=common_name(random),
+            noun=pick(random, kind.nouns),
+            attributes=tuple(left.pop(int(random() * len(left))) for _ in range(min(9, len(left) - 2))),
+            made=pick(random, kind.made),
+            price=low + (high - low) * small(random),
+            options=tuple(generator for generator, share in kind.options if random() < share),
+        )
+        _remember(random, lines, line, _LINES)
+        return line
+
+    def _attributes(self, kind: Kind, line: Line) -> list[Attribute]:
+        """What this product of the line has; often one attribute is not that of its neighbours."""
+        random = self._random
+        has = list(line.attributes[: bisect(_ATTRIBUTES, random())])
+        if has and random() < 0.6:
+            other = kind.attributes[int(random() * len(kind.attributes))]
+            if other not in has:
+                has[int(random() * len(has))] = other
+        return has
+
+    def _prices(self, line: Line) -> list[float]:
+        """None where it is not known, one, or both ends of a range, which a few list the wrong way round."""
+        random = self._random
+        drawn = random()
+        if drawn < 0.09:
+            return []
+        price = line.price * (0.7 + 0.6 * random())
+        ending = (0.99, 0.99, 0.99, 0.95, 0.0, 0.49, 0.89)[int(random() * 7)]
+        low = max(1, int(price)) + ending
+        if drawn < 0.907:
+            return [low]
+        high = low + 1 + int(price * random())
+        return [low, high] if drawn < 0.997 else [high, low]
+
+    def _options(self, line: Line) -> dict[str, list[str]]:
+        """Group -> values as a shop shows them."""
+        random = self._random
+        options: dict[str, list[str]] = {}
+        for generator in line.options:
+            if random() < 0.12:
+                continue
+            wanted = 1 + int(20 * small(random))
+            if generator in ORDERED:
+                group, values = ORDERED[generator]
+                first = int(random() * max(1, len(values) - wanted + 1))
+                options[group] = list(values[first : first + wanted])
+            else:
+                group, values = DRAWN[generator]
+                first, step = int(random() * len(values)), 1 + int(random() * (len(values) - 1) / wanted)
+                drawn = [values[(first + n * step) % len(values)] for n in range(min(wanted, len(values)))]
+                options[group] = self._coded(drawn) if group == "Color" and random() < 0.2 else drawn
+        return options
+
+    def _coded(self, colors: list[str]) -> list[str]:
+        """Colors as sellers with many of them write them: Black-K17."""
+        random = self._random
+        if random() < 0.5:
+            letter = "ABCDEFGHK"[int(random() * 9)]
+            start = int(random() * 90)
+            return [f"{letter}{start + n}-{color}" for n, color in enumerate(colors)]
+        return [f"{color}{int(random() * 9000) + 100}" for color in colors]
+
+    def _customization(self, options: dict[str, list[str]], product_asin: str, prices: list[float]) -> Any:
+        """Options as a record has them; '' for none."""
+        random = self._random
+        groups: dict[str, list[dict[str, Any]] | None] = {}
+        chosen = random()
+        price = prices[0] if prices else 0
+        for group, values in options.items():
+            selected = int(chosen * len(values))
+            if group in PICTURED:
+                groups[group] = [
+                    {
+                        "is_selected": n == selected,
+                        "url": None if n == selected else f"https://www.example.com/dp/{product_asin}?v={n}",
+                        "value": value,
+                        "price_string": f"${price:,.2f}" if price else "",
+                        "price": price,
+                        "image": f"https://images.example.com/I/{product_asin}-{group[0]}{n}.jpg",
+                    }
+                    for n, value in enumerate(values)
+                ]
+            else:
+                groups[group] = [
+                    {"is_selected": n == selected, "is_available": True, "value": value, "asin": product_asin}
+                    for n, value in enumerate(values)
+                ]
+        if random() < 0.1:
+            groups["Color" if "Color" not in groups else "Pattern Name"] = None
+        return groups or ""
+
+    def _title(self, kind: Kind, line: Line, has: list[Attribute], model: str) -> str:
+        random = self._random
+        said: dict[str, list[str]] = {"is": [], "has": [], "for": []}
+        for attribute in has:
+            said[attribute.role].append(title(attribute.text))
+        parts = [line.brand]
+        if random() < 0.35:
+            parts.append(line.series)
+        parts += said["is"][:1]
+        shown = random() < 0.4
+        if shown:
+            parts.append(title(line.made))
+        parts.append(title(line.noun))
+        if said["has"]:
+            parts.append("with " + " and ".join(said["has"]))
+        if said["for"]:
+            parts.append("for " + " and ".join(said["for"]))
+        details = said["is"][1:]
+        part, part2 = two(random, kind.parts)
+        made = pick(random, kind.made)
+        if random() < 0.75 and not (shown and made == line.made):
+            details.append(title(made))
+        if random() < 0.6:
+            details.append(title(f"{part2} and {part}"))
+        if random() < 0.55:
+            details.append(title(pick(random, kind.does).removeprefix("is ")))
+        if random() < 0.3:
+            details.append(model)
+        if kind.category == "grocery" and random() < 0.3:
+            details.append(f"Pack of {2 + int(random() * 11)}")
+        elif kind.category == "fashion" and random() < 0.3:
+            details.append(pick(random, COLORS))
+        return ", ".join([" ".join(parts), *details])
+
+    def _description(self, kind: Kind, wording: Wording, line: Line, model: str) -> str:
+        """Nothing for a third of the products; else sentences of the kind and a few that only this product has."""
+        random = self._random
+        if random() < 0.3:
+            return ""
+        sentences = [f"{line.brand} {line.series} {line.noun}."]
+        sentences += wording.text(random, 4 + int(17 * small(random)))
+        if random() < 0.7:
+            sentences.insert(1 + int(random() * 3), figures(random, kind, model))
+        sentences += anecdotes(random, kind.query, line.series)
+        return fill(" ".join(sentences), kind, line.noun)
+
+    def _bullets(self, kind: Kind, wording: Wording, line: Line, untold: list[Attribute]) -> Any:
+        """One bullet for each attribute that the title leaves out, and some more; a few sellers write one text."""
+        random = self._random
+        bullets = [pick(random, wording.about[attribute]) for attribute in untold]
+        while len(bullets) < 7 and random() < (1 if len(bullets) < 2 else 0.72):
+            bullets.insert(int(random() * (len(bullets) + 1)), pick(random, wording.bullets))
+        if random() < 0.016:
+            return fill("".join(bullets), kind, line.noun)
+        return [fill(bullet, kind, line.noun) for bullet in bullets]
+
+    def _entry(self, kind: Kind, has: list[Attribute]) -> dict[str, Any]:
+        """An entry of items_ins_v2.json."""
+        random = self._random
+        entry: dict[str, Any] = {"attributes": [attribute.text for attribute in has]}
+        if len(has) > 1 and random() < 0.64:
+            wanted = [attribute for attribute in has if random() < 0.6]
+            if len(wanted) < 2:
+                wanted = has[:2]
+            said = {role: ", ".join(one.text for one in wanted if one.role == role) for role in ("is", "has", "for")}
+            entry["instruction"] = " ".join(
+                ["Find me", *filter(None, [said["is"]]), kind.query]
+                + [f"with {said['has']}"] * bool(said["has"])
+                + [f"for {said['for']}"] * bool(said["for"])
+            )
+            entry["instruction_attributes"] = [attribute.text for attribute in wanted]
+        return entry
+
+    def _human(
+        self, number: int, product_asin: str, line: Line, has: list[Attribute], options: dict[str, list[str]]
+    ) -> list[dict[str, Any]]:
+        random = self._random
+        drawn = random()
+        if not has or drawn >= (0.55 if number < _INSTRUCTED else 0.01):
+            return []
+        return [
+            human_record(random, product_asin, line.brand, line.noun, has, options)
+            for _ in range(2 if random() < 0.1 else 1)
+        ]
+
+
+def _remember(random: Random, kept: list[Any], new: Any, most: int) -> None:
+    """Adds to a list that forgets one at random when it is full."""
+    if len(kept) < most:
+        kept.append(new)
+    else:
+        kept[int(random() * most)] = new

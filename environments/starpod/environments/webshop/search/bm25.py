@@ -1,0 +1,162 @@
+"""BM25 as Lucene 8 computes it: lengths in one byte, term scores in single precision, sums in double."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+K1 = np.float32(0.9)
+B = np.float32(0.4)
+"""Anserini's defaults."""
+MOST_TERMS = 1024
+"""Lucene's bound on the clauses of a query."""
+BLOCK = 4096
+"""Documents whose sums are kept at a time: 32 KB."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TooManyTerms(ValueError):
+    """A query of more than MOST_TERMS distinct terms."""
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as machine code that does not hold the GIL. It is compiled when it is first called with some types.
+
+    Kept in __pycache__, or in the user's cache folder where that is read-only; with neither, every process compiles.
+    """
+    made: Callable[P, R]
+    try:
+        made = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # there is no folder to keep it in
+        made = numba.njit(nogil=True)(function)
+    return made
+
+
+def _length(code: int) -> int:
+    """The shortest length with this code: exact up to 40, then with three bits after the leading one."""
+    if code < 24:
+        return code
+    bits, shift = (code - 24) & 7, ((code - 24) >> 3) - 1
+    return 24 + (bits if shift < 0 else (bits | 8) << shift)
+
+
+LENGTHS = np.array([_length(code) for code in range(256)])
+"""int64[256]: the length in terms that a code stands for."""
+
+
+def length_codes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """uint8[documents]: the code of each length, that of the next shorter length that has one."""
+    return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
+
+
+def length_factors(mean: float) -> NDArray[np.float32]:
+    """float32[256]: what a term's frequency is multiplied by, per length code. mean: of the exact lengths."""
+    one = np.float32(1)
+    return one / (K1 * ((one - B) + B * LENGTHS.astype(np.float32) / np.float32(mean)))
+
+
+def term_weights(counts: NDArray[np.int64], containing: NDArray[np.int64], documents: int) -> NDArray[np.float32]:
+    """float32[terms]: how often the query has each, times its idf. containing: of that many documents."""
+    idf: NDArray[np.float64] = np.log(1 + (documents - containing + 0.5) / (containing + 0.5))
+    return counts.astype(np.float32) * idf.astype(np.float32)
+
+
+@compiled
+def find(
+    terms: NDArray[np.uint8], offsets: NDArray[np.int64], wanted: NDArray[np.uint8], wanted_offsets: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The row of each wanted term among the sorted ones, -1 if it is not there. Offsets: where terms begin and end."""
+    rows = np.full(len(wanted_offsets) - 1, -1)
+    for place in range(len(rows)):
+        term = wanted[wanted_offsets[place] : wanted_offsets[place + 1]]
+        low, high = 0, len(offsets) - 1
+        while low < high:
+            row = (low + high) // 2
+            order = _compare(terms[offsets[row] : offsets[row + 1]], term)
+            if order == 0:
+                rows[place] = row
+                break
+            if order < 0:
+                low = row + 1
+            else:
+                high = row
+    return rows
+
+
+@compiled
+def _compare(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
+    """Below, at or above 0 as one sorts before, with or after the other."""
+    for place in range(min(len(one), len(other))):
+        if one[place] != other[place]:
+            return -1 if one[place] < other[place] else 1
+    return len(one) - len(other)
+
+
+@compiled
+def best(
+    documents: NDArray[np.uint32],
+    frequencies: NDArray[np.uint8],
+    values: NDArray[np.float32],
+    lengths: NDArray[np.uint8],
+    factors: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    found: NDArray[np.int64],
+    scores: NDArray[np.float32],
+) -> int:
+    """Writes the best documents and their scores, best first, ties by number; returns how many there are.
+
+    documents, frequencies: postings, by term and then by document; frequencies are codes for `values`.
+    lengths: a code per document; factors: per such code. starts, ends, weights: of the query's terms.
+    Blocks of documents one after another, and in each the terms one after another, so that the sums stay in the cache.
+    """
+    one = np.float32(1)
+    places = starts.copy()
+    sums = np.zeros(BLOCK, np.float64)
+    count = 0
+    least = np.float32(0)
+    while True:
+        first = len(lengths)
+        for term in range(len(starts)):
+            if places[term] < ends[term] and documents[places[term]] < first:
+                first = documents[places[term]]
+        if first == len(lengths):
+            return count
+        end = min(first + BLOCK, len(lengths))
+        for term in range(len(starts)):
+            place = places[term]
+            factor = weights[term]
+            while place < ends[term] and documents[place] < end:
+                document = documents[place]
+                saturation = one + values[frequencies[place]] * factors[lengths[document]]
+                sums[document - first] += factor - factor / saturation
+                place += 1
+            places[term] = place
+        for row in range(end - first):
+            total = sums[row]
+            sums[row] = 0
+            if total > least:  # much seldomer than not, and never false where the rounded sum is above
+                score = np.float32(total)
+                if score > least:
+                    count = insert(found, scores, count, first + row, score)
+                    if count == len(found):
+                        least = scores[count - 1]
+
+
+@compiled
+def insert(found: NDArray[np.int64], scores: NDArray[np.float32], count: int, document: int, score: np.float32) -> int:
+    """Puts a document behind all with the same score or a better one, the last out if need be; returns how many."""
+    count = min(count + 1, len(found))
+    row = count - 1
+    while row > 0 and scores[row - 1] < score:
+        found[row], scores[row] = found[row - 1], scores[row - 1]
+        row -= 1
+    found[row], scores[row] = document, score
+    return count

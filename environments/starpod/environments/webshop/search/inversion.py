@@ -1,0 +1,171 @@
+"""Documents into the arrays of an index: counted as they come, then turned into postings in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starpod.environments.webshop.search.analyzer import REMEMBERED, term_of
+from starpod.environments.webshop.search.bm25 import compiled, length_codes
+from starpod.environments.webshop.search.words import words
+
+_CHUNK = 1 << 21
+"""Terms that wait as Python integers before they are counted."""
+
+
+def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]) -> dict[str, NDArray[Any]]:
+    """The arrays of an index of (asin, text) pairs: N documents with T distinct terms and P postings.
+
+    positions uint32[N]: the place of each document in the order given; inside, documents are numbered by asin.
+    lengths uint8[N]: the code of its number of terms. total int64[1]: the sum of the exact numbers.
+    terms uint8[...], term_offsets int64[T + 1]: the sorted terms as UTF-8, and where each begins and ends.
+    posting_offsets int64[T + 1]: where the postings of each term begin and end.
+    documents uint32[P], frequencies uint8[P] (or wider): postings, by document in each term; a frequency is a code.
+    values uint32[...]: the frequency that a code stands for.
+    """
+    numbers = _Numbers()
+    asins: list[str] = []
+    parts: list[_Part] = []
+    waiting: list[int] = []
+    ends: list[int] = []
+    for asin, text in documents:
+        asins.append(asin)
+        waiting.extend(map(numbers.__getitem__, words(text)))
+        ends.append(len(waiting))
+        if len(waiting) >= _CHUNK:
+            parts.append(_counted(waiting, ends, len(numbers.terms)))
+            waiting.clear()
+            ends.clear()
+        progress(len(asins))
+    parts.append(_counted(waiting, ends, len(numbers.terms)))
+    terms, frequencies, sizes, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    parts.clear()
+
+    order = np.array(sorted(range(len(asins)), key=asins.__getitem__), np.int64)
+    vocabulary = sorted(numbers.terms)
+    rows = np.empty(len(vocabulary), np.uint32)
+    rows[[numbers.terms[term] for term in vocabulary]] = np.arange(len(vocabulary))
+    values, codes = _coded(frequencies)
+    arrays = {
+        "positions": order.astype(np.uint32),
+        "lengths": length_codes(lengths[order]),
+        "total": lengths.sum(keepdims=True),
+        "terms": np.frombuffer("".join(vocabulary).encode(), np.uint8),
+        "term_offsets": np.cumsum([0, *(len(term.encode()) for term in vocabulary)], dtype=np.int64),
+        "posting_offsets": np.zeros(len(vocabulary) + 1, np.int64),
+        "documents": np.empty(len(terms), np.uint32),
+        "frequencies": np.empty(len(terms), codes.dtype),
+        "values": values,
+    }
+    _turn(
+        order,
+        np.cumsum(sizes),
+        terms,
+        codes,
+        rows,
+        arrays["posting_offsets"],
+        arrays["documents"],
+        arrays["frequencies"],
+    )
+    return arrays
+
+
+class _Numbers(dict[str, int]):
+    """Words to the numbers of their terms, in order of first appearance; -1 for stop words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terms: dict[str, int] = {}
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= REMEMBERED:
+            self.clear()
+        term = term_of(word)
+        number = self[word] = self.terms.setdefault(term, len(self.terms)) if term else -1
+        return number
+
+
+_Part = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
+"""Of some documents: their distinct terms one after another, how often they have them; per document how many distinct
+ones, how many in all."""
+
+
+def _counted(numbers: list[int], ends: list[int], vocabulary: int) -> _Part:
+    terms, frequencies = np.empty(len(numbers), np.uint32), np.empty(len(numbers), np.uint32)
+    sizes, lengths = np.empty(len(ends), np.int64), np.empty(len(ends), np.int64)
+    size = _count(np.array(numbers, np.int32), np.array(ends, np.int64), terms, frequencies, sizes, lengths, vocabulary)
+    return terms[:size].copy(), frequencies[:size].copy(), sizes, lengths
+
+
+def _coded(numbers: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[Any]]:
+    """The distinct numbers in order, and for each number its place among them in as few bytes as will do."""
+    present = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
+    present[numbers] = True
+    values = np.flatnonzero(present)
+    codes = np.zeros(len(present), np.min_scalar_type(len(values)))
+    codes[values] = np.arange(len(values))
+    return values.astype(np.uint32), codes[numbers]
+
+
+@compiled
+def _count(
+    numbers: NDArray[np.int32],
+    ends: NDArray[np.int64],
+    terms: NDArray[np.uint32],
+    frequencies: NDArray[np.uint32],
+    sizes: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    vocabulary: int,
+) -> int:
+    """Puts the distinct terms of each document one after another, with how often it has them; returns how many."""
+    slots = np.full(vocabulary, -1, np.int64)
+    size = 0
+    start = 0
+    for document in range(len(ends)):
+        first = size
+        for place in range(start, ends[document]):
+            number = numbers[place]
+            if number < 0:
+                continue
+            if slots[number] < first:
+                slots[number] = size
+                terms[size] = number
+                frequencies[size] = 0
+                size += 1
+            frequencies[slots[number]] += 1
+        start = ends[document]
+        sizes[document] = size - first
+        lengths[document] = frequencies[first:size].sum()
+    return size
+
+
+@compiled
+def _turn(
+    order: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    terms: NDArray[np.uint32],
+    frequencies: NDArray[Any],
+    rows: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
+    posting_documents: NDArray[np.uint32],
+    posting_frequencies: NDArray[Any],
+) -> None:
+    """A counting sort by term: fills the last three. order: documents by asin; ends, terms, frequencies: of documents.
+
+    rows: the place of each term among the sorted ones.
+    """
+    for term in terms:
+        offsets[rows[term] + 1] += 1
+    for row in range(len(rows)):
+        offsets[row + 1] += offsets[row]
+    places = offsets.copy()
+    for document in range(len(order)):
+        position = order[document]
+        for entry in range(ends[position - 1] if position else 0, ends[position]):
+            row = rows[terms[entry]]
+            posting_documents[places[row]] = document
+            posting_frequencies[places[row]] = frequencies[entry]
+            places[row] += 1

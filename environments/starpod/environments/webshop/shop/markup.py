@@ -1,0 +1,212 @@
+"""A page of the shop as html: our own markup, with the texts, fields and links of the original's page.
+
+The page is complete in itself: styles and pictures are inside, and it works without JavaScript. Whatever can be clicked
+is a button of a form that is posted to `action_url` as `action=click[...]`; the search field is posted as
+`search_query`. Whoever passes such a page on adds fields of his own after each `<form ...>` tag (see `with_fields`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from starpod.environments.webshop.catalogue.prices import NO_CAP
+from starpod.environments.webshop.shop import actions
+from starpod.environments.webshop.shop.pictures import picture
+
+if TYPE_CHECKING:
+    from starpod.environments.webshop.catalogue.product import Product
+    from starpod.environments.webshop.shop.shop import Shop
+
+_HERE = Path(__file__).parent
+_TEMPLATES = {
+    "index": "index.html",
+    "search_results": "results.html",
+    "item_page": "item.html",
+    "item_sub_page": "sub.html",
+    "done": "done.html",
+}
+_ICONS = {
+    "find": '<svg viewBox="0 0 24 24" aria-hidden="true"><circle cx="10.5" cy="10.5" r="6.5"/>'
+    '<path d="M15.5 15.5L21 21"/></svg>',
+    "none": '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M4 9l2-5h12l2 5v11H4zM4 9h5l1 3h4l1-3h5"/></svg>',
+    "logo": '<svg viewBox="0 0 32 32" aria-hidden="true"><path class="grip" d="M10.5 12V8.5a5.5 5.5 0 0 1 11 0V12"/>'
+    '<path class="bag" d="M5.5 11h21l2 17a2 2 0 0 1-2 2.2h-21a2 2 0 0 1-2-2.2z"/>'
+    '<path class="smile" d="M11 18a5 5 0 0 0 10 0"/></svg>',
+}
+
+
+def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str] | None = None) -> str:
+    """The whole page that the shop shows.
+
+    action_url: where the forms are posted, relative to the page's own address. Empty: the same page without working
+    forms, its buttons disabled. hidden: further fields of each form.
+    """
+    state = shop.state
+    fields: dict[str, Any] = {
+        "page": state.page,
+        "instruction": shop.instruction,
+        "keywords": " ".join(state.keywords or ()),
+        "action": Markup(f' action="{escape(action_url)}"') if action_url else "",
+        "url": action_url,
+        "off": "" if action_url else Markup(" disabled"),
+        "hidden": _fields(hidden or {}),
+        "offered": shop.clickables(),
+    }
+    fields["title"] = _title(shop)
+    match state.page:
+        case "search_results":
+            fields |= {"number": state.number, "total": len(shop.hits())}
+            fields |= {"products": shop.listing().products, "opened": set(state.opened)}
+        case "item_page" | "item_sub_page":
+            fields |= {"product": _product(shop), "options": state.options, "sub_page": state.sub_page}
+        case "done":
+            fields |= _purchase(shop)
+    return _environment().get_template(_TEMPLATES[state.page]).render(fields)
+
+
+def with_fields(page: str, hidden: Mapping[str, str], banner: str = "") -> str:
+    """The page with hidden fields in each of its forms, and with `banner` (html) at the top of its body."""
+    fields = str(_fields(hidden))  # a Markup would escape the page that it is put into
+    page = _FORM.sub(lambda form: form[0] + fields, page)
+    return _BODY.sub(lambda body: body[0] + banner, page, count=1)
+
+
+def with_pictures(page: str) -> str:
+    """The page with the products' own pictures, which a browser loads over the network, instead of drawn ones."""
+    return _PICTURE.sub(r'src="\1"', page)
+
+
+def stylesheet() -> Markup:
+    """The styles of the page, for pages beside it."""
+    return Markup(_read("shop.css"))
+
+
+def logo() -> Markup:
+    """The shop's sign, as svg."""
+    return Markup(_ICONS["logo"])
+
+
+def script_hash() -> str:
+    """The source expression by which a Content-Security-Policy lets the page's own script run."""
+    return f"'sha256-{b64encode(sha256(_read('shop.js').encode()).digest()).decode()}'"
+
+
+_FORM = re.compile(r"<form\b[^>]*>")
+_BODY = re.compile(r"<body\b[^>]*>")
+_PICTURE = re.compile(r'src="data:[^"]*" data-image="(https://[^"]*)"')
+
+
+def _picture(product: Product) -> Markup:
+    """The attributes of an image: a drawn picture, and the address of the product's own."""
+    return Markup('src="{}" data-image="{}"').format(picture(product.asin, product.category), product.image)
+
+
+def _fields(hidden: Mapping[str, str]) -> Markup:
+    return Markup("").join(
+        Markup('<input type="hidden" name="{}" value="{}">\n').format(name, value) for name, value in hidden.items()
+    )
+
+
+def _product(shop: Shop) -> Product:
+    item = shop.item()
+    assert item is not None
+    return item.product
+
+
+def _title(shop: Shop) -> str:
+    """What the browser's tab and history say."""
+    state = shop.state
+    match state.page:
+        case "search_results":
+            text = f"{' '.join(state.keywords or ())}: page {state.number}"
+        case "item_page":
+            text = _product(shop).title
+        case "item_sub_page":
+            text = f"{state.sub_page}: {_product(shop).title}"
+        case "done":
+            text = f"Score {state.reward:.3g}"
+        case _:
+            return "WebShop"
+    return f"{text} - WebShop"
+
+
+def _purchase(shop: Shop) -> dict[str, Any]:
+    """What the score page shows: the purchase beside the goal, and the parts of the reward."""
+    goal, grade, item = shop.goal, shop.grade, shop.item()
+    assert grade is not None
+    assert item is not None
+    adds = grade.parts()
+    parts = [_part("Attributes", grade.r_att, len(goal.attributes), adds["attributes"])]
+    if goal.options:
+        parts.append(_part("Options", grade.r_option or 0.0, len(goal.options), adds["options"]))
+    parts.append(_part("Price", grade.r_price, 1, adds["price"]))
+    return {
+        "product": item.product,
+        "wanted": shop.stock.catalogue[goal.position],
+        "goal": goal,
+        "grade": grade,
+        "parts": parts,
+        "kind": _kind(grade),
+        "figures": json.dumps(grade.as_info(), indent=2),
+        "options": json.dumps(shop.state.options, ensure_ascii=False),
+        "goal_options": json.dumps(goal.options, ensure_ascii=False),
+        "price": float(shop.stock.prices[item.position]),
+        "cap": f"${goal.price_upper:.2f}" if goal.price_upper < NO_CAP else "none",
+    }
+
+
+def _part(name: str, share: float, asked: int, adds: float) -> dict[str, Any]:
+    return {"name": name, "met": round(share * asked), "asked": asked, "adds": adds}
+
+
+def _kind(grade: Any) -> str:
+    """Why the product counts as the kind that was asked for, or not."""
+    if grade.r_type < 1 and grade.title_score < 0.1:
+        return "the titles have next to nothing in common"
+    reasons = (
+        (grade.query_match, "same search term"),
+        (grade.category_match, "same category"),
+        (grade.title_score > 0.2, "similar title"),
+    )
+    return ", ".join(text for holds, text in reasons if holds) or "another kind"
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (_HERE / "static" / name).read_text(encoding="utf-8")
+
+
+def templates_in(folder: Path) -> Environment:
+    """The templates of a folder: what they are given is escaped, and what they are not given is an error."""
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = templates_in(_HERE / "templates")
+    environment.globals.update(
+        style=stylesheet(),
+        script=Markup(_read("shop.js")),
+        logo=logo(),
+        icon=lambda name: Markup(_ICONS[name]),
+        picture=_picture,
+        click=actions.click,
+    )
+    return environment

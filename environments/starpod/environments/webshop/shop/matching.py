@@ -1,0 +1,104 @@
+"""When an option or attribute counts as one of the goal's: by its colour, then by its words as thefuzz 0.19 does it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from functools import lru_cache
+from typing import Literal
+
+COLOURS = tuple(
+    """
+    alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
+    caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
+    dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory
+    ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor
+    mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand
+    sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
+    wheat white wine yellow
+    """.split()
+)
+"""In the order in which they are looked for."""
+
+Ratio = Literal["difflib", "levenshtein"]
+"""How alike two texts are: difflib's ratio, which the original used, or the one that thefuzz takes from Levenshtein."""
+
+THRESHOLD = 85
+"""Texts match when their token-set ratio is above this."""
+
+_LATIN_1 = dict.fromkeys(range(0x80, 0x100))
+_NOT_A_WORD = re.compile(r"\W")
+
+
+@lru_cache(maxsize=1 << 14)
+def normalise(value: str) -> str:
+    """The first of `COLOURS` that is a part of the value, the value itself if none is: 'stand' -> 'tan'."""
+    return next((colour for colour in COLOURS if colour in value), value)
+
+
+def normalise_pair(name: str, value: str) -> str:
+    """What becomes of an option of a synthetic goal, which is compared as the pair it is kept as.
+
+    Only a name or value that IS a colour counts as one; any other pair is compared as Python writes it.
+    """
+    return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
+
+
+def token_set_ratio(purchased: str, goal: str, ratio: Ratio = "difflib") -> int:
+    """How alike the sets of words are, 0 to 100; 100 where one set holds the other, 0 where a text has no word.
+
+    Not symmetric with difflib. Words lose the characters U+0080 to U+00FF.
+    """
+    similarity = _difflib if ratio == "difflib" else _levenshtein
+    return max((_percent(similarity(*pair), *pair) for pair in _pairs(purchased, goal)), default=0)
+
+
+@lru_cache(maxsize=1 << 16)
+def matches(purchased: str, goal: str, ratio: Ratio = "difflib") -> bool:
+    """Whether the token-set ratio is above `THRESHOLD`, without working it out where it cannot be."""
+    similarity = _difflib if ratio == "difflib" else _levenshtein
+    return any(
+        all(_percent(bound(*pair), *pair) > THRESHOLD for bound in (_by_length, _by_letters, similarity))
+        for pair in _pairs(purchased, goal)
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_NOT_A_WORD.sub(" ", text.translate(_LATIN_1)).lower().split())
+
+
+def _pairs(purchased: str, goal: str) -> list[tuple[str, str]]:
+    """The pairs of texts whose best similarity counts: the common words, and these with the rest of either side."""
+    ours, theirs = _words(purchased), _words(goal)
+    if not ours or not theirs:
+        return []
+    common = " ".join(sorted(ours & theirs))
+    left, right = (f"{common} {' '.join(sorted(rest))}".strip() for rest in (ours - theirs, theirs - ours))
+    return [(first, second) for first, second in ((common, left), (common, right), (left, right)) if first and second]
+
+
+def _percent(alike: int, first: str, second: str) -> int:
+    """The share of characters that are alike; rounding is monotone, so a bound on `alike` bounds the result."""
+    return round(100 * (2.0 * alike / (len(first) + len(second))))
+
+
+def _by_length(first: str, second: str) -> int:
+    return min(len(first), len(second))
+
+
+def _by_letters(first: str, second: str) -> int:
+    return (Counter(first) & Counter(second)).total()
+
+
+def _difflib(first: str, second: str) -> int:
+    if first == second:
+        return len(first)
+    return sum(block.size for block in difflib.SequenceMatcher(None, first, second).get_matching_blocks())
+
+
+def _levenshtein(first: str, second: str) -> int:
+    from rapidfuzz.distance import LCSseq
+
+    return LCSseq.similarity(first, second)

@@ -1,0 +1,143 @@
+"""The options of webshop-v1, and the presets: what the original and three programs built on it set them to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from starpod.env_server import EnvironmentOptions
+from starpod.environments.webshop.shop.shelves import HITS
+from starpod.environments.webshop.shop.shop import PAGE_SIZE
+
+Preset = Literal["original", "ragen", "verl_agent", "agentgym"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "original": {},
+    "ragen": {
+        "goals": "synthetic",
+        "split": "train",
+        "choose": "seed",
+        "permute_goals": True,
+        "reward": "binary",
+        "presentation": "ragen",
+        "search_without_bar": "flagged",
+    },
+    "verl_agent": {
+        "goals": "synthetic",
+        "splits": "verl_agent",
+        "split": "train",
+        "choose": "uniform",
+        "reward": "binary",
+        "reward_scale": 10.0,
+        "presentation": "verl_agent",
+    },
+    "agentgym": {
+        "goals": "synthetic",
+        "choose": "seed",
+        "caps": "agentgym",
+        "ratio": "levenshtein",
+    },
+}
+"""What a preset sets besides the defaults, which are the original's."""
+
+SPLITS: dict[str, dict[str, tuple[int, int | None]]] = {
+    "original": {"test": (0, 500), "dev": (500, 1500), "train": (1500, None), "all": (0, None)},
+    "verl_agent": {"test": (0, 500), "train": (500, None), "all": (0, None)},
+}
+"""First goal and the one after the last of each split, by whose splits they are."""
+
+
+class WebShopOptions(EnvironmentOptions):
+    """Which goals, what is shown, and how a purchase is paid."""
+
+    preset: Preset = Field(
+        default="original",
+        description="Sets the defaults of the other options to those of a known program; options that are given win.",
+    )
+    catalogue: str = Field(
+        default="",
+        max_length=200,
+        description="Name of a store of this server; empty: the first one it was given, else `synthetic`.",
+    )
+    goals: Literal["human", "synthetic"] = Field(
+        default="human", description="Instructions written by people, or made from attributes and options."
+    )
+    caps: Literal["original", "agentgym"] = Field(
+        default="original",
+        description="The price caps. original: drawn once per instruction. agentgym: a human instruction becomes a "
+        "goal per candidate cap, and synthetic ones draw from seed 233.",
+    )
+    goal: int | None = Field(default=None, ge=0, description="Index of the goal; leaves nothing to choose.")
+    split: Literal["all", "train", "dev", "test"] = Field(default="all", description="The goals to choose from.")
+    splits: Literal["original", "verl_agent"] = Field(
+        default="original",
+        description="original: test is 0..499, dev 500..1499, train the rest. verl_agent: test 0..499, train the rest.",
+    )
+    choose: Literal["weighted", "uniform", "seed"] = Field(
+        default="weighted",
+        description="weighted: drawn by the goals' weights, from all goals only. uniform: drawn evenly (the default "
+        "where a split is given). seed: counted by the seed modulo their number.",
+    )
+    permute_goals: bool = Field(
+        default=False, description="Counts the goals in the order of a shuffle with seed 42, as RAGEN does."
+    )
+    limit_goals: int | None = Field(
+        default=None, ge=1, description="Keep only so many goals, drawn by weight in an order that is always the same."
+    )
+    observation: Literal["text", "text_rich", "html", "url"] = Field(
+        default="text", description="How a page is shown to the agent."
+    )
+    presentation: Literal["original", "ragen", "verl_agent", "compact"] = Field(
+        default="original",
+        description="What stands around the page's text: nothing; advice and the possible actions; task and actions. "
+        "compact: a short page instead, for small models, what can be clicked in brackets.",
+    )
+    num_prev_obs: int = Field(default=0, ge=0, le=100, description="Earlier pages shown before the present one.")
+    num_prev_actions: int = Field(default=0, ge=0, le=100, description="Earlier actions shown before the present page.")
+    page_size: int = Field(
+        default=PAGE_SIZE, ge=1, le=HITS, description="Products on a page of results. Small models read short pages."
+    )
+    show_attrs: bool = Field(default=False, description="Whether a product has a page with its attributes.")
+    reward: Literal["graded", "binary"] = Field(
+        default="graded", description="graded: the score of the purchase. binary: 1 for a score of 1, else 0."
+    )
+    reward_scale: float = Field(default=1.0, gt=0, le=1000, description="What the reward is multiplied by.")
+    search_without_bar: Literal["allowed", "flagged", "refused"] = Field(
+        default="allowed",
+        description="What a search is on a page without a search bar: as good as any; carried out and called invalid;"
+        " invalid, and nothing happens.",
+    )
+    on_invalid: Literal["continue", "end"] = Field(
+        default="continue", description="Whether an invalid action ends the episode, with reward 0."
+    )
+    ratio: Literal["difflib", "levenshtein"] = Field(
+        default="difflib", description="How alike two options or attributes are is computed as by this library."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        preset = PRESETS.get(str(given.get("preset", "original")), {})  # an unknown one is refused as a value
+        options = {**preset, **given}
+        if "choose" not in options and options.get("split", "all") != "all":
+            options["choose"] = "uniform"
+        return options
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WebShopOptions:
+        if self.split not in SPLITS[self.splits]:
+            there = ", ".join(SPLITS[self.splits])
+            raise ValueError(f"the splits of {self.splits} have no {self.split}; choose one of {there}")
+        if self.choose == "weighted" and self.split != "all":
+            raise ValueError("weighted draws are from all goals: leave out split, or choose uniform or seed")
+        if self.choose == "weighted" and self.permute_goals:
+            raise ValueError("permute_goals changes how goals are counted, not drawn by weight; choose uniform or seed")
+        if self.presentation != "original" and self.observation != "text":
+            raise ValueError(f"the presentation {self.presentation} is of observation text; leave out one of the two")
+        if self.presentation != "original" and (self.num_prev_obs or self.num_prev_actions):
+            raise ValueError(f"the presentation {self.presentation} shows no earlier steps; leave out num_prev_*")
+        return self

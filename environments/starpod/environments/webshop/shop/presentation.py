@@ -1,0 +1,89 @@
+"""Other forms of a page: what programs built on the original put around its text, and a short one of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from starpod.environments.webshop.shop.pages import SEPARATOR, sub_page_nodes, text
+from starpod.environments.webshop.shop.shop import Shop
+
+ADVICE = (
+    "You have 10 actions to buy something; it need not fit the description in everything.",
+    "Leave details such as size and colour out of what you search for.",
+    "Search no more than twice.",
+    "A product that is close enough, bought in time, is better than the right one not bought.",
+    "Open a product of this page rather than turn to the next page.",
+    "Use click[next >] at most twice.",
+    "Use click[< prev] only if you are sure that the product is on an earlier page.",
+    "With fewer than 3 actions left, buy the first product that the page shows.",
+    "Before click[buy now], choose a size that fits and then a colour, one action each, where there are such options; "
+    "skip that if only 1 action is left. Do not open the description.",
+)
+"""RAGEN's nine pieces of advice, in our words."""
+_ADVICE = "\n".join(ADVICE)
+
+
+def present(shop: Shop, style: str) -> str:
+    """The page's text in the form of a program, `ragen` or `verl_agent`, or in the shop's own short one, `compact`."""
+    match style:
+        case "ragen":
+            return _ragen(shop)
+        case "verl_agent":
+            return _verl_agent(shop)
+    return _compact(shop)
+
+
+def _ragen(shop: Shop) -> str:
+    """The page, advice, and the possible actions. The index page is the instruction alone."""
+    page = f"Instruction: {shop.instruction}" if shop.state.page == "index" else text(shop)
+    possible = list(_actions(shop, "search[<content>]"))
+    if possible == ["click[back to search]", "click[< prev]", "click[next >]"]:
+        possible.pop()  # there is nothing on this page of results, nor on those that follow
+    return f"{page}.{_ADVICE}\nChoose one of these actions: {', '.join(possible)}."
+
+
+def _verl_agent(shop: Shop) -> str:
+    """The task, the page's texts that follow the instruction, each in quotes, and the possible actions, one a line."""
+    parts = text(shop).split(SEPARATOR)
+    task = shop.instruction.strip()
+    page = SEPARATOR.join(parts)
+    if task in parts:
+        page = SEPARATOR.join(f"'{part}'" for part in parts[parts.index(task) + 1 :])
+    listed = "\n".join(f"'{action}'," for action in _actions(shop, "search[<your query>]", hide_search=False))
+    return f"Task: {task}\nPage: {page}\nPossible actions: [\n{listed}\n]"
+
+
+def _actions(shop: Shop, search: str, *, hide_search: bool = True) -> Iterator[str]:
+    """The actions as they are shown. `click[search]`, which does nothing, is shown by verl-agent."""
+    if shop.has_search_bar:
+        yield search
+    yield from (f"click[{clickable}]" for clickable in shop.clickables() if clickable != "search" or not hide_search)
+
+
+def _compact(shop: Shop) -> str:
+    """The instruction and what the page says, a thing a line; what can be clicked stands in brackets as it is clicked.
+
+    A value that was chosen follows the name of its option: `color = red: [red] [blue]`.
+    """
+    buttons = (clickable.text for clickable in shop.clickables().values() if clickable.kind == "button")
+    lines = [shop.instruction, *_content(shop), " ".join(f"[{text}]" for text in buttons if text != "search")]
+    return "\n".join(line for line in lines if line)
+
+
+def _content(shop: Shop) -> Iterator[str]:
+    """What the page says besides the instruction and the buttons."""
+    state, item = shop.state, shop.item()
+    if state.page == "index":
+        yield "search[words]"
+    elif item is None:
+        for entry in shop.listing().entries:
+            yield f"[{entry.asin.lower()}] {entry.title} {entry.price_tag}"
+    elif state.page == "item_sub_page":
+        yield from (node.strip() for node in sub_page_nodes(item, state.sub_page))
+    elif state.page == "item_page":
+        yield f"{item.product.title} {item.product.price_tag}"
+        for group, values in item.product.options.items():
+            chosen = f" = {state.options[group]}" if group in state.options else ""
+            yield f"{group}{chosen}: {' '.join(f'[{value}]' for value in values)}"
+    else:
+        yield f"Bought {state.asin.lower()} for a score of {state.reward:.3g}"

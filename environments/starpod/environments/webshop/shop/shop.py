@@ -1,0 +1,286 @@
+"""The shop as a state machine: what a page shows, what can be clicked there, and what clicks and searches change."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from starpod.environments.webshop.shop.reward import grade
+from starpod.environments.webshop.shop.shelves import (
+    BACK,
+    HITS,
+    NEXT,
+    ON_SUB_PAGES,
+    PREVIOUS,
+    SEARCH,
+    SUB_PAGES,
+    Clickable,
+    Item,
+    Listing,
+    Stock,
+    shelves_of,
+)
+
+if TYPE_CHECKING:
+    from starpod.environments.webshop.catalogue.goals import Goal
+    from starpod.environments.webshop.shop.matching import Ratio
+    from starpod.environments.webshop.shop.reward import Grade
+
+HOME: Final = "http://127.0.0.1:3000"
+"""What the addresses begin with. They are shown and looked at, never opened."""
+PAGE_SIZE: Final = 10
+"""Products on a page of results, unless a shop is told otherwise."""
+
+Page = Literal["index", "search_results", "item_page", "item_sub_page", "done"]
+_PAGES: tuple[Page, ...] = ("search_results", "item_page", "item_sub_page", "done")
+_SUB_PAGE = {name.lower(): name for name in SUB_PAGES}
+_INDEX = {SEARCH.text: SEARCH}
+
+
+@dataclass(slots=True)
+class ShopState:
+    """Where a session is, in plain values that snapshot.
+
+    goal: index into the goals. session: the name in the addresses.
+    keywords: words of the search; None before the first. number: the page of its results; it has no upper end.
+    asin: the product that is open or bought; empty on the index and on results. sub_page: one of `SUB_PAGES`.
+    opened: asins since the last visit of the index, in order. options: chosen values by group, in order.
+    drawn: positions that `search[<r>]` drew; None for any other search.
+    reward: the raw score of the purchase on the final page, in [0, 1].
+    """
+
+    goal: int
+    session: str
+    page: Page = "index"
+    keywords: list[str] | None = None
+    number: int = 1
+    asin: str = ""
+    sub_page: str = ""
+    opened: list[str] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)
+    drawn: list[int] | None = None
+    reward: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """A copy as plain values; `ShopState(**state.as_dict())` is an equal state."""
+        return asdict(self)
+
+
+class GoalList(Protocol):
+    """The goals, as far as the shop needs them."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Goal: ...
+
+
+class Shop:
+    """A session in a store: its state, and what follows from it. The state is the only thing that changes.
+
+    goals: what `state.goal` counts in. page_size: products on a page of results. ratio: how options are compared.
+    stream: where `search[<r>]` draws from.
+    """
+
+    def __init__(
+        self,
+        stock: Stock,
+        goals: GoalList,
+        state: ShopState,
+        *,
+        show_attributes: bool = False,
+        page_size: int = PAGE_SIZE,
+        ratio: Ratio = "difflib",
+        stream: Callable[[], random.Random] = random.Random,
+    ) -> None:
+        self.stock = stock
+        self.goals = goals
+        self.state = state
+        self.show_attributes = show_attributes
+        self.page_size = page_size
+        self.ratio: Ratio = ratio
+        self._stream = stream
+        self._shelves = shelves_of(stock)
+        self._item: Item | None = None
+        self._appraised: tuple[Any, Grade] | None = None
+
+    @cached_property
+    def goal(self) -> Goal:
+        return self.goals[self.state.goal]
+
+    @property
+    def instruction(self) -> str:
+        return self.goal.instruction_text
+
+    # --- what the page shows -------------------------------------------------------------------------------------
+
+    @property
+    def has_search_bar(self) -> bool:
+        return self.state.page == "index"
+
+    def hits(self) -> Sequence[int]:
+        """The positions of all hits of the current search, best first; empty before the first."""
+        state = self.state
+        if state.drawn is not None:
+            return state.drawn
+        return () if state.keywords is None else self._shelves.find(state.keywords)
+
+    def find(self, text: str) -> Sequence[int]:
+        """What a search for this text would find, in the same form; `<r>` finds nothing here. Raises TooManyTerms."""
+        keywords = text.lower().split(" ")
+        return () if keywords[0] == "<r>" else self._shelves.find(keywords)
+
+    def item_at(self, position: int) -> Item:
+        """The product at a position, with what could be clicked on its page."""
+        return self._shelves.items[position, self.show_attributes]
+
+    def page_hits(self) -> Sequence[int]:
+        """The positions on this page of results: at most `page_size`, none beyond the ends."""
+        number, size = self.state.number, self.page_size
+        return self.hits()[(number - 1) * size : number * size] if number > 0 else ()
+
+    def listing(self) -> Listing:
+        """The products on this page of results."""
+        return self._shelves.listings[tuple(map(int, self.page_hits()))]
+
+    def item(self) -> Item | None:
+        """The product that is open or bought; None on the index and on results."""
+        asin = self.state.asin
+        if not asin:
+            return None
+        if self._item is None or self._item.product.asin != asin:
+            position = self.stock.catalogue.position(asin)
+            self._item = None if position is None else self.item_at(position)
+        return self._item
+
+    def clickables(self) -> Mapping[str, Clickable]:
+        """What can be clicked, by its text, in the page's order. `search` stands for the search bar."""
+        state = self.state
+        match state.page:
+            case "index":
+                return _INDEX
+            case "search_results":
+                buttons = (BACK, PREVIOUS, NEXT) if state.number > 1 else (BACK, NEXT)
+                return {**{button.text: button for button in buttons}, **self.listing().links}
+            case "item_page":
+                item = self.item()
+                assert item is not None
+                return item.clickables
+            case "item_sub_page":
+                return ON_SUB_PAGES
+        return {}
+
+    def clickable(self, text: str) -> Clickable | None:
+        """What a click on this text (in any case) would hit; None if nothing."""
+        text = text.lower()
+        return None if text == SEARCH.text else self.clickables().get(text)
+
+    def address(self) -> str:
+        """The address of the page. Keywords are joined by '+' and nothing is escaped."""
+        state = self.state
+        words = "+".join(state.keywords or ())
+        match state.page:
+            case "index":
+                return f"{HOME}/{state.session}"
+            case "search_results":
+                return f"{HOME}/search_results/{state.session}/{words}/{state.number}"
+            case "item_page":
+                options = json.dumps(state.options)
+                return f"{HOME}/item_page/{state.session}/{state.asin}/{words}/{state.number}/{options}"
+            case "item_sub_page":
+                place = f"{state.session}/{state.asin}/{words}/{state.number}/{state.sub_page}"
+                return f"{HOME}/item_sub_page/{place}/{state.options}"
+        return f"{HOME}/done/{state.session}/{state.asin}/{state.options}"
+
+    # --- what the agent does -------------------------------------------------------------------------------------
+
+    def search(self, text: str) -> bool:
+        """Searches, from whatever page. Says whether that changed anything.
+
+        Raises TooManyTerms, with nothing changed.
+        """
+        return self._show_results(text.lower().split(" "), 1)
+
+    def click(self, text: str) -> bool | None:
+        """Clicks what has this text, in any case. Says whether that changed anything; None if nothing has it."""
+        clickable = self.clickable(text)
+        if clickable is None:
+            return None
+        state = self.state
+        match clickable.text:
+            case "buy now":
+                state.page = "done"
+                state.reward = self.appraise().reward
+                return True
+            case "back to search":
+                state.page, state.keywords, state.number, state.drawn = "index", None, 1, None
+                state.asin, state.sub_page, state.opened, state.options = "", "", [], {}
+                return True
+            case "next >" | "< prev" as text:
+                page = self.page_by_address()
+                if page == "search_results":
+                    return self._show_results(state.keywords or [], state.number + (1 if text == "next >" else -1))
+                if text == "< prev" and page == "item_page":
+                    return self._show_results(state.keywords or [], state.number)
+                if text == "< prev":
+                    state.page = "item_page"
+                    return True
+            case text if text in _SUB_PAGE:
+                state.page, state.sub_page = "item_sub_page", _SUB_PAGE[text]
+                return True
+        if clickable.kind == "product":
+            state.page, state.asin = "item_page", clickable.value
+            if clickable.value not in state.opened:
+                state.opened.append(clickable.value)
+            return True
+        changed = state.options.get(clickable.value) != clickable.text
+        state.options[clickable.value] = clickable.text
+        return changed
+
+    def _show_results(self, keywords: list[str], number: int) -> bool:
+        if keywords[0] == "<r>":
+            size = self._shelves.size
+            drawn = self._stream().sample(range(size), min(HITS, size))
+        else:
+            self._shelves.find(keywords)
+            drawn = None
+        state = self.state
+        changed = drawn is not None or (state.page, state.number, state.keywords) != (
+            "search_results",
+            number,
+            keywords,
+        )
+        state.page, state.keywords, state.number, state.drawn = "search_results", keywords, number, drawn
+        state.asin, state.sub_page, state.options, state.reward = "", "", {}, None
+        return changed
+
+    def page_by_address(self) -> Page:
+        """The page as the original knows it: the first of these names anywhere in the address, keywords included."""
+        address = self.address()
+        return next((page for page in _PAGES if page in address), "index")
+
+    # --- what it is worth ----------------------------------------------------------------------------------------
+
+    def appraise(self) -> Grade:
+        """What buying the open product with the chosen options is worth, or was. Raises ValueError if none is open."""
+        state, item = self.state, self.item()
+        if item is None:
+            raise ValueError("no product is open")
+        key = (state.asin, tuple(state.options.items()))
+        if self._appraised is None or self._appraised[0] != key:
+            self._appraised = (key, self.worth(item, state.options))
+        return self._appraised[1]
+
+    def worth(self, item: Item, options: Mapping[str, str]) -> Grade:
+        """What buying a product with these options (group -> value) would be worth."""
+        goal, stock = self.goal, self.stock
+        price = float(stock.prices[item.position])
+        target = self.item_at(goal.position).product
+        return grade(item.product, goal, target, price, options, stock.tagger, self.ratio)
+
+    @property
+    def grade(self) -> Grade | None:
+        """How the purchase was graded; None unless this is the final page."""
+        return self.appraise() if self.state.page == "done" else None

@@ -1,0 +1,1 @@
+"""A built shop on disk: how it is built, kept and opened."""

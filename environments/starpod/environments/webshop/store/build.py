@@ -1,0 +1,129 @@
+"""Builds a store in stages. Killed at any moment and run again it goes on after the last finished stage."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from starpod.environments.webshop.catalogue.records import Malformed
+from starpod.environments.webshop.store.sections import StoreError, make_lasting, path_of, read_json, write_json
+from starpod.environments.webshop.store.stages import BuildError, Files, Progress, Stages, Synthetic
+from starpod.environments.webshop.store.store import CHECKED_BYTES, MANIFEST, VERSION, Manifest
+
+__all__ = ["DECISIVE", "BuildError", "Files", "Synthetic", "build", "code_digest"]
+
+
+def build(
+    out: Path,
+    source: Files | Synthetic,
+    *,
+    price_seed: int = 0,
+    nouns: str = "",
+    on_malformed: Callable[[Malformed], None] | None = None,
+    force: bool = False,
+    wait: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+) -> Manifest:
+    """Builds the store at `out`, or the rest of it; one that is there already, and the same, is left alone.
+
+    source: with `num_products` = n the shop has the products among the first n records, and search ranks the first n
+        products that are valid: as in the original, where its index was made apart from what it loads.
+    price_seed: of prices and caps that are drawn. nouns: the tagger (see `load_tagger`) of a table of all titles'
+        nouns; empty: no table. on_malformed: called for each record that is skipped; None refuses the first.
+    force: replaces another store, which stays in use until the new one is complete. wait: for another process that
+        builds here, instead of refusing.
+    Raises BuildError.
+    """
+    key = hashlib.sha256(
+        repr([VERSION, code_digest(), source.key(), price_seed, nouns, on_malformed is None]).encode()
+    ).hexdigest()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with _alone(out, wait=wait):
+            present = _present(out)
+            if present is not None:
+                if _key_of(out / present.data) == key and not force:
+                    return present
+                if not force:
+                    raise BuildError(f"{out} is a complete store of other data ({present.source}); --force replaces it")
+            folder = _folder(out, present, key)
+            work = Stages(folder, source, price_seed, nouns, on_malformed, progress)
+            manifest = work.run()
+            for name in manifest.sections if manifest.bytes > CHECKED_BYTES else ():
+                make_lasting(path_of(folder, name))
+            write_json(out / MANIFEST, manifest.as_json(), lasting=True)
+            for other in out.glob("data-*"):
+                if other != folder:
+                    shutil.rmtree(other)
+            return manifest
+    except OSError as error:
+        raise BuildError(_explain(out, error)) from error
+    except sqlite3.Error as error:  # what reading the files keeps aside
+        raise BuildError(f"cannot keep temporary files: {error}; make room and run the same build again") from error
+
+
+@contextmanager
+def _alone(out: Path, *, wait: bool) -> Iterator[None]:
+    """Holds the store's lock, which ends with the process however that ends."""
+    with (out / ".lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise BuildError(f"another process is building {out}; wait until it is done") from None
+        yield
+
+
+def _present(out: Path) -> Manifest | None:
+    """The manifest of a complete store, None where there is none yet. Raises BuildError in front of other files."""
+    try:
+        return Manifest.read(out)
+    except StoreError as error:
+        names = {path.name for path in out.iterdir()} - {".lock"}
+        ours = {name for name in names if name.startswith("data-")}
+        foreign = names - ours - ({MANIFEST, f"{MANIFEST}.new"} if ours else set())
+        if not foreign:
+            return None
+        raise BuildError(f"{out} holds other files ({', '.join(sorted(foreign)[:3])}); choose a new folder") from error
+
+
+def _folder(out: Path, present: Manifest | None, key: str) -> Path:
+    """Where to build: what an earlier try with the same key has left, or a new folder."""
+    folder = out / ("data-2" if present is not None and present.data == "data-1" else "data-1")
+    if _key_of(folder) != key:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        write_json(folder / "build.json", {"key": key})
+    return folder
+
+
+def _key_of(folder: Path) -> str:
+    try:
+        return str(read_json(folder / "build.json")["key"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+DECISIVE = ("catalogue", "search", "store")
+"""The folders beside this one whose modules decide what is in a store."""
+
+
+def code_digest() -> str:
+    """A digest of these modules: what other code has begun is not gone on with."""
+    digest = hashlib.sha256()
+    for folder in DECISIVE:
+        for path in sorted((Path(__file__).parent.parent / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _explain(out: Path, error: OSError) -> str:
+    where = error.filename or out
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"no room for {where} ({error.strerror}); make room and run the same build again: it goes on"
+    return f"cannot write {where}: {error.strerror or error}"

@@ -1,0 +1,162 @@
+"""A built shop on disk: opened in moments, its arrays mapped, so that all workers of a machine share one copy.
+
+STORE/manifest.json     what there is: written last, so a store without it is not finished
+STORE/data-1/NAME.bin   one array each, little-endian
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from starpod.environments.webshop.catalogue.catalogue import Catalogue
+from starpod.environments.webshop.catalogue.goals import Caps, Goals, Kind
+from starpod.environments.webshop.search.nouns import Tagger, default_tagger
+from starpod.environments.webshop.store.mapped import MappedCatalogue
+from starpod.environments.webshop.store.nountable import MappedTagger
+from starpod.environments.webshop.store.sections import Section, StoreError, check_section, map_section, read_json
+
+if TYPE_CHECKING:
+    from starpod.environments.webshop.search.index import Index
+
+FORMAT = "starpod webshop store"
+VERSION = 1
+"""Of the format. A store of another version is refused: building it again is cheaper than a mistake."""
+MANIFEST = "manifest.json"
+
+CHECKED_BYTES = 64 << 20
+"""Stores up to this size are checked in full whenever they are opened; it takes a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a store holds.
+
+    products: that are loaded. documents: that search ranks; more than products where the rows were cut.
+    price_seed: of the drawn prices and caps. tagger: whose nouns the store holds; empty for none.
+    source: what it was built from, for people. skipped: malformed records that were left out.
+    digest: of everything that decides what a shop shows and pays; equal digests, equal shops.
+    data: the folder of the sections, within the store.
+    """
+
+    products: int
+    documents: int
+    price_seed: int
+    tagger: str
+    source: str
+    skipped: int
+    digest: str
+    data: str
+    sections: Mapping[str, Section]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all sections."""
+        return sum(section.bytes for section in self.sections.values())
+
+    def as_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "sections"}
+        sections = {name: section.as_json() for name, section in self.sections.items()}
+        return {"format": FORMAT, "version": VERSION, **values, "sections": sections}
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """The manifest of the store at a path. Raises StoreError with what to do."""
+        file = path / MANIFEST
+        try:
+            values = read_json(file)
+            if values.pop("format", None) != FORMAT:
+                raise StoreError(f"{path} is not a store of this shop; `starpod webshop build` makes one")
+            version = values.pop("version", None)
+            if version != VERSION:
+                raise StoreError(f"{path} has format {version}, this program reads {VERSION}; build it again")
+            sections = {name: Section.from_json(section) for name, section in values.pop("sections").items()}
+            return cls(**values, sections=sections)
+        except (FileNotFoundError, NotADirectoryError):
+            raise StoreError(_no_manifest(path)) from None
+        except OSError as error:
+            raise StoreError(f"cannot read {file}: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(f"{file} is damaged, or another program's ({error}); build the store again") from error
+
+
+def _no_manifest(path: Path) -> str:
+    if any(path.glob("data-*")):
+        return f"{path} is not finished: run the same `starpod webshop build` again, it goes on where it stopped"
+    if path.is_dir():
+        return f"{path} is not a store; `starpod webshop build` makes one"
+    if path.exists():
+        return f"{path} is a file; a store is a folder, which `starpod webshop build` makes"
+    return f"there is no store at {path}; `starpod webshop build` makes one"
+
+
+class Store:
+    """A shop to read from. Immutable, safe to read from threads; hashable by identity.
+
+    name: under which a server has it. digest: see Manifest.
+    """
+
+    def __init__(self, name: str, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
+        self.name = name
+        self.manifest = manifest
+        self.digest = manifest.digest
+        self.price_seed = manifest.price_seed
+        self.catalogue: Catalogue = MappedCatalogue(arrays, manifest.products)
+        self.prices = arrays["prices"]
+        self._arrays = arrays
+        self.goals: Callable[..., Goals] = lru_cache(8)(self._goals)
+
+    @classmethod
+    def open(cls, path: Path, name: str = "") -> Store:
+        """The store at a path. Raises StoreError, with what to do, if it is anything but whole.
+
+        A large one is checked for sizes and consistency alone; `verify` reads all of it.
+        """
+        manifest = Manifest.read(path)
+        folder = path / manifest.data
+        arrays = {each: map_section(folder, each, section) for each, section in manifest.sections.items()}
+        if manifest.bytes <= CHECKED_BYTES:
+            verify(path)
+        try:
+            documents = len(arrays["products.offsets"]) - 1
+            if not len(arrays["prices"]) == manifest.products <= manifest.documents == documents:
+                raise ValueError("they disagree on how many products there are")
+            return cls(name or path.name, manifest, arrays)
+        except (LookupError, ValueError) as error:
+            raise StoreError(f"the sections of {path} do not fit together ({error!r}); build it again") from error
+
+    def _goals(self, kind: Kind, caps: Caps = "original") -> Goals:
+        """The goals of a kind, in the original's order, with price caps chosen as asked."""
+        return Goals.from_arrays(self.catalogue, kind, self._part(f"goals.{kind}.{caps}."))
+
+    @cached_property
+    def index(self) -> Index:
+        from starpod.environments.webshop.search.index import Index
+
+        return Index.from_arrays(self._part("index."))
+
+    @cached_property
+    def tagger(self) -> Tagger:
+        """The nouns in the store, or else those that are found on this machine."""
+        if not self.manifest.tagger:
+            return default_tagger()
+        return MappedTagger(self.manifest.tagger, self._part("nouns."))
+
+    def _part(self, prefix: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): array for name, array in self._arrays.items() if name.startswith(prefix)}
+
+
+def verify(path: Path, progress: Callable[[int], None] = lambda done: None) -> Manifest:
+    """Reads all of a store and compares checksums; `progress` hears the bytes done. Raises StoreError."""
+    manifest = Manifest.read(path)
+    done = 0
+    for name, section in manifest.sections.items():
+        check_section(path / manifest.data, name, section)
+        done += section.bytes
+        progress(done)
+    return manifest

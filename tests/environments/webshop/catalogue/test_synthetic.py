@@ -1,0 +1,246 @@
+"""The made-up catalogue: in the original's schema, the same everywhere, of any size, like a real one in its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.environments.webshop.catalogue.product import Product
+from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.synthetic import FILES, generate, write_files
+from starpod.environments.webshop.catalogue.synthetic.maker import DEPARTMENTS
+from starpod.environments.webshop.catalogue.synthetic.names import asin
+from starpod.environments.webshop.catalogue.synthetic.options import DRAWN, ORDERED
+from starpod.environments.webshop.catalogue.synthetic.wording import spoken
+
+DROPPED_BY_THE_ORIGINAL = (
+    "product_information brand brand_url list_price availability_quantity availability_status total_reviews "
+    "total_answered_questions seller_id seller_name fulfilled_by_amazon fast_track_message aplus_present "
+    "small_description_old"
+).split()
+STOP_WORDS = set(
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
+    "to was will with".split()
+)
+USED = (
+    "asin name full_description pricing images product_category small_description customization_options category query "
+    "average_rating page"
+).split()
+
+
+def refuse(malformed: Malformed) -> None:
+    raise AssertionError(str(malformed))
+
+
+def load(folder: Path, count: int, seed: int = 0, *, plain: bool = False) -> list[Product]:
+    write_files(folder, count, seed, plain=plain)
+    products, attributes, human = (folder / name for name in FILES)
+    return list(read_products(products, attributes, human, on_malformed=refuse))
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> list[Product]:
+    return load(tmp_path_factory.mktemp("thousand"), 1000)
+
+
+def test_a_seed_means_the_same_products_in_every_process() -> None:
+    code = (
+        "import json; from starpod.environments.webshop.catalogue.synthetic import generate; "
+        "print(json.dumps([list(generate(60, 7, plain=plain)) for plain in (False, True)]))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    here = [list(generate(60, 7, plain=plain)) for plain in (False, True)]
+    assert run.stdout.strip() == json.dumps(here)
+    assert list(generate(60, 8)) != here[0]
+
+
+@pytest.mark.parametrize(("plain", "expected"), [(False, "6b985725b228b9e9"), (True, "0be8ecbf745259df")])
+def test_a_seed_means_the_same_products_in_every_version(plain: bool, expected: str) -> None:
+    """Changes to the generator change this on purpose; another version of Python or of a library must not."""
+    made = json.dumps(list(generate(200, 0, plain=plain)))
+    assert hashlib.sha256(made.encode()).hexdigest()[:16] == expected
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_smaller_catalogue_is_the_head_of_a_larger_one(plain: bool) -> None:
+    assert list(generate(70, 3, plain=plain)) == list(itertools.islice(generate(300, 3, plain=plain), 70))
+    assert list(generate(0, 3, plain=plain)) == []
+
+
+def test_records_have_the_fields_of_the_original() -> None:
+    for record, _, _ in generate(300):
+        assert set(record) - {"model"} == {*USED, *DROPPED_BY_THE_ORIGINAL}
+    for record, _, _ in generate(30, plain=True):
+        assert set(record) == {*USED, *DROPPED_BY_THE_ORIGINAL}
+
+
+def test_files_hold_what_is_generated(tmp_path: Path) -> None:
+    told: list[int] = []
+    write_files(tmp_path, 1500, 5, progress=told.append)
+    assert told == [1000, 1500]
+    records = list(generate(1500, 5))
+    products, attributes, human = (json.loads((tmp_path / name).read_text(encoding="utf-8")) for name in FILES)
+    assert products == [record for record, _, _ in records]
+    assert attributes == {record["asin"]: entry for record, entry, _ in records}
+    assert human == {record["asin"]: instructions for record, _, instructions in records if instructions}
+
+
+@pytest.mark.parametrize("seed", [0, 1, -3, 2**40])
+def test_asins_never_meet(seed: int) -> None:
+    numbers = [*range(30_000), *range(1_170_000, 1_200_000)]
+    asins = {asin(number, seed) for number in numbers}
+    assert len(asins) == len(numbers)
+    assert all(re.fullmatch("B0[789][0-9A-Z]{7}", each) for each in asins)
+
+
+def test_numbers_are_near_those_of_the_real_thousand(
+    thousand: list[Product], capsys: pytest.CaptureFixture[str]
+) -> None:
+    instructed = [product for product in thousand if product.instruction is not None]
+    words = [
+        [word for word in re.findall(r"[\w.]+", product.index_text()) if word not in STOP_WORDS] for product in thousand
+    ]
+    documents = Counter(word for document in words for word in set(document))
+    # Behind each: the figure of the original's first thousand products.
+    facts: dict[str, tuple[float, float, float]] = {
+        "instructed": (len(instructed), 350, 480),  # 415
+        "goals": (sum(math.prod(map(len, product.options.values())) for product in instructed), 1500, 9000),  # 6,910
+        "with human instructions": (sum(bool(product.human) for product in thousand), 400, 500),
+        "without options": (sum(not product.options for product in thousand), 350, 580),  # 523
+        "ranges": (sum(len(product.pricing) == 2 for product in thousand), 60, 130),  # 93
+        "without price": (sum(product.price_tag == "$100.0" for product in thousand), 60, 130),  # 89
+        "without description": (sum(not product.description for product in thousand), 250, 350),  # 301
+        "beauty": (sum(product.category == "beauty" for product in thousand), 200, 280),  # 238
+        "grocery": (sum(product.category == "grocery" for product in thousand), 85, 150),  # 117
+        "attributes": (len({each for product in thousand for each in product.attributes}), 400, 700),  # 598
+        "words of a document": (sum(map(len, words)) / 1000, 80, 130),  # 107.7
+        "different words of a document": (sum(len(set(document)) for document in words) / 1000, 60, 85),  # 72.6
+        "words": (len(documents), 8000, 18000),  # 16,416
+        "share of the most common word": (documents.most_common(1)[0][1] / 1000, 0.35, 0.6),  # 0.42
+    }
+    with capsys.disabled():
+        print(f"\nsynthetic thousand: { {name: round(value, 1) for name, (value, _, _) in facts.items()} }")
+    for name, (value, low, high) in facts.items():
+        assert low <= value <= high, (name, value)
+
+
+def test_attributes_are_in_the_texts(thousand: list[Product]) -> None:
+    """What a product is said to be stands on its pages, so that a reader can find it."""
+    for product in thousand:
+        page = " ".join((product.title, *product.bullets, product.description)).lower()
+        for attribute in product.attributes:
+            assert spoken(attribute) in page or attribute in page, (product.asin, attribute)
+        assert set(product.instruction_attributes) <= set(product.attributes)
+
+
+def test_people_ask_for_what_the_product_has(thousand: list[Product]) -> None:
+    asked = 0
+    for product in thousand:
+        values = {value for group in product.options.values() for value in group}
+        for human in product.human:
+            assert human.attributes
+            assert set(human.attributes) <= set(product.attributes)
+            assert set(human.options) <= values
+            assert all(option in human.instruction for option in human.options)
+            asked += 1
+    texts = {human.instruction for product in thousand for human in product.human}
+    assert len(texts) > 0.95 * asked > 400
+
+
+def test_search_has_neighbours_to_tell_apart(thousand: list[Product]) -> None:
+    """Most products share their query with ten others, many also their brand, and hardly any its attributes."""
+    queries = Counter(product.query for product in thousand)
+    assert sum(queries[product.query] > 10 for product in thousand) > 800
+    brands = Counter((product.query, product.title.split()[0]) for product in thousand)
+    assert sum(count > 1 for count in brands.values()) > 100
+    same = Counter((product.query, product.title.split()[0], frozenset(product.attributes)) for product in thousand)
+    assert sum(count for count in same.values() if count > 1) < 300
+    assert len({product.title for product in thousand}) > 990
+
+
+def test_neighbours_have_what_is_asked_for_as_rarely_as_real_ones(
+    thousand: list[Product], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Attributes tell products apart: texts and attributes of others under the query hold a fifth of a goal's."""
+    pages = [" ".join((product.title, *product.bullets, product.description)).lower() for product in thousand]
+    met = asked = 0
+    for product in thousand:
+        for other, page in zip(thousand, pages, strict=True):
+            if other is not product and other.query == product.query:
+                wanted = product.instruction_attributes
+                met += sum(attribute in other.attributes or attribute in page for attribute in wanted)
+                asked += len(wanted)
+    with capsys.disabled():
+        print(f"\nneighbours have {met / asked:.3f} of what is asked for; real ones 0.196")
+    assert 0.15 < met / asked < 0.25
+
+
+def test_new_words_keep_coming() -> None:
+    def words(count: int) -> int:
+        return len({word for record, _, _ in generate(count) for word in record["name"].split()})
+
+    assert words(4000) > 1.8 * words(1000)
+
+
+def test_kinds_are_sound() -> None:
+    queries = Counter(kind.query for kinds in DEPARTMENTS for kind in kinds)
+    assert set(queries.values()) == {1}
+    for kind in itertools.chain.from_iterable(DEPARTMENTS):
+        texts = [attribute.text for attribute in kind.attributes]
+        assert len(set(texts)) == len(texts) >= 10, kind.query
+        assert all(generator in ORDERED or generator in DRAWN for generator, _ in kind.options), kind.query
+        assert min(len(kind.nouns), len(kind.made), len(kind.parts), len(kind.does)) >= 3, kind.query
+        assert all(entry == entry.strip() != "" for entry in (*kind.nouns, *texts, *kind.made, *kind.does)), kind.query
+
+
+def test_the_plain_catalogue_is_small_enough_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    products = load(tmp_path, 40, plain=True)
+    words: set[str] = set()
+    for product in products:
+        human = [each.instruction for each in product.human]
+        texts = (
+            product.index_text(),
+            *product.bullets,
+            *product.attributes,
+            product.query,
+            product.instruction or "",
+            *human,
+        )
+        words.update(re.findall(r"\w+", " ".join(texts).lower()))
+    with capsys.disabled():
+        print(f"\nplain: {len(products)} products, {len(words)} words")
+    assert len(words) < 150
+    assert len({product.title for product in products}) == 40
+    for product in products:
+        assert product.instruction_attributes == product.attributes
+        assert 1 <= len(product.options) <= 2
+        assert len(product.human) == 1
+        assert len(product.title.split()) <= 6
+        assert set(product.human[0].options) <= {value for group in product.options.values() for value in group}
+    assert len({human.instruction for product in products for human in product.human}) == 40
+
+
+def test_generation_needs_no_memory_of_what_it_made() -> None:
+    """Bounded state: what the maker holds does not grow with what it has made."""
+    from starpod.environments.webshop.catalogue.synthetic.maker import Maker
+
+    def held(count: int) -> int:
+        maker = Maker(0)
+        for _ in maker.products(count):
+            pass
+        state: dict[str, Any] = vars(maker)
+        return sum(len(kept) for kept in (*state["_lines"].values(), *state["_brands"].values()))
+
+    assert held(8_000) <= 48 * 60 + 512 * 5

@@ -1,0 +1,81 @@
+"""Lucene's numbers, and its rankings: every recorded list, real and synthetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from starpod.environments.webshop.search.bm25 import (
+    LENGTHS,
+    MOST_TERMS,
+    TooManyTerms,
+    length_codes,
+    length_factors,
+    term_weights,
+)
+from starpod.environments.webshop.search.index import Index
+from tests.environments.webshop.catalogues import real, real_data, recorded
+from tests.golden import golden
+
+
+@pytest.mark.parametrize(
+    ("length", "kept"), [(0, 0), (1, 1), (39, 39), (40, 40), (41, 40), (42, 42), (100, 96), (107, 104), (300, 280)]
+)
+def test_lengths_in_one_byte(length: int, kept: int) -> None:
+    assert LENGTHS[length_codes(np.array([length]))].tolist() == [kept]
+
+
+def test_length_codes_keep_the_order_and_reach_far() -> None:
+    assert len(set(LENGTHS.tolist())) == 256
+    assert np.array_equal(length_codes(LENGTHS), np.arange(256))
+    assert LENGTHS[-1] == 2013265944  # Lucene's largest: 24 + (15 << 27)
+
+
+def test_longer_documents_and_commoner_terms_weigh_less() -> None:
+    assert (np.diff(length_factors(65.4)) <= 0).all()
+    weights = term_weights(np.array([1, 1, 2, 1]), np.array([1, 10, 10, 1000]), 1000)
+    assert weights.dtype == np.float32
+    assert weights[0] > weights[1] > weights[3] > 0
+    assert weights[2] == 2 * weights[1]
+
+
+@pytest.mark.parametrize("size", ["1k", "10k"])
+def test_recorded_rankings_of_a_synthetic_catalogue(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    records = golden("rankings", "webshop_golden")
+    documents = [(product.asin, product.index_text()) for product in recorded(size)]
+    index = Index.build(documents)
+    hits = 0
+    for record in records:
+        if isinstance(record[size], dict):
+            with pytest.raises(TooManyTerms):
+                index.search(record["query"])
+            continue
+        found = index.ranked(record["query"])
+        assert [documents[number][0] for number, _ in found] == [asin for asin, _ in record[size]], record["id"]
+        for place, ((_, ours), (_, theirs)) in enumerate(zip(found, record[size], strict=True)):
+            # Rounded to four digits, then lowered by a millionth for each of the same before it.
+            slack = 0.5e-4 + place * 1e-6 + float(np.spacing(np.float32(theirs)))
+            assert abs(ours - theirs) <= slack, record["id"]
+        hits += len(found)
+    with capsys.disabled():
+        print(f"\nrankings, {size}: {len(records)} queries, {hits} hits, all equal")
+
+
+def test_recorded_rankings_of_the_real_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    documents = [(product.asin, product.index_text()) for product in real()]
+    index = Index.build(documents)
+    lines = real_data("lucene_golden_top50.tsv").read_text(encoding="utf-8").splitlines()
+    hits = 0
+    for line in lines:
+        query, *theirs = line.split("\t")
+        found = index.ranked(query)
+        assert [documents[number][0] for number, _ in found] == [hit.split()[0] for hit in theirs], query
+        for (_, ours), hit in zip(found, theirs, strict=True):
+            assert abs(ours - float(hit.split()[1])) < 1e-4
+        hits += len(found)
+    with capsys.disabled():
+        print(f"\nrankings, real: {len(lines)} queries, {hits} hits, all equal")
+
+
+def test_the_bound_on_terms_is_lucenes() -> None:
+    assert MOST_TERMS == 1024

@@ -1,0 +1,121 @@
+"""Presets, the options they set, and which goal an episode gets."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.env_server.environment import OptionsError
+from starpod.environments.webshop.environment import WebShop
+from starpod.environments.webshop.shop.options import PRESETS, WebShopOptions
+from starpod.environments.webshop.shop.starts import choose_goal
+from tests.environments.webshop.memory_store import synthetic_store
+from tests.environments.webshop.test_parity import CHOSEN
+
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "environments.md").read_text(encoding="utf-8")
+GOALS = synthetic_store("synthetic").goals("synthetic")
+
+
+def test_presets_set_what_was_not_given() -> None:
+    assert WebShopOptions().model_dump() == WebShopOptions(preset="original").model_dump()
+    for preset, values in PRESETS.items():
+        options = WebShopOptions.model_validate({"preset": preset})
+        assert options.model_dump() == {**WebShopOptions().model_dump(), **values, "preset": preset}
+    mixed = WebShopOptions(preset="verl_agent", reward="graded", split="test")
+    assert (mixed.reward, mixed.reward_scale, mixed.split, mixed.choose) == ("graded", 10.0, "test", "uniform")
+
+
+@given(st.sampled_from(sorted(PRESETS)), st.sampled_from(["graded", "binary"]))
+def test_options_come_back_from_their_own_dump(preset: str, reward: str) -> None:
+    options = WebShopOptions.model_validate({"preset": preset, "reward": reward})
+    assert WebShopOptions.model_validate(options.model_dump(mode="json")) == options
+
+
+@pytest.mark.parametrize(
+    ("given_options", "why"),
+    [
+        ({"preset": "paper"}, "preset"),
+        ({"splits": "verl_agent", "split": "dev"}, "have no dev; choose one of test, train, all"),
+        ({"split": "test", "choose": "weighted"}, "weighted draws are from all goals"),
+        ({"permute_goals": True}, "choose uniform or seed"),
+        ({"preset": "ragen", "observation": "html"}, "presentation ragen is of observation text"),
+        ({"preset": "verl_agent", "num_prev_obs": 1}, "shows no earlier steps"),
+        ({"reward_scale": 0}, "reward_scale"),
+        ({"path": "/etc"}, "path"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(given_options: dict[str, object], why: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(why)):
+        WebShopOptions.model_validate(given_options)
+
+
+def chosen(seed: int, **options: object) -> int:
+    """The index of the goal that a caller's seed leads to."""
+    checked = WebShopOptions.model_validate({"goals": "synthetic", **options})
+    return choose_goal(checked, GOALS, random.Random(seed), seed)[1]
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_splits_are_disjoint(seed: int) -> None:
+    assert chosen(seed, goal=7) == 7
+    assert 0 <= chosen(seed, split="test") < 500 <= chosen(seed, split="dev") < 1500 <= chosen(seed, split="train")
+    assert 0 <= chosen(seed, split="test", splits="verl_agent") < 500 <= chosen(seed, preset="verl_agent") < len(GOALS)
+    assert chosen(seed, preset="agentgym") == seed % len(GOALS)
+    assert chosen(seed, split="dev", choose="seed") == 500 + seed % 1000
+
+
+def test_ragen_counts_goals_in_an_order_of_its_own() -> None:
+    """Python's shuffle with seed 42, then test 0..499, val 500..1499, train the rest, by the caller's seed."""
+    order = list(range(len(GOALS)))
+    random.Random(42).shuffle(order)
+    for seed in (0, 1, 499, 500, 12345, 2**63):
+        assert chosen(seed, preset="ragen") == order[seed % (len(order) - 1500) + 1500]
+        assert chosen(seed, preset="ragen", split="test") == order[seed % 500]
+        assert chosen(seed, preset="ragen", split="dev") == order[seed % 1000 + 500]
+    test, train = ({chosen(seed, preset="ragen", split=split) for seed in range(4000)} for split in ("test", "train"))
+    assert len(test) == 500
+    assert not test & train
+
+
+def test_weighted_draws_take_what_the_original_takes() -> None:
+    rng, twin = random.Random(3), random.Random(3)
+    session, goal = choose_goal(WebShopOptions(goals="synthetic"), GOALS, rng, 0)
+    letters = "".join(twin.choices("abcdefghijklmnopqrstuvwxyz", k=10))
+    assert (session, goal) == (letters, GOALS.draw(twin))
+    assert rng.getstate() == twin.getstate()
+
+
+def test_goals_that_are_not_there_are_said() -> None:
+    with pytest.raises(OptionsError, match=f"beyond the last of {len(GOALS)} goals"):
+        chosen(0, goal=len(GOALS))
+    few = GOALS.select(limit=40)
+    with pytest.raises(OptionsError, match="starts at goal 500, and there are 40"):
+        choose_goal(WebShopOptions(goals="synthetic", split="dev"), few, random.Random(0), 0)
+    assert 0 <= choose_goal(WebShopOptions(split="test"), few, random.Random(0), 0)[1] < 40
+
+
+def test_the_page_lists_every_option_and_what_presets_set() -> None:
+    section = PAGE.split("\n## webshop-v1\n")[1].split("\n## ")[0]
+    for name in WebShopOptions.model_fields:
+        assert re.search(rf"^\|[^|]*`{name}`", section, re.MULTILINE), f"no row for the option {name}"
+    header = next(line for line in section.splitlines() if line.startswith("| Preset"))
+    columns = [cell.strip(" `") for cell in header.split("|")[2:-1]]
+    assert columns == list(PRESETS)
+    rows = {line.split("|")[1].strip(" `"): line.split("|")[2:-1] for line in section.splitlines() if line[:3] == "| `"}
+    for name in {name for values in PRESETS.values() for name in values}:
+        shown = [cell.strip(" `") for cell in rows[name][-len(columns) :]]
+        expected = [WebShopOptions.model_validate({"preset": preset}).model_dump()[name] for preset in columns]
+        assert shown == [str(value).lower() if isinstance(value, bool) else f"{value}" for value in expected], name
+    for name in CHOSEN:
+        assert f"\n| {name} |" in section, f"no row for the deviation {name}"
+    row = next(line for line in PAGE.splitlines() if line.startswith("| [webshop-v1]"))
+    limits = WebShop.spec.limits
+    assert f"| {limits.max_turns} / {limits.max_actions_per_turn} / {limits.max_actions} |" in row
+    assert ", ".join(WebShop.spec.observation_modes) in row
+    assert ", ".join(WebShop.spec.render_modes) in row

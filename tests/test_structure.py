@@ -1,0 +1,116 @@
+"""The structure of the source: which component imports which, no circle of files, and what the console script names.
+
+`lint-imports` enforces the contracts of pyproject.toml; these tests show that the contracts say all that they should.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from functools import cache
+from typing import Any
+
+import click
+import grimp
+import pytest
+
+from starpod.cli.main import SUBCOMMANDS
+from tests.support import ROOT
+
+TOOLS = {"v1", "client", "report"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "v1": set(),
+    "client": {"v1"},
+    "env_server": {"v1"},
+    "environments": {"v1", "env_server"},
+    "trainer": TOOLS,
+    "cli": TOOLS,
+    "check": TOOLS,
+    "load": TOOLS,
+    "report": set(),
+    "ui": {*TOOLS, "trainer"},
+    "gateway": {*TOOLS, "trainer"},
+}
+"""What each component may import. `cli` names the others lazily."""
+
+KNOWN_CIRCLES: tuple[str, ...] = ("starpod.client", "starpod.environments.webshop")
+"""Packages in which circles of files are still to be taken apart."""
+
+
+@cache
+def _components() -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in ROOT.glob("*/starpod/*") if path.is_dir() and any(path.glob("*.py"))))
+
+
+@cache
+def _imports() -> dict[str, set[str]]:
+    """The modules that each module imports, within functions and for type checking too."""
+    graph = grimp.build_graph(*(f"starpod.{name}" for name in _components()), cache_dir=None)
+    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules that import each other, directly or in a round (strongly connected components)."""
+    reached: dict[str, set[str]] = {}
+    for module in imports:
+        seen: set[str] = set()
+        waiting = list(imports[module])
+        while waiting:
+            if (other := waiting.pop()) not in seen:
+                seen.add(other)
+                waiting += imports.get(other, ())
+        reached[module] = seen
+    found = {
+        frozenset({module, *(other for other in seen if module in reached.get(other, ()))})
+        for module, seen in reached.items()
+        if module in seen
+    }
+    return [set(circle) for circle in sorted(found, key=sorted)]
+
+
+def test_circles_are_found() -> None:
+    rounds = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}, "f": {"f"}}
+    assert circles(rounds) == [{"a", "b", "c"}, {"f"}]
+
+
+def test_no_circle_of_files() -> None:
+    found = [sorted(circle) for circle in circles(_imports())]
+    assert not [circle for circle in found if not all(module.startswith(KNOWN_CIRCLES) for module in circle)]
+
+
+def _pyproject() -> Any:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+
+
+def test_every_component_is_in_the_table_and_checked_and_typed() -> None:
+    tools = _pyproject()
+    assert set(_components()) <= set(MAY_IMPORT)
+    assert {f"starpod.{name}" for name in _components()} == set(tools["importlinter"]["root_packages"]) - {"tests"}
+    assert {f"starpod.{name}" for name in _components()} == set(tools["mypy"]["packages"])
+
+
+@pytest.mark.parametrize("component", _components())
+def test_a_contract_forbids_what_a_component_may_not_import(component: str) -> None:
+    forbidden = {
+        module.removeprefix("starpod.")
+        for contract in _pyproject()["importlinter"]["contracts"]
+        if f"starpod.{component}" in contract["source_modules"] and not contract.get("allow_indirect_imports")
+        for module in contract["forbidden_modules"]
+    }
+    assert forbidden == set(_components()) - MAY_IMPORT[component] - {component}
+
+
+@pytest.mark.parametrize(("name", "subcommand"), SUBCOMMANDS.items(), ids=SUBCOMMANDS)
+def test_what_the_console_script_names_exists(name: str, subcommand: Any) -> None:
+    assert subcommand.module.split(".")[1] in MAY_IMPORT
+    assert isinstance(getattr(importlib.import_module(subcommand.module), subcommand.attribute), click.Command)
+    assert (
+        not subcommand.extra
+        or subcommand.extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
+
+
+def test_the_console_script_imports_no_component_that_it_names() -> None:
+    named = {".".join(subcommand.module.split(".")[:2]) for subcommand in SUBCOMMANDS.values()} - {"starpod.cli"}
+    imported = {other for module, others in _imports().items() if module.startswith("starpod.cli") for other in others}
+    assert not [other for other in imported if other.startswith(tuple(f"{component}." for component in named))]

@@ -1,0 +1,87 @@
+"""A bug of the environment or the server is told once, whatever it makes impossible to show."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.check.runner import Result, check
+from starpod.check.suite import REQUIREMENTS
+from tests.support import start_server
+from tests.tools.check.reference_server import ReferenceService, serve
+
+ENVIRONMENT = """
+from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
+
+class Broken(Environment):
+    spec = EnvironmentSpec(id="broken-v1", version="1.0.0", title="Broken", actions=("left", "right"))
+
+    def reset(self, rng):
+        self.number = rng.random()
+
+    def step(self, action):
+        {step}
+
+    def render(self, mode="text"):
+        {render}
+"""
+
+
+def _examine(tmp_path: Path, step: str, render: str = 'return f"{self.number}"', level: str = "") -> list[Result]:
+    file = tmp_path / "broken.py"
+    file.write_text(ENVIRONMENT.replace("{step}", step).replace("{render}", render))
+    chosen = [each for each in REQUIREMENTS if not level or each.level == level]
+    with start_server("--environment-module", str(file)) as server:
+        return asyncio.run(check(server.address, chosen)).results
+
+
+def _failures(results: list[Result]) -> dict[str, str]:
+    return {result.requirement.id: result.message for result in results if result.status in ("failed", "error")}
+
+
+@pytest.mark.parametrize(
+    ("step", "cause"),
+    [
+        ("return 1.0", "step returned 1.0; return an Outcome"),
+        ("return self.number", "return an Outcome"),
+        ("return 'text', 1.0, True, {}", "step returned ('text', 1.0, True, {}); return an Outcome"),
+        ("raise KeyError('left')", "Step raised KeyError: 'left'"),
+    ],
+)
+def test_a_broken_step_is_one_failure(tmp_path: Path, step: str, cause: str) -> None:
+    results = _examine(tmp_path, step)
+    failures = _failures(results)
+    assert list(failures) == ["C-30"]
+    assert cause in failures["C-30"]
+    assert "To mend it" not in failures["C-30"]
+    skipped = {result.message for result in results if result.status == "skipped"}
+    assert "a bug is in the way, which C-30 tells" in skipped
+
+
+def test_it_is_told_where_the_requirement_that_tells_it_is_not_asked_for(tmp_path: Path) -> None:
+    failures = _failures(_examine(tmp_path, "return 1.0", level="stream"))
+    assert len(failures) == 1
+    assert "step returned 1.0; return an Outcome" in next(iter(failures.values()))
+
+
+def test_a_bug_elsewhere_is_one_failure_of_the_first_that_meets_it(tmp_path: Path) -> None:
+    results = _examine(tmp_path, "return Outcome()", 'if self.number: raise KeyError("frame")\n        return "x"')
+    (message,) = _failures(results).values()
+    assert "KeyError: 'frame'" in message
+
+
+def test_a_server_that_raises_is_one_failure() -> None:
+    class Raises(ReferenceService):
+        async def step(self, request: Any) -> Any:
+            raise ZeroDivisionError("a bug")
+
+    ids = ("C-30", "C-31", "C-33", "C-41", "C-42", "C-64")
+
+    async def examine() -> list[Result]:
+        async with serve(Raises()) as address:
+            return (await check(address, [each for each in REQUIREMENTS if each.id in ids])).results
+
+    assert list(_failures(asyncio.run(examine()))) == ["C-30"]

@@ -1,0 +1,463 @@
+"""Checkpoints: whole or not there, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as nps
+
+from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints, load_checkpoint
+from starpod.trainer.checkpoints.optimizer_state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.checkpoints.rng import capture_rng, restore_rng
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def tensors_of(step: int) -> dict[str, dict[str, torch.Tensor]]:
+    weight = torch.arange(6.0).reshape(2, 3) * step
+    return {
+        "model": {"a.weight": weight, "tied": weight},
+        "critic": {"w": torch.full((3,), step, dtype=torch.bfloat16)},
+    }
+
+
+def state_of(step: int) -> dict[str, object]:
+    return {"cursor": {"taken": step}, "mean": math.pi * step, "rng": [1, None, "x"]}
+
+
+def save(checkpoints: Checkpoints, step: int, score: float | None = None) -> Path:
+    return checkpoints.save(step, tensors_of(step), state_of(step), score=score)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and raw(one) == raw(other)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.clone(memory_format=torch.contiguous_format).untyped_storage())
+
+
+def assert_is(loaded, step: int) -> None:
+    assert loaded is not None
+    assert loaded.step == step
+    assert loaded.state == state_of(step)
+    expected = tensors_of(step)
+    assert loaded.tensors.keys() == expected.keys()
+    for name, named in expected.items():
+        assert loaded.tensors[name].keys() == named.keys()
+        assert all(same_bits(loaded.tensors[name][key], value) for key, value in named.items())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- what is saved is what is loaded ---------------------------------------------------------------------------------
+
+
+def test_the_newest_and_the_best_come_back(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", CheckpointConfig(keep=2))
+    assert checkpoints.latest() is None
+    assert checkpoints.best() is None
+    for step, score in [(1, 0.5), (2, 0.9), (3, 0.9), (4, None), (5, 0.1), (6, None)]:
+        path = save(checkpoints, step, score)
+        assert_is(checkpoints.load(path), step)
+    assert_is(checkpoints.latest(), 6)
+    assert_is(checkpoints.best(), 3)
+    assert checkpoints.best().score == 0.9
+    assert names(checkpoints.folder) == ["best", "latest", "step-00000003", "step-00000005", "step-00000006"]
+    assert (checkpoints.folder / "latest").read_text() == "step-00000006\n"
+    assert (checkpoints.folder / "best").read_text() == "step-00000003\n"
+
+
+def test_without_the_best_only_the_newest_stay(tmp_path):
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=False))
+    for step in (1, 2):
+        save(checkpoints, step, score=1 / step)
+    assert names(tmp_path) == ["best", "latest", "step-00000002"]
+    assert (tmp_path / "best").read_text() == "step-00000002\n"
+
+
+def test_a_step_saved_again_replaces_the_first(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 3)
+    for score in (0.1, 0.2):
+        checkpoints.save(3, tensors_of(3), state_of(3), score=score)
+        assert checkpoints.latest().score == score
+    assert len(list(tmp_path.glob("step-*"))) == 1
+
+
+def test_a_run_that_went_back_forgets_its_future(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (2, 4, 6):
+        save(checkpoints, step, score=float(step))
+    save(checkpoints, 5)
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000004", "step-00000005"]
+    assert_is(checkpoints.best(), 4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        nps.arrays(
+            st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_]),
+            nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+        ),
+        max_size=4,
+    ),
+    st.dictionaries(
+        st.text(),
+        st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), st.lists),
+        max_size=3,
+    ),
+)
+def test_every_bit_comes_back(tmp_path_factory, arrays, state):
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+    model = {f"t{index}": torch.from_numpy(array.copy()) for index, array in enumerate(arrays)}
+    model["view"] = torch.arange(12.0).reshape(3, 4)[:, 1:3]
+    model["tied"] = model["view"]
+    loaded = load_checkpoint(checkpoints.save(1, {"model": model}, state))
+    assert loaded.state == state
+    assert loaded.tensors["model"].keys() == model.keys()
+    assert all(same_bits(loaded.tensors["model"][name], tensor) for name, tensor in model.items())
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    path = save(Checkpoints(tmp_path), 1)
+    (path / "critic.safetensors").unlink()
+    for loaded in (load_checkpoint(path, ["model"]), Checkpoints(tmp_path).latest(["model"])):
+        assert loaded is not None
+        assert loaded.tensors.keys() == {"model"}
+
+
+@pytest.mark.parametrize("state", [{"a": {1: 2}}, {"a": [{"b": {None: 1}}]}])
+def test_keys_that_json_would_change_are_refused(tmp_path, state):
+    with pytest.raises(TypeError, match="keys of a checkpoint's state are text"):
+        Checkpoints(tmp_path).save(1, {}, state)
+    assert names(tmp_path) == []
+
+
+def test_what_json_cannot_hold_leaves_nothing_behind(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(TypeError):
+        checkpoints.save(1, tensors_of(1), {"set": {1}})
+    with pytest.raises(ValueError):
+        checkpoints.save(1, {"../model": {}}, {})
+    assert names(tmp_path) == []
+
+
+# --- random states and optimisers ------------------------------------------------------------------------------------
+
+
+def draw() -> list[object]:
+    return [torch.randn(3).tolist(), np.random.normal(size=3).tolist(), random.random(), random.gauss(0, 1)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 700))
+def test_random_streams_go_on_where_they_stood(tmp_path_factory, seed, drawn):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    for _ in range(drawn):
+        np.random.normal()
+        random.gauss(0, 1)
+    torch.rand(drawn)
+    path = Checkpoints(tmp_path_factory.mktemp("rng")).save(1, {}, {"rng": capture_rng()})
+    expected = draw()
+    restore_rng(load_checkpoint(path).state["rng"])
+    assert draw() == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 3),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    st.sampled_from([torch.optim.AdamW, torch.optim.SGD]),
+    st.booleans(),
+)
+def test_an_optimiser_goes_on_bit_for_bit(tmp_path_factory, seed, steps, dtype, kind, amsgrad):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)).to(dtype)
+    model[0].bias.requires_grad_(False)  # a parameter without state
+    options = {"betas": (0.9, 0.97), "amsgrad": amsgrad} if kind is torch.optim.AdamW else {"momentum": 0.9}
+    optimizer = kind(
+        [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.3}], lr=0.1, **options
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, dtype=dtype)).pow(2).sum().backward()
+        optimizer.step()
+
+    for _ in range(steps):
+        step()
+    tensors, values = flatten_optimizer(optimizer.state_dict())
+    before = copy.deepcopy(optimizer.state_dict())
+    weights = copy.deepcopy(model.state_dict())
+    path = Checkpoints(tmp_path_factory.mktemp("optimizer")).save(
+        steps, {"model": weights, "optimizer": tensors}, {"optimizer": values}
+    )
+    step()
+    expected = copy.deepcopy(model.state_dict())
+
+    loaded = load_checkpoint(path)
+    restored = unflatten_optimizer(loaded.tensors["optimizer"], loaded.state["optimizer"])
+    assert restored["param_groups"] == before["param_groups"]
+    assert restored["state"].keys() == before["state"].keys()
+    for key, slots in before["state"].items():
+        assert restored["state"][key].keys() == slots.keys()
+        assert all(same_bits(restored["state"][key][slot], value) for slot, value in slots.items() if value is not None)
+    model.load_state_dict(loaded.tensors["model"])
+    optimizer.load_state_dict(restored)
+    step()
+    assert all(same_bits(value, expected[name]) for name, value in model.state_dict().items())
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory) -> Path:
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("two"))
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    return checkpoints.folder
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damage_is_seen_and_the_one_before_is_used(two_checkpoints, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damaged") / "checkpoints"
+    shutil.copytree(two_checkpoints, folder)
+    victim = data.draw(st.sampled_from(sorted((folder / "step-00000002").iterdir())))
+    content = bytearray(victim.read_bytes())
+    damage = data.draw(st.sampled_from(["flip", "cut", "grow", "remove"]))
+    if damage == "flip":
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] ^= 1 << data.draw(st.integers(0, 7))
+    elif damage == "cut":
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    elif damage == "grow":
+        content += data.draw(st.binary(min_size=1, max_size=3))
+    if damage == "remove":
+        victim.unlink()
+    else:
+        victim.write_bytes(content)
+    reports: list[str] = []
+    checkpoints = Checkpoints(folder, report=reports.append)
+    assert_is(checkpoints.latest(), 1)
+    assert len(reports) == 1
+    assert f"{folder / 'step-00000002'} cannot be used" in reports[0]
+    assert victim.name in reports[0]
+    assert "\n" not in reports[0]
+
+
+def test_if_none_can_be_used_it_says_so(tmp_path):
+    checkpoints = Checkpoints(tmp_path, report=lambda _: None)
+    for step in (1, 2):
+        (save(checkpoints, step, score=0.5) / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: .*step-00000002.*step-00000001"):
+        checkpoints.latest()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        checkpoints.best()
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"it has no manifest\.json"):
+        load_checkpoint(tmp_path)
+
+
+def test_left_overs_are_removed_and_never_read(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / ".temporary-step-00000009")
+    (tmp_path / ".temporary-latest").write_text("half")
+    assert_is(checkpoints.latest(), 1)
+    save(checkpoints, 2)
+    assert names(tmp_path) == ["latest", "step-00000001", "step-00000002"]
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str):
+    """A file system of its own, where this process may mount one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path):
+    with small_disk(tmp_path / "disk", "256k"):
+        checkpoints = Checkpoints(tmp_path / "disk" / "checkpoints")
+        save(checkpoints, 1)
+        failed = 0
+        for pages in range(40):  # so many are left: the write fails at another place each time
+            filler = tmp_path / "disk" / "filler"
+            with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+            os.truncate(filler, max(filler.stat().st_size - 4096 * pages, 0))
+            try:
+                save(checkpoints, 2)
+            except CheckpointError as error:
+                failed += 1
+                assert "No space left on device" in str(error)
+                assert "MiB are free" in str(error)
+                assert "\n" not in str(error)
+                assert not list(checkpoints.folder.glob(".temporary-step*"))
+                assert Checkpoints(checkpoints.folder).load(checkpoints.folder / "step-00000001").step == 1
+            else:
+                break
+            finally:
+                filler.unlink(missing_ok=True)
+        assert failed > 3
+        assert_is(checkpoints.latest(), 2)
+
+
+@contextlib.contextmanager
+def small_files(size: int):
+    """Files of this process may not grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "state"), [({"model": {"w": torch.zeros(10_000)}}, {}), ({}, {"text": "x" * 20_000})]
+)
+def test_a_file_that_may_grow_no_further_is_a_clear_error(tmp_path, tensors, state):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    with small_files(10_000), pytest.raises(CheckpointError, match=r"step 2 could not be saved .*: .*File too large"):
+        checkpoints.save(2, tensors, state)
+    assert names(tmp_path) == ["latest", "step-00000001"]
+    assert_is(checkpoints.latest(), 1)
+
+
+# --- SIGKILL ---------------------------------------------------------------------------------------------------------
+
+
+# The functions of checkpoint.py and shutil that change the disk. Between lines of others it stays the same.
+CHANGING = {"save", "clean", "_write_folder", "_write", "_remove", "_point", "rmtree", "_rmtree_safe_fd"}
+
+
+def killed_at(line: int, folder: Path) -> bool:
+    """Saves step 3 in a forked process that is killed before the line'th line of CHANGING that it comes to."""
+    child = os.fork()
+    if child == 0:
+        left = line
+
+        def trace(frame, event, _):
+            nonlocal left
+            if frame.f_code.co_name not in CHANGING:
+                return None
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        save(Checkpoints(folder, CheckpointConfig(keep=1)), 3, score=0.5)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def kill_everywhere(folder: Path) -> None:
+    """Kills a save between any two of its writes, and looks at what is left."""
+    os.fsync = lambda _: None  # the kernel outlives the process; what it holds is there without it
+    config = CheckpointConfig(keep=1)
+    before = Checkpoints(folder / "before", config)
+    save(before, 1, score=0.9)
+    save(before, 2, score=0.1)
+    shutil.copytree(before.folder / "step-00000001", before.folder / ".temporary-step-00000003")  # left over
+    line, seen, killed = 0, [], True
+    while killed:
+        run = folder / f"killed-{line}"
+        shutil.copytree(before.folder, run)
+        killed = killed_at(line, run)
+        checkpoints = Checkpoints(run, config, report=pytest.fail)
+        latest = checkpoints.latest()
+        assert latest is not None
+        assert_is(latest, latest.step)
+        assert_is(checkpoints.best(), 1)
+        save(checkpoints, 4)  # and life goes on
+        assert_is(checkpoints.latest(), 4)
+        assert names(run) == ["best", "latest", "step-00000001", "step-00000004"]
+        seen.append(latest.step)
+        line += 1
+    assert line > 100
+    assert seen == sorted(seen)
+    assert set(seen) == {2, 3}
+
+
+def test_killed_between_any_two_writes(tmp_path):
+    code = """
+        import sys
+        from tests.trainer.checkpoints.test_checkpoint import *
+        torch.set_num_threads(1)
+        kill_everywhere(Path(sys.argv[1]))
+    """
+    # A process of its own: one thread, so that it may fork.
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], cwd=ROOT, check=True)
+
+
+def test_killed_at_any_time_while_writing(tmp_path):
+    code = """
+        import sys
+        from tests.trainer.checkpoints.test_checkpoint import *
+        checkpoints = Checkpoints(Path(sys.argv[1]), CheckpointConfig(keep=1))
+        for step in range(1, 10_000):
+            checkpoints.save(step, {"model": {"w": torch.full((500_000,), float(step))}}, {"step": step})
+            print(step, flush=True)
+    """
+    chance = random.Random(0)
+    last = 0
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(2):
+            last = int(process.stdout.readline())
+        time.sleep(chance.random() * 0.03)
+        process.kill()
+        rest = process.stdout.read().split()
+        process.wait()
+        last = int(rest[-1]) if rest else last
+        loaded = Checkpoints(tmp_path, report=pytest.fail).latest()
+        assert loaded is not None
+        assert loaded.step in (last, last + 1)
+        assert loaded.state == {"step": loaded.step}
+        assert (loaded.tensors["model"]["w"] == loaded.step).all()

@@ -1,0 +1,168 @@
+"""Exported folders: transformers loads them, and they say the same as the trained policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from starpod.cli.main import starpod
+from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints
+from starpod.trainer.checkpoints.export import ExportError, export
+from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
+from starpod.trainer.models.config import LoraConfig, ModelConfig, TinyConfig
+from starpod.trainer.models.policy import Policy, build_policy, load_policy
+
+TEXTS = ["The goal is at (2, 3). Left || Right", "a hole is below you"]
+MESSAGES = [{"role": "user", "content": "The goal is at (2, 3)."}]
+
+
+def shake(policy: Policy, seed: int) -> None:
+    """Training, as far as an export can see it."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def save(run: Path, policy: Policy, step: int, score: float | None = None) -> Path:
+    config = {
+        "title": "FrozenLake, tiny",
+        "model": policy.config.to_dict(),
+        "environment": {"id": "frozen_lake-v1", "token_file": "/secret/place"},
+        "algorithm": {"preset": "starpo-s"},
+        "sampling": {"temperature": 0.7},
+    }
+    checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep=9))
+    return checkpoints.save(step, {"policy": policy.state_dict()}, {"config": config}, score=score)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run of a tiny model with a critic: the checkpoint of step 2 is the best, that of step 3 the newest."""
+    folder = tmp_path_factory.mktemp("run")
+    shape = TinyConfig(hidden=16, heads=2, intermediate=24, vocabulary=400)
+    policy = build_policy(ModelConfig(tiny=shape), texts=TEXTS, critic="shared", seed=0)
+    policy.save(folder / "initial")
+    for step, score in [(1, 0.2), (2, 0.9), (3, 0.5)]:
+        shake(policy, step)
+        save(folder, policy, step, score)
+    (folder / "run.json").write_text(
+        '{"id": "abc", "git": {"commit": "1234", "dirty": true}, "packages": {"torch": "2"}}'
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lora_run(run, tmp_path_factory) -> tuple[Path, Policy]:
+    folder = tmp_path_factory.mktemp("lora")
+    policy = build_policy(
+        ModelConfig(name=str(run / "initial"), lora=LoraConfig(rank=2)), texts=None, critic="none", seed=0
+    )
+    shake(policy, 5)
+    save(folder, policy, 1)
+    return folder, policy
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    result: torch.Tensor = model(input_ids=torch.arange(20)[None], use_cache=False).logits
+    return result
+
+
+@pytest.mark.parametrize(("which", "step"), [("best", 2), ("latest", 3)])
+def test_transformers_loads_what_was_trained(run, tmp_path, which, step):
+    trained = load_trained(run, which)
+    assert (trained.step, trained.run, trained.policy.critic) == (step, run.resolve(), None)
+    out = tmp_path / "new" / "model"
+    export(trained, out)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert torch.equal(logits(model), logits(trained.policy.model))
+    assert not torch.allclose(logits(model), logits(load_policy(run / "initial").model))
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    expected = trained.policy.tokenizer
+    assert tokenizer.apply_chat_template(MESSAGES, tokenize=False) == expected.apply_chat_template(
+        MESSAGES, tokenize=False
+    )
+    assert tokenizer(TEXTS[0])["input_ids"] == expected(TEXTS[0])["input_ids"]
+    settings = GenerationConfig.from_pretrained(out)
+    assert (settings.do_sample, settings.temperature, settings.top_k, settings.top_p) == (True, 0.7, 0, 1.0)
+    assert settings.eos_token_id == expected.eos_token_id
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "README.md"} <= names
+    assert "critic.safetensors" not in names
+    assert [path.name for path in out.parent.iterdir()] == ["model"]
+
+
+def test_the_trained_policy_of_an_export_can_go_on(run, tmp_path):
+    export(load_trained(run), tmp_path / "model")
+    assert torch.equal(logits(load_policy(tmp_path / "model").model), logits(load_trained(run).policy.model))
+
+
+def test_the_card_says_how_it_was_trained(run, tmp_path):
+    export(load_trained(run), tmp_path / "model")
+    text = (tmp_path / "model" / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["starpod", "reinforcement-learning", "frozen_lake-v1"],
+    }
+    for part in (
+        "# FrozenLake, tiny",
+        "starpo-s",
+        "2 iterations",
+        "90.0%",
+        "1234, with changes",
+        "torch 2",
+        "hidden: 16",
+    ):
+        assert part in body
+    assert "secret" not in body
+
+
+def test_adapters_are_merged_or_stand_alone(lora_run, tmp_path):
+    folder, policy = lora_run
+    for out, adapter in [(tmp_path / "merged", False), (tmp_path / "adapter", True)]:
+        export(load_trained(folder), out, adapter=adapter)
+        torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), logits(policy.model))
+        assert AutoTokenizer.from_pretrained(out).chat_template == policy.tokenizer.chat_template
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+
+
+def test_one_checkpoint_of_a_run(run):
+    assert load_trained(run / "checkpoints" / "step-00000001").score == 0.2
+
+
+def test_what_can_be_loaded(run, tmp_path):
+    assert is_run_or_checkpoint(run)
+    assert is_run_or_checkpoint(run / "checkpoints" / "step-00000001")
+    assert not is_run_or_checkpoint(run / "initial")
+    with pytest.raises(CheckpointError, match="neither a run's folder nor one of its checkpoints"):
+        load_trained(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        load_trained(tmp_path)
+
+
+def test_nothing_is_overwritten_and_no_adapter_made_up(run, tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ExportError, match="nothing is overwritten"):
+        export(load_trained(run), tmp_path / "model")
+    with pytest.raises(ExportError, match="trained without LoRA"):
+        export(load_trained(run), tmp_path / "other", adapter=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_command(run, tmp_path):
+    out = tmp_path / "model"
+    result = CliRunner().invoke(starpod, ["export", str(run), str(out), "--which", "latest"])
+    assert (result.exit_code, result.stdout) == (0, f"{out}: the policy after 3 iterations, success 50.0%\n")
+    assert (out / "model.safetensors").exists()

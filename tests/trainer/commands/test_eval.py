@@ -1,0 +1,385 @@
+"""`starpod eval` against a real server, with scripted policies and with a model behind a real HTTP endpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from starpod.client import Fleet, Limits
+from starpod.trainer.agents.base import AgentRefused, Move, Task, play_all
+from starpod.trainer.agents.chat import ChatAgent
+from starpod.trainer.agents.reference import play_reference
+from starpod.trainer.agents.scripted import Scripted
+from starpod.trainer.checkpoints.checkpoint import Checkpoints
+from starpod.trainer.commands.eval import evaluate
+from starpod.trainer.config import Config, parse_config
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import read_episodes
+from starpod.trainer.models.policy import build_policy
+from starpod.trainer.results import summarise
+from starpod.trainer.statistics import pass_at_k, wilson_interval
+from tests.support import ROOT, ServerProcess, start_server
+from tests.trainer.fake_openai import fake_openai
+
+EASY = ("--option", "frozen_lake:success_rate=1", "--turns", "20", "--actions", "20")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start_server("frozen_lake-v1", "bandit-v1") as process:
+        yield process
+
+
+def run(server: ServerProcess, model: str, *arguments: str) -> Result:
+    return CliRunner().invoke(evaluate, [model, server.address, *arguments])
+
+
+def report(server: ServerProcess, model: str, *arguments: str) -> dict[str, Any]:
+    result = run(server, model, *arguments, "--json", "-")
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(result.stdout)
+    return values
+
+
+# --- scripted policies -------------------------------------------------------------------------------------------
+
+
+def test_the_expert_solves_a_lake_without_slips_and_chance_does_not(server: ServerProcess) -> None:
+    expert = report(server, "expert", "-e", "frozen_lake", "--episodes", "40", *EASY)
+    figures = expert["environments"]["frozen_lake-v1"]
+    assert (figures["success"], figures["failed"], figures["episodes"]) == (1.0, 0, 40)
+    assert (figures["success_low"], figures["success_high"]) == pytest.approx(wilson_interval(40, 40))
+    assert figures["return_mean"] == 1.0
+    assert figures["ends"] == {"terminal": 40}
+    assert expert["policy"] == {"kind": "reference", "name": "expert"}
+    assert expert["seeds"] == [0, 40]
+    chance = report(server, "random", "-e", "frozen_lake", "--episodes", "40", *EASY)
+    assert chance["environments"]["frozen_lake-v1"]["success_high"] < figures["success_low"]
+
+
+def test_the_same_call_gives_the_same_figures(server: ServerProcess) -> None:
+    first, second, other = (
+        report(server, "random", "-e", "frozen_lake", "--episodes", "30", "--samples", "2", "--seed", seed)[
+            "environments"
+        ]
+        for seed in ("5", "5", "77")
+    )
+    assert first == second
+    assert first != other
+
+
+def test_several_environments_each_with_its_options_and_its_row(server: ServerProcess, tmp_path: Path) -> None:
+    episodes = tmp_path / "episodes.jsonl.gz"
+    result = run(
+        server, "random", "-e", "frozen_lake", "-e", "bandit", "--episodes", "6", "--samples", "4",
+        "--option", "frozen_lake-v1:size=3", "--option", "bandit:split=test", "--jsonl", str(episodes),
+        "--json", str(tmp_path / "figures.json"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert re.search(r"frozen_lake-v1 +24 ", result.stdout)
+    assert re.search(r"bandit-v1 +24 ", result.stdout)
+    assert "pass@4" in result.stdout
+    figures = json.loads((tmp_path / "figures.json").read_text())["environments"]
+    assert figures["bandit-v1"]["options"] == {"split": "test"}
+    recorded = list(read_episodes(episodes))
+    assert [episode.environment for episode in recorded] == ["frozen_lake-v1"] * 24 + ["bandit-v1"] * 24
+    # Four episodes of one group share the start and nothing else.
+    assert [(episode.group, episode.member) for episode in recorded] == [(n // 4, n % 4) for n in range(48)]
+    assert len({episode.turns[0].observation for episode in recorded[:4]}) == 1
+    assert len({tuple(turn.actions[0] for turn in episode.turns) for episode in recorded[:24]}) > 6
+    assert all(turn.observation.count("\n") == 2 for turn in recorded[0].turns)
+    for name, part in (("frozen_lake-v1", recorded[:24]), ("bandit-v1", recorded[24:])):
+        assert figures[name]["success"] == pytest.approx(sum(bool(episode.success) for episode in part) / 24)
+
+
+def test_the_command_itself_and_nothing_but_json_on_standard_output(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "eval", "random", server.address, "-e", "bandit"]
+    result = subprocess.run(
+        [*command, "--episodes", "8", "--json", "-"], capture_output=True, text=True, timeout=250, cwd=ROOT
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["environments"]["bandit-v1"]["episodes"] == 8
+    assert "bandit-v1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["randm", "-e", "bandit"], 2, "did you mean random?"),
+        (["random", "-e", "bandits"], 2, "did you mean bandit-v1?"),
+        (["random", "-e", "bandit", "--option", "splt=test"], 2, "did you mean split?"),
+        (["random", "-e", "bandit", "--option", "split=nonsense"], 2, "split"),
+        (["random", "-e", "bandit", "--option", "frozen_lake:size=3"], 2, "is for frozen_lake-v1, which is not played"),
+        (["random", "-e", "bandit", "--version", ">=2"], 2, "there are 1.0.0"),
+        (["random", "-e", "bandit", "--episodes", "20000"], 2, "fewer than the 20000 episodes"),
+        (["random", "-e", "bandit", "--jsonl", "episodes.txt"], 2, "does not end in .jsonl"),
+        (["random", "-e", "bandit", "--base-url", "http://x"], 2, "openai:random"),
+        (["openai:", "-e", "bandit"], 2, "needs a model"),
+        (["openai:m", "-e", "bandit"], 2, "OPENAI_API_KEY"),
+        (["careful", "-e", "frozen_lake"], 1, "read the local observation"),
+    ],
+)
+def test_wrong_calls_say_what_would_be_right(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, words: str
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    result = run(server, *arguments)
+    assert words in result.output + str(result.exception)
+    assert result.exit_code == status
+
+
+def test_a_dead_server_and_no_address() -> None:
+    for address, status, words in (("127.0.0.1:1", 1, "no server answers"), ("localhost", 2, "host:port")):
+        result = CliRunner().invoke(evaluate, ["random", address, "-e", "bandit"])
+        assert (result.exit_code, words in result.output) == (status, True)
+
+
+async def test_references_play_as_they_do_beside_a_learning_curve(server: ServerProcess) -> None:
+    task = Task("frozen_lake-v1", actions=("Left", "Down", "Right", "Up"))
+    async with Fleet(server.address) as fleet:
+        episodes = await play_all(Scripted("random"), fleet, task, range(20))
+        for episode in episodes:
+            success, total, turns = await play_reference(fleet, "random", "frozen_lake-v1", episode.seed)
+            assert (success, total, turns) == (bool(episode.success), episode.total_reward, len(episode.turns))
+
+
+# --- a model behind an endpoint ----------------------------------------------------------------------------------
+
+
+def towards_goal(body: dict[str, Any]) -> str:
+    """Reads the local observation in the last message, as a good model would."""
+    line = next(line for line in body["messages"][-1]["content"].splitlines() if line.count(" ") == 11)
+    words = line.split()
+    ways = [way for way in words[6:8] if way != "-"]
+    return f"<think>{words[6]} {words[7]}</think> <answer>{ways[0]}</answer>"
+
+
+OPEN_LAKE = ("-e", "frozen_lake", "--option", "observation=local", "--option", "frozen_probability=1")
+
+
+def test_a_model_behind_an_endpoint_plays(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key-of-this-test")
+    with fake_openai(towards_goal) as endpoint:
+        values = report(
+            server, "openai:some/model", *OPEN_LAKE, *EASY, "--episodes", "20", "--base-url", endpoint.base_url,
+            "--temperature", "0", "--max-tokens", "77", "--concurrency", "3", "--jsonl", str(tmp_path / "e.jsonl"),
+        )  # fmt: skip
+    figures = values["environments"]["frozen_lake-v1"]
+    assert (figures["success"], figures["format_rate"], figures["failed"]) == (1.0, 1.0, 0)
+    assert endpoint.keys == {"Bearer key-of-this-test"}
+    assert 1 <= endpoint.most_at_once <= 3
+    assert values["policy"]["prompt_tokens"] == 100 * len(endpoint.requests)
+    first = endpoint.requests[0]
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("some/model", 0, 77)
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    # A later request tells the whole conversation: what was said before is in it word for word.
+    longest = max(endpoint.requests, key=lambda body: len(body["messages"]))
+    roles = [message["role"] for message in longest["messages"]]
+    assert roles == ["system", *["user", "assistant"] * (len(roles) // 2 - 1), "user"] and len(roles) > 4
+    (match,) = [
+        episode
+        for episode in read_episodes(tmp_path / "e.jsonl")
+        if [turn.text for turn in episode.turns[:-1]]
+        == [m["content"] for m in longest["messages"] if m["role"] == "assistant"]
+        and episode.turns[0].observation in longest["messages"][1]["content"]
+    ]
+    assert match.turns[0].thought == " ".join(match.turns[0].observation.split()[6:8])
+
+
+def test_what_the_endpoint_refuses_for_the_moment_is_asked_again(server: ServerProcess) -> None:
+    seen: set[str] = set()
+
+    def answer(body: dict[str, Any]) -> str | int:
+        text = json.dumps(body["messages"])
+        if text not in seen:
+            seen.add(text)
+            return 429 if len(seen) % 2 else 500
+        return towards_goal(body)
+
+    with fake_openai(answer) as endpoint:
+        values = report(server, "openai:m", *OPEN_LAKE, *EASY, "--episodes", "6", "--base-url", endpoint.base_url)
+    figures = values["environments"]["frozen_lake-v1"]
+    assert (figures["success"], figures["failed"]) == (1.0, 0)
+
+
+def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: ServerProcess) -> None:
+    def answer(body: dict[str, Any]) -> str | int:
+        return 400 if "P 0 " in body["messages"][1]["content"] else towards_goal(body)
+
+    with fake_openai(answer) as endpoint:
+        arguments = (*OPEN_LAKE, *EASY, "--episodes", "30", "--base-url", endpoint.base_url, "--json", "-")
+        result = run(server, "openai:m", *arguments)
+    assert result.exit_code == 1
+    assert "episodes failed, the first one by: AgentError: " in result.stderr
+    figures = json.loads(result.stdout)["environments"]["frozen_lake-v1"]
+    assert figures["failed"] > 0
+    assert (figures["episodes"] + figures["failed"], figures["success"]) == (30, 1.0)
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_an_endpoint_that_refuses_for_good_ends_the_evaluation(server: ServerProcess, status: int) -> None:
+    with fake_openai(lambda body: status) as endpoint:
+        result = run(server, "openai:nobody", *OPEN_LAKE, "--episodes", "50", "--base-url", endpoint.base_url)
+        assert result.exit_code == 1
+        assert "refuses nobody" in result.output
+        assert len(endpoint.requests) <= 16  # not one for each episode
+
+
+async def test_an_endpoint_that_is_not_there_is_said_so(server: ServerProcess) -> None:
+    agent = ChatAgent("m", base_url="http://127.0.0.1:1/v1", retries=0)
+    async with Fleet(server.address) as fleet:
+        with pytest.raises(AgentRefused, match=r"no answer from http://127\.0\.0\.1:1/v1"):
+            await play_all(agent, fleet, Task("bandit-v1"), [0])
+    await agent.close()
+
+
+async def test_replies_that_cannot_be_read_are_turns_without_an_action(server: ServerProcess) -> None:
+    """They cost a turn, are told to the model, and are not errors."""
+    replies = iter(["I would rather not.", "<think>hm</think><answer>Jump</answer>", "<think>cut off..."])
+    with fake_openai(lambda body: next(replies)) as endpoint:
+        agent = ChatAgent("m", base_url=endpoint.base_url)
+        task = Task("frozen_lake-v1", limits=Limits(max_turns=3), actions=("Left", "Down", "Right", "Up"))
+        async with Fleet(server.address) as fleet:
+            (episode,) = await play_all(agent, fleet, task, [3])
+        await agent.close()
+    assert [turn.well_formed for turn in episode.turns] == [False, False, False]
+    assert [turn.actions for turn in episode.turns] == [[], ["Jump"], []]
+    assert [turn.finish for turn in episode.turns] == ["stop", "stop", "length"]
+    assert (episode.end, episode.success, episode.error) == ("max_turns", False, "")
+    assert "no valid action" in endpoint.requests[1]["messages"][-1]["content"]
+
+
+async def test_an_agent_that_has_no_further_move_ends_its_episode(server: ServerProcess) -> None:
+    class Once(Scripted):
+        async def act(self, session: Any, episode: Episode, task: Task) -> Move | None:
+            return None if episode.turns else Move("Left", ["Left"])
+
+    async with Fleet(server.address) as fleet:
+        (episode,) = await play_all(Once("random"), fleet, Task("frozen_lake-v1", options={"success_rate": 1.0}), [1])
+    assert (len(episode.turns), episode.end, episode.success) == (1, "", None)
+
+
+# --- figures -----------------------------------------------------------------------------------------------------
+
+
+def make_episode(group: int, success: bool | None, reward: float = 0.0, end: Any = "terminal") -> Episode:
+    turn = Turn(
+        "x", [], True, [], [], [], "stop", "", None, ["a"], parts={"environment": reward, "format": -0.1}, valid=1
+    )
+    turn.reward = reward - 0.1
+    return Episode(group, 0, "x-v1", turns=[turn], end=end, success=success)
+
+
+def test_figures_by_hand() -> None:
+    episodes = [make_episode(0, True, 1.0), make_episode(0, False), make_episode(1, False), make_episode(1, None)]
+    figures = summarise([*episodes, make_episode(1, True, 1.0, end="failed")])
+    assert (figures["episodes"], figures["starts"], figures["failed"]) == (4, 2, 1)
+    assert figures["success"] == 0.25
+    assert figures["return_mean"] == 0.25  # the environment's own, without the penalty
+    assert figures["pass_at_k"] == {"1": 0.25, "2": pytest.approx((pass_at_k(2, 1, 2) + pass_at_k(2, 0, 2)) / 2)}
+    assert figures["ends"] == {"terminal": 4}
+
+
+def test_figures_of_nothing_are_none() -> None:
+    figures = summarise([make_episode(0, True, end="failed")])
+    assert (figures["failed"], figures["success"], figures["return_mean"], figures["pass_at_k"]) == (1, None, None, {})
+    json.dumps(figures, allow_nan=False)
+
+
+# --- models that are loaded here ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return parse_config(
+        {
+            "model": {"name": "tiny", "tiny": {"hidden": 16, "layers": 1, "heads": 2, "intermediate": 32}},
+            "environment": {"id": "frozen_lake-v1", "options": {"observation": "local", "size": 3}, "max_turns": 2},
+            "prompt": {"style": "compact"},
+            "sampling": {"max_reply_tokens": 12, "max_episode_tokens": 200},
+            "evaluation": {"temperature": 0.7, "episodes": 100},
+            "seeds": {"train": {"start": 0, "stop": 5000}, "evaluation": {"start": 5000, "stop": 6000}},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run_folder(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a run leaves it, with one checkpoint of an untrained policy."""
+    folder = tmp_path_factory.mktemp("run")
+    texts = ["P 1 3 G 0 0 Up Left _ _ # _", "<think>Up Left</think><answer>Up</answer>"]
+    policy = build_policy(config.model, texts=texts, critic="none", seed=3)
+    policy.save(folder / "initial")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.save(25, {"policy": policy.state_dict()}, {"config": config.to_dict()}, score=0.5)
+    return folder
+
+
+def test_a_run_is_played_as_it_was_trained(server: ServerProcess, run_folder: Path, tmp_path: Path) -> None:
+    episodes = tmp_path / "episodes.jsonl"
+    arguments = ("-e", "frozen_lake", "--episodes", "6", "--samples", "2", "--jsonl", str(episodes))
+    values = report(server, str(run_folder), *arguments)
+    assert values["policy"]["step"] == 25
+    assert values["policy"]["temperature"] == 0.7
+    figures = values["environments"]["frozen_lake-v1"]
+    assert figures["options"] == {"observation": "local", "size": 3}
+    assert figures["limits"]["max_turns"] == 2
+    recorded = list(read_episodes(episodes))
+    assert [(episode.group, episode.member) for episode in recorded] == [(n // 2, n % 2) for n in range(12)]
+    assert all(len(turn.reply) <= 12 and len(turn.observation.split()) == 12 for e in recorded for turn in e.turns)
+    # A checkpoint of it is the same policy, and the same seeds are the same episodes.
+    again = report(server, str(run_folder / "checkpoints" / "step-00000025"), *arguments)
+    assert again["environments"] == values["environments"]
+    # What is said on the command line goes before.
+    other = report(server, str(run_folder), *arguments, "--option", "size=2", "--turns", "1", "--temperature", "0")
+    assert other["policy"]["temperature"] == 0
+    assert other["environments"]["frozen_lake-v1"]["options"]["size"] == 2
+    assert other["environments"]["frozen_lake-v1"]["turns_mean"] == 1
+
+
+def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProcess, run_folder: Path) -> None:
+    def played(*arguments: str) -> tuple[list[int], str]:
+        result = run(server, str(run_folder), *arguments, "--episodes", "2", "--json", "-")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["seeds"], " ".join(result.stderr.split())
+
+    seeds, told = played("-e", "frozen_lake")
+    assert (seeds, "Warning" in told) == ([5000, 5002], False)
+    seeds, told = played("-e", "frozen_lake", "--seed", "4998")
+    assert (seeds, "Warning" in told) == ([4998, 5000], True)
+    assert "seeds.train (0 to 4999): it may have been trained on these start states" in told
+    # Of another environment it has seen nothing.
+    assert "Warning" not in played("-e", "bandit", "--seed", "0")[1]
+    result = run(server, str(run_folder), "-e", "frozen_lake", "--episodes", "1001")
+    assert result.exit_code == 2
+    assert "holds 1000 seeds" in result.output
+
+
+def test_a_folder_with_a_model_is_played(server: ServerProcess, run_folder: Path) -> None:
+    values = report(server, str(run_folder / "initial"), "-e", "bandit", "--episodes", "3", "--max-tokens", "4")
+    assert values["environments"]["bandit-v1"]["episodes"] == 3
+    assert values["policy"]["temperature"] == 0.5
+
+
+@pytest.mark.parametrize("model", ["/absent/folder", "./absent", "a/b/c"])
+def test_a_model_that_is_not_there_is_said_so(server: ServerProcess, model: str) -> None:
+    result = run(server, model, "-e", "bandit")
+    assert result.exit_code == 1
+    assert "there is no such folder" in result.output
+
+
+def test_a_damaged_checkpoint_is_said_so(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    result = run(server, str(tmp_path), "-e", "bandit")
+    assert result.exit_code == 1
+    assert "has no checkpoint yet" in result.output

@@ -1,0 +1,75 @@
+"""`starpod train` and `starpod eval` called wrong: refused at once, with a sentence, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from starpod.trainer.commands.train import train
+from starpod.trainer.config import load_config
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.errors import ModelError
+from starpod.trainer.models.hf import load_tokenizer
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(train, list(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["environment=sokban"], "did you mean sokoban-v1?"),
+        (["--dry-run", "environment=bandit-v9"], "did you mean bandit-v1?"),
+        (["--dry-run", "environment=sokoban"], "did you mean sokoban-v1?"),
+        (["--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
+        (["tiny", "--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
+        (["--resume"], "name its folder with --run-dir"),
+    ],
+)
+def test_a_wrong_call_leaves_nothing(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.exit_code == 2
+    assert told in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:
+    assert run("--dry-run", "environment=mine-v3", "environment.addresses=[127.0.0.1:1]").exit_code == 0
+    assert run("--dry-run", "environment=mine-v3", "environment.serve=[--environment-module, mine.py]").exit_code == 0
+
+
+@pytest.mark.parametrize("thought", ["{words[0]}", "{action} is best", "12", "yes: it is", "[up", '"quoted"'])
+def test_text_is_text(thought: str) -> None:
+    config = load_config("tiny", [f"warm_start.thought={thought}"])
+    assert config.warm_start.thought == thought.strip('"')
+
+
+def test_what_is_no_yaml_and_no_text_is_refused() -> None:
+    result = run("--dry-run", "stop.iterations={1")
+    assert result.exit_code == 2 and "not YAML" in result.output
+
+
+def test_a_dry_run_prints_what_would_be_used() -> None:
+    assert yaml.safe_load(run("--dry-run", "tiny", "seed=5").output)["seed"] == 5
+
+
+def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading would ask a hub that does not answer again and again."""
+    asked: list[str] = []
+
+    def ask(self: object, name: str, *, timeout: float) -> None:
+        asked.append(name)
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", ask)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(ModelError, match=r"'nonexist' is no folder here .* the hub cannot be reached: no route"):
+        load_tokenizer(ModelConfig(name="nonexist"))
+    assert asked == ["nonexist"]

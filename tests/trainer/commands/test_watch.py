@@ -1,0 +1,131 @@
+"""`starpod watch`: what a person sees of recorded episodes, with and without a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from starpod.trainer.commands.watch import watch
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import write_episodes
+from tests.support import ROOT
+
+
+def make_turn(observation: str, actions: list[str], reward: float, **changes: object) -> Turn:
+    turn = Turn(observation, [], True, [], [], [], "stop", "<raw>", actions=actions, reward=reward)
+    turn.parts = {"environment": reward}
+    turn.executed = turn.valid = turn.effective = len(actions)
+    for name, value in changes.items():
+        setattr(turn, name, value)
+    return turn
+
+
+SOLVED = Episode(
+    4,
+    1,
+    "frozen_lake-v1",
+    "1.0.0",
+    seed=12,
+    turns=[
+        make_turn("P_G [x]", ["Left", "Left"], 0.0, thought="[bold]the goal\x1b[2J is right[/]", effective=0),
+        make_turn("P_G", [], -0.1, well_formed=False, finish="length", parts={"environment": 0.0, "format": -0.1}),
+        make_turn("P_G", ["Right", "Right"], 1.0),
+    ],
+    end="terminal",
+    success=True,
+    final_observation="__√",
+)
+LOST = Episode(5, 0, "frozen_lake-v1", turns=[make_turn("PO", ["Right"], 0.0)], end="max_turns", success=False)
+FAILED = Episode(6, 0, "frozen_lake-v1", end="failed", error="SessionLost: gone")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run" / "episodes" / "eval-000025.jsonl"
+    write_episodes(path, [SOLVED, LOST, FAILED])
+    write_episodes(path.with_name("eval-000000.jsonl"), [LOST])
+    write_episodes(path.with_name("train-000025.jsonl"), [LOST])
+    return path
+
+
+def run(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(watch, [str(path), *arguments])
+
+
+def test_an_episode_turn_by_turn(file: Path) -> None:
+    result = run(file, "--episode", "1")
+    assert result.exit_code == 0
+    for text in (
+        "Episode 1 of eval-000025.jsonl: frozen_lake-v1 1.0.0, seed 12, group 4, member 1",
+        "P_G [x]",  # what is in the record is no markup
+        "[bold]the goal\ufffd[2J is right[/]",
+        "Left || Left",
+        "changed nothing",
+        "<raw>",
+        "ill-formed; cut off by the token limit; no action",
+        "-0.1 (format -0.1)  total -0.1",
+        "+1  total +0.9",
+        "__√",
+        "Solved: the task ended after 3 turns, total reward +0.9",
+    ):
+        assert text in result.stdout
+    assert result.stdout.index("turn 1") < result.stdout.index("turn 2") < result.stdout.index("at the end")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "episodes"),
+    [((), [1, 2, 3]), (("--solved",), [1]), (("--failed",), [2, 3]), (("--episode", "2"), [2])],
+)
+def test_episodes_are_chosen(file: Path, arguments: tuple[str, ...], episodes: list[int]) -> None:
+    for path in (file, file.parent.parent):  # of a run: the last evaluation
+        shown = run(path, *arguments).stdout
+        assert [number for number in (1, 2, 3) if f"Episode {number} of eval-000025.jsonl" in shown] == episodes
+    assert ("SessionLost: gone" in shown) == (3 in episodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "status", "words"),
+    [
+        ("absent.jsonl", (), 1, "absent.jsonl does not exist"),
+        ("bare", (), 1, "holds no episodes"),
+        ("run", ("--episode", "9"), 2, "holds 3 episodes, not 9"),
+        ("run", ("--episode", "1", "--failed"), 2, "is solved: leave --failed out to see it"),
+        ("solved.jsonl", ("--failed",), 1, "none of the 1 episodes"),
+        ("torn.jsonl", (), 1, "torn.jsonl:1: not JSON"),
+        ("empty.jsonl", (), 1, "holds no episode"),
+    ],
+)
+@pytest.mark.usefixtures("file")
+def test_what_cannot_be_shown_is_said(
+    tmp_path: Path, name: str, arguments: tuple[str, ...], status: int, words: str
+) -> None:
+    (tmp_path / "torn.jsonl").write_text('{"turns": ')
+    (tmp_path / "empty.jsonl").write_text("")
+    write_episodes(tmp_path / "solved.jsonl", [SOLVED])
+    (tmp_path / "bare").mkdir()
+    result = run(tmp_path / name, *arguments)
+    assert result.exit_code == status
+    assert words in result.output
+
+
+def test_on_a_terminal_it_takes_its_time_and_colour(file: Path) -> None:
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "starpod.cli.main", "watch", str(file), "--episode", "1", "--speed", "100"]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=ROOT, env=environment
+    ) as process:
+        os.close(terminal)
+        shown = ""
+        while "Solved" not in shown:
+            shown += os.read(controller, 65536).decode(errors="replace")
+        assert process.wait(60) == 0
+    os.close(controller)
+    assert "\x1b[" in shown

@@ -1,0 +1,96 @@
+"""Episodes as tensors: nothing sampled is lost, moved or doubled, however the batch is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.episode import Episode, Turn
+
+ids = st.lists(st.integers(1, 50), min_size=1, max_size=6)
+
+
+@st.composite
+def turns(draw: st.DrawFn, *, first: bool) -> Turn:
+    reply = draw(ids)
+    return Turn(
+        observation="",
+        prompt=draw(ids),
+        fresh=first or draw(st.booleans()),
+        reply=reply,
+        logprobs=[-float(token) for token in reply],
+        versions=[0] * len(reply),
+        finish="stop",
+        text="",
+        reward=draw(st.sampled_from([0.0, 0.5, -0.1, 1.0])),
+    )
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episode:
+    rest = draw(st.lists(turns(first=False), max_size=4))
+    return Episode(group=0, member=0, environment="lake", turns=[draw(turns(first=True)), *rest])
+
+
+batches = st.lists(episodes(), min_size=1, max_size=5)
+
+
+@given(batches)
+def test_rows_hold_the_sampled_tokens_in_order(batch_of: list[Episode]) -> None:
+    batch = Batch(batch_of)
+    for index, episode in enumerate(batch_of):
+        sampled = [token for turn in episode.turns for token in turn.reply]
+        assert batch.mask_BT[index].sum() == len(sampled)
+        assert batch.sampler_logprobs_BT()[index, : len(sampled)].tolist() == [-float(token) for token in sampled]
+        told = [t for s in samples_of(episode) for t, m in zip(s.tokens, s.sampled, strict=True) if m]
+        assert told == sampled
+
+
+@given(batches)
+def test_rewards_stand_on_the_last_sampled_token_of_their_turn(batch_of: list[Episode]) -> None:
+    batch = Batch(batch_of)
+    rewards_BT, turns_BT = batch.rewards_BT(), batch.turns_BT()
+    for index, episode in enumerate(batch_of):
+        assert rewards_BT[index].sum().item() == pytest.approx(episode.total_reward)
+        end = -1
+        for number, turn in enumerate(episode.turns):
+            end += len(turn.reply)
+            assert rewards_BT[index, end].item() == pytest.approx(turn.reward)
+            assert turns_BT[index, end] == number
+    assert (turns_BT[~batch.mask_BT] == -1).all()
+    assert (rewards_BT[~batch.mask_BT] == 0).all()
+
+
+@given(batches, st.integers(1, 200))
+def test_any_cut_into_micro_batches_gives_every_token_once(batch_of: list[Episode], budget: int) -> None:
+    batch = Batch(batch_of)
+    rebuilt = torch.zeros(batch.mask_BT.shape, dtype=torch.int64)
+    seen: list[int] = []
+    for rows in batch.micro_batches(range(len(batch)), budget):
+        packed = batch.pack(rows)
+        assert packed.tokens_SL.numel() <= budget or len(rows) == 1
+        # What a model would give: here, the sampled ids themselves.
+        rebuilt[rows] = batch.unpack(rows, packed.tokens_SL[packed.sampled_SL])
+        seen += rows
+    assert sorted(seen) == list(range(len(batch)))
+    assert torch.equal(rebuilt.float(), -batch.sampler_logprobs_BT())
+
+
+def test_gradients_flow_back_to_their_tokens() -> None:
+    def turn(reply: list[int]) -> Turn:
+        return Turn("", [9], True, reply, [0.0] * len(reply), [0] * len(reply), "stop", "")
+
+    batch = Batch([Episode(0, 0, "lake", turns=[turn([1, 2])]), Episode(0, 1, "lake", turns=[turn([3])])])
+    flat = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    weights = torch.tensor([[10.0, 20.0], [30.0, 40.0]])
+    (batch.unpack([0, 1], flat) * weights).sum().backward()
+    assert flat.grad is not None
+    assert flat.grad.tolist() == [10.0, 20.0, 30.0]
+
+
+def test_an_episode_without_a_sampled_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="no sampled token"):
+        Batch([Episode(0, 0, "lake")])

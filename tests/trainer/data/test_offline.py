@@ -1,0 +1,63 @@
+"""Files to train on: what would teach nothing, something else, or what is held out, is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import write_episodes
+from starpod.trainer.data.offline import read_offline
+from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.prompts.conversation import Template
+
+TEXTS = ["<think>Left Down</think><answer>Left</answer>", "Right Right"]
+
+
+@pytest.fixture(scope="module")
+def template() -> Template:
+    return Template(train_tokenizer(TEXTS, size=400), prefill="<think>")
+
+
+def sampled(template: Template, *, seed: int = 10_000, tokens: bool = True) -> list[Episode]:
+    reply = template.encode_reply("<think>Left</think><answer>Left</answer>")
+    text, ids = template.decode(reply), reply if tokens else []
+    turn = Turn("", [1], True, ids, [-1.0] * len(ids), [0] * len(ids), "stop", text)
+    return [Episode(0, member, "lake", seed=seed, turns=[turn], end="terminal") for member in range(2)]
+
+
+def read(path: Path, episodes: list[Episode], template: Template) -> int:
+    write_episodes(path / "played.jsonl", episodes)
+    config = Config.model_validate({"replay": {"offline": str(path / "played.jsonl")}})
+    return len(read_offline(config, template))
+
+
+def test_what_the_policys_own_tokenizer_reads_is_trained_on(tmp_path: Path, template: Template) -> None:
+    assert read(tmp_path, sampled(template), template) == 1
+    assert read_offline(Config(), template) == []
+
+
+def test_episodes_without_a_token_are_refused(tmp_path: Path, template: Template) -> None:
+    with pytest.raises(ConfigError, match="holds no sampled token"):
+        read(tmp_path, sampled(template, tokens=False), template)
+
+
+def test_tokens_of_another_tokenizer_or_prompt_are_refused(tmp_path: Path, template: Template) -> None:
+    for other in (
+        Template(train_tokenizer([text.upper() for text in TEXTS], size=330), prefill="<think>"),
+        Template(template.tokenizer, prefill="<answer>"),
+    ):
+        with pytest.raises(ConfigError, match="another tokenizer or prompt"):
+            read(tmp_path, sampled(template), other)
+
+
+def test_held_out_start_states_are_refused(tmp_path: Path, template: Template) -> None:
+    with pytest.raises(ConfigError, match=r"seed 9999, which seeds\.evaluation \(0 to 9999\) holds out"):
+        read(tmp_path, sampled(template, seed=9999), template)
+
+
+def test_a_file_that_is_not_there_is_a_wrong_configuration(template: Template) -> None:
+    with pytest.raises(ConfigError, match=r"replay\.offline: .* does not exist"):
+        read_offline(Config.model_validate({"replay": {"offline": "/absent/played.jsonl"}}), template)

@@ -1,0 +1,292 @@
+"""Conversations as token ids: what is fed, what was sampled, and that neither is ever changed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.prompt import Context
+from tests.trainer.chat_templates import TEMPLATES, tokenizer
+
+EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "tiny")
+REWRITING = ("qwen3", "wandering")
+
+
+@functools.cache
+def template(name: str, prefill: str = "") -> Template:
+    return Template(tokenizer(name), prefill=prefill)
+
+
+# --- what a template does ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("prefill", ["", "<think>"])
+def test_finds_out_whether_the_past_is_kept(name: str, prefill: str) -> None:
+    assert template(name, prefill).extends == (name in EXTENDING)
+
+
+def test_answers_without_reasoning_are_kept_by_a_template_that_drops_reasoning() -> None:
+    assert template("qwen3", "<answer>").extends
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("chatml", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("gemma", "<end_of_turn>"), ("wandering", "</s>")],
+)
+def test_finds_the_token_that_ends_a_reply(name: str, end: str) -> None:
+    made = template(name)
+    assert made.end == tokenizer(name).convert_tokens_to_ids(end)
+    assert made.stop == {made.end, tokenizer(name).eos_token_id}
+
+
+def test_system_text_goes_where_the_template_takes_it() -> None:
+    assert text_of("chatml", template("chatml").first("be good", "hi")) == (
+        "<|im_start|>system\nbe good<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert not template("gemma").takes_system
+    assert text_of("gemma", template("gemma").first("be good", "hi")) == (
+        "<s><start_of_turn>user\nbe good\n\nhi<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert "system" not in text_of("chatml", template("chatml").first("", "hi"))
+
+
+def test_a_prefill_is_fed_and_told_but_not_sampled() -> None:
+    made = template("chatml", "<think>")
+    assert text_of("chatml", made.first("", "hi")).endswith("<|im_start|>assistant\n<think>")
+    assert text_of("chatml", made.following("hi", [made.end])).endswith("<|im_start|>assistant\n<think>")
+    ids = made.encode_reply("<think>a</think><answer>Up</answer>")
+    assert ids[-1] == made.end
+    assert text_of("chatml", ids) == "a</think><answer>Up</answer><|im_end|>"
+    assert made.decode(ids) == "<think>a</think><answer>Up</answer>"
+    with pytest.raises(ValueError, match="begins with '<think>'"):
+        made.encode_reply("a</think>")
+
+
+@pytest.mark.parametrize("prefill", ["", "<think>"])
+def test_a_template_that_opens_the_reasoning_itself_needs_no_prefill(prefill: str) -> None:
+    made = template("reasoner", prefill)
+    assert text_of("reasoner", made.first("", "hi")).endswith("assistant\n<think>\n")
+    assert made.decode(made.encode_reply("<think>\na</think>")) == "<think>\na</think>"
+    assert made.decode(made.encode_reply("<think>a</think>")) == "<think>\na</think>"
+
+
+def test_says_what_is_wrong_with_a_tokenizer() -> None:
+    bare = copy.deepcopy(tokenizer("chatml"))
+    bare.chat_template = None
+    with pytest.raises(ValueError, match="has no chat template"):
+        Template(bare)
+    bare.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    with pytest.raises(ValueError, match="not with a token of its own"):
+        Template(bare)
+    bare.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(ValueError, match="does not show an assistant's reply"):
+        Template(bare)
+
+
+def test_finds_the_markers_of_a_template() -> None:
+    assert template("chatml").markers == ("<|im_end|>", "<|im_start|>")
+    assert template("gemma").markers == ("<end_of_turn>", "<s>", "<start_of_turn>")
+    assert "<think>" not in template("reasoner").markers
+
+
+# --- how conversations go ---------------------------------------------------------------------------------------------
+
+
+def test_a_reply_that_was_cut_is_closed_outside_of_what_is_trained() -> None:
+    made = template("chatml")
+    conversation = Conversation(made)
+    conversation.ask("one")
+    cut = ids_of("chatml", "thi")
+    conversation.answer(cut, "length", "thi")
+    prompt = conversation.ask("two")
+    assert not prompt.fresh
+    assert text_of("chatml", prompt.appended) == (
+        "<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert prompt.context == made.first("", "one") + cut + prompt.appended
+
+
+def test_a_reply_that_ends_with_the_end_of_text_is_closed_like_a_cut_one() -> None:
+    made = template("llama3")
+    eos = tokenizer("llama3").eos_token_id
+    assert made.following("two", [7, eos]) == made.following("two", [7])
+    assert made.decode([*ids_of("llama3", "Up"), eos]) == "Up"
+
+
+def test_a_missing_end_token_is_noticed() -> None:
+    conversation = Conversation(template("chatml"))
+    conversation.ask("one")
+    with pytest.raises(ValueError, match="the engine must return it"):
+        conversation.answer([5], "stop", "?")
+
+
+def test_an_answer_needs_a_question() -> None:
+    conversation = Conversation(template("chatml"))
+    with pytest.raises(ValueError, match="no question"):
+        conversation.answer([template("chatml").end], "stop", "")
+
+
+def test_asking_again_replaces_the_question() -> None:
+    conversation = Conversation(template("chatml"))
+    conversation.ask("one")
+    assert conversation.ask("two") == Conversation(template("chatml")).ask("two")
+
+
+def test_a_template_that_rewrites_the_past_begins_afresh_each_turn() -> None:
+    conversation = Conversation(template("qwen3", "<think>"))
+    conversation.system("s")
+    play(conversation, "<think>a</think><answer>Up</answer>")
+    prompt = conversation.ask("two")
+    assert prompt.fresh
+    assert prompt.appended == prompt.context
+    assert text_of("qwen3", prompt.context) == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+        "<answer>Up</answer><|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n<think>"
+    )
+
+
+def test_a_window_shows_the_last_turns() -> None:
+    conversation = Conversation(template("chatml"), context="window", window=2)
+    conversation.system("s")
+    for user in ("one", "two", "three"):
+        play(conversation, f"r-{user}", user)
+    prompt = conversation.ask("four")
+    assert prompt.fresh
+    assert text_of("chatml", prompt.context) == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
+        "r-three<|im_end|>\n<|im_start|>user\nfour<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(("window", "shown"), [(1, []), (2, ["two"]), (None, ["one", "two"])])
+def test_a_single_turn_tells_the_last_turns_in_one_message(window: int | None, shown: list[str]) -> None:
+    conversation = Conversation(template("chatml"), context="single_turn", window=window)
+    for user in ("one", "two"):
+        play(conversation, f"r-{user}", user)
+    text = text_of("chatml", conversation.ask("three").context)
+    assert text.count("<|im_start|>") == 2
+    assert [user for user in ("one", "two") if f"{user}\nYour reply: r-{user}" in text] == shown
+    assert "three<|im_end|>" in text
+
+
+# --- any conversation ------------------------------------------------------------------------------------------------
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "\n", "\n\n", " ", "||", "Up", "thi", "é", "√", "ans", "x"]
+texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+words = texts.map(str.strip)
+replies = st.tuples(st.lists(st.integers(0, 263), max_size=8), st.booleans())
+talks = st.lists(st.tuples(texts, replies), min_size=1, max_size=5)
+contexts = st.sampled_from(["full", "window", "single_turn"])
+windows = st.one_of(st.none(), st.integers(1, 4))
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(list(TEMPLATES)), st.sampled_from(["", "<think>", "<answer>"]), texts, talks, contexts, windows)
+def test_what_is_trained_is_what_was_fed_and_sampled(
+    name: str,
+    prefill: str,
+    system: str,
+    talk: list[tuple[str, tuple[list[int], bool]]],
+    context: Context,
+    window: int | None,
+) -> None:
+    """The ids of any run of turns are, in order, those that the engine saw and those that it sampled."""
+    made = template(name, prefill)
+    conversation = Conversation(made, context=context, window=window)
+    conversation.system(system)
+    samples: list[tuple[list[int], list[int]]] = []
+    for number, (user, (ids, stopped)) in enumerate(talk):
+        prompt = conversation.ask(user)
+        assert prompt.fresh == (number == 0 or context != "full" or not made.extends)
+        if prompt.fresh:
+            samples.append(([], []))
+        stream, sampled = samples[-1]
+        stream += prompt.appended
+        assert stream == prompt.context
+        reply = [*ids, made.end] if stopped or not ids else list(ids)
+        sampled += range(len(stream), len(stream) + len(reply))
+        stream += reply
+        conversation.answer(reply, "stop" if reply[-1] == made.end else "length", made.decode(reply))
+        # What was given out and taken in is the caller's: what becomes of it there does not matter here.
+        for given_out in (prompt.context, prompt.appended, reply):
+            given_out.append(-1)
+    assert -1 not in conversation.ask("last").context
+    trained = [[stream[place] for place in sampled] for stream, sampled in samples]
+    expected = [[*ids, made.end] if stopped or not ids else ids for _, (ids, stopped) in talk]
+    assert [token for part in trained for token in part] == [token for part in expected for token in part]
+    assert len(samples) == (1 if context == "full" and made.extends else len(talk))
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(EXTENDING), st.lists(st.tuples(words, words), min_size=1, max_size=4))
+def test_a_grown_conversation_reads_like_one_rendered_whole(name: str, talk: list[tuple[str, str]]) -> None:
+    """Where replies are written as the tokenizer writes them, both texts are equal, letter by letter."""
+    made = template(name)
+    conversation = Conversation(made)
+    past = []
+    for user, reply in talk:
+        conversation.ask(user)
+        text = made.opening + reply
+        conversation.answer(made.encode_reply(text), "stop", text)
+        past.append((user, text))
+    grown = conversation.ask("last").context
+    assert text_of(name, grown) == text_of(name, made.rendered("", past, "last"))
+
+
+markers = st.sampled_from(
+    ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "</s>", "[INST]"]
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(list(TEMPLATES)),
+    contexts,
+    st.lists(st.tuples(*[st.lists(st.one_of(markers, texts), max_size=3).map("".join)] * 2), min_size=1, max_size=3),
+)
+def test_no_text_begins_or_ends_a_turn(name: str, context: Context, talk: list[tuple[str, str]]) -> None:
+    """Texts that spell the template's own tokens lay out the same conversation as harmless ones."""
+    made = template(name)
+    hostile, harmless = Conversation(made, context=context), Conversation(made, context=context)
+    for user, reply in talk:
+        hostile.ask(user)
+        harmless.ask("hi")
+        for conversation in (hostile, harmless):
+            conversation.answer([made.end], "stop", made.opening + reply)
+    ids = {tokenizer(name).convert_tokens_to_ids(marker) for marker in made.markers}
+    layout = [[token for token in each.ask("last").context if token in ids] for each in (hostile, harmless)]
+    assert layout[0] == layout[1]
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(EXTENDING), talks, st.integers(1, 4))
+def test_a_window_keeps_the_sampled_ids(name: str, talk: list[tuple[str, tuple[list[int], bool]]], window: int) -> None:
+    """A window is the conversation that would have begun with its first turn."""
+    made = template(name)
+    shown, later = Conversation(made, context="window", window=window), Conversation(made)
+    start = max(len(talk) - window + 1, 0)
+    for number, (user, (ids, _)) in enumerate(talk):
+        reply = [*ids, made.end]
+        for conversation in (shown, later) if number >= start else (shown,):
+            conversation.ask(user)
+            conversation.answer(reply, "stop", made.decode(reply))
+    assert shown.ask("last").context == later.ask("last").context
+
+
+def play(conversation: Conversation, text: str, user: str = "one") -> None:
+    conversation.ask(user)
+    conversation.answer(conversation.template.encode_reply(text), "stop", text)
+
+
+def text_of(name: str, ids: list[int]) -> str:
+    return str(tokenizer(name).decode(ids, clean_up_tokenization_spaces=False))
+
+
+def ids_of(name: str, text: str) -> list[int]:
+    return list(tokenizer(name).encode(text, add_special_tokens=False))

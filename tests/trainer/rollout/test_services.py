@@ -1,0 +1,49 @@
+"""The services that a trainer starts for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from starpod.trainer.rollout.services import local_services
+from starpod.trainer.section import ConfigError
+from tests.support import children_of, gone
+
+TRAINER = """
+import time
+from starpod.trainer.rollout.services import local_services
+with local_services(["bandit-v1"], workers={workers}) as address:
+    print(address, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_they_are_started_without_fork() -> None:
+    """A fork at the wrong moment aborts in gRPC's threads, before the command is run; `Popen` does not need one."""
+    forks: list[None] = []
+    os.register_at_fork(before=lambda: forks.append(None))
+    with local_services(["bandit-v1"]) as address:
+        assert address.startswith("127.0.0.1:")
+    assert forks == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_they_end_with_a_trainer_that_is_killed_outright(workers: int) -> None:
+    command = [sys.executable, "-c", TRAINER.format(workers=workers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None and trainer.stdout.readline().startswith("127.0.0.1:")
+        services = [service := children_of(trainer.pid)[0]]
+        services += children_of(service) if workers > 1 else []
+        assert len(services) == (1 if workers == 1 else 1 + workers)
+        os.kill(trainer.pid, signal.SIGKILL)
+        trainer.wait()
+        assert all(gone(each) for each in services)
+
+
+def test_what_they_say_is_handed_on() -> None:
+    with pytest.raises(ConfigError, match="did you mean frozen_lake-v1"), local_services(["frozen_lak"]):
+        pass

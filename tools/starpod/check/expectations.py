@@ -1,0 +1,96 @@
+"""What a test raises where a server does not meet a requirement, or cannot show that it does; and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.message import Message
+from google.protobuf.text_format import MessageToString
+
+from starpod.check.refusal import DOMAIN, Refusal
+from starpod.v1 import environment_pb2 as pb
+
+ADVICE = {
+    "BAD_ARGUMENT": "give_up",
+    "UNKNOWN_ENVIRONMENT": "give_up",
+    "UNKNOWN_VERSION": "give_up",
+    "UNKNOWN_SESSION": "reopen",
+    "OUT_OF_ORDER": "give_up",
+    "EPISODE_OVER": "give_up",
+    "KEY_REUSED": "give_up",
+    "UNSUPPORTED": "give_up",
+    "OVERLOADED": "retry",
+    "INCOMPATIBLE_SNAPSHOT": "give_up",
+    "UNAUTHENTICATED": "give_up",
+}
+
+
+class Unmet(Exception):
+    """The server does not meet the requirement."""
+
+    def __init__(self, expected: str, got: str, mend: str = "") -> None:
+        super().__init__(f"expected {expected}; got {got}" + (f". To mend it: {mend}" if mend else ""))
+
+
+class Broken(Unmet):
+    """A call failed through a bug inside the environment or the server."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__("the call to be answered", str(refusal))
+
+
+class NotShown(Exception):
+    """This server or environment has nothing by which the requirement could be shown."""
+
+
+class TooBusy(NotShown):
+    """This machine was held up while it had to be in time, so nothing can be said of the server."""
+
+    def __init__(self) -> None:
+        super().__init__("this machine is too busy to call in time")
+
+
+def expect(met: bool, expected: str, got: object, mend: str = "") -> None:
+    """Raises Unmet with what was expected, what came and how to mend it, unless `met`."""
+    if not met:
+        raise Unmet(expected, str(got), mend)
+
+
+def expect_same(expected: Message, got: Message, what: str, mend: str = "") -> None:
+    """Raises Unmet, with the first lines that differ, unless the messages are equal."""
+    if expected == got:
+        return
+    left, right = (MessageToString(message).splitlines() for message in (expected, got))
+    length = max(len(left), len(right))
+    for a, b in zip([*left, *[""] * (length - len(left))], [*right, *[""] * (length - len(right))], strict=True):
+        if a != b:
+            raise Unmet(f"{what} with `{a.strip()[:200] or 'nothing more'}`", f"`{b.strip()[:200] or 'nothing'}`", mend)
+    raise Unmet(what, "another message", mend)
+
+
+def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, mend: str = "") -> None:
+    """Raises Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
+
+    `info` does not count: a server may put in there how long the turn took.
+    """
+    expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", mend)
+    for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
+        expect_same(_without_info(left), _without_info(right), f"turn {turn} of {what}", mend)
+
+
+def _without_info(transition: pb.Transition) -> pb.Transition:
+    copy = pb.Transition()
+    copy.CopyFrom(transition)
+    copy.ClearField("info")
+    return copy
+
+
+def expect_informed(refusal: Refusal, reason: str, expected: str) -> None:
+    """Raises Unmet unless the error carries an ErrorInfo with this reason and the advice that goes with it."""
+    if refusal.info is None:
+        raise Unmet(f"{expected} with an ErrorInfo", f"{refusal} without one", "send it in grpc-status-details-bin")
+    info = refusal.info
+    expect(info.domain == DOMAIN, f"domain {DOMAIN!r}", repr(info.domain))
+    expect(info.reason == reason, f"reason {reason!r}", repr(info.reason))
+    advice = info.metadata.get("advice", "absent")
+    expect(advice == ADVICE[reason], f"advice {ADVICE[reason]!r} with {reason}", repr(advice))

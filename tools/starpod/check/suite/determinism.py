@@ -1,0 +1,42 @@
+"""Sessions side by side, and the same episode over other connections and in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starpod.check.expectations import expect_played, expect_same
+from starpod.check.probe import SAME, SEED, Probe
+from starpod.check.requirement import must
+
+
+@must("C-78", "Sessions that run at the same time do not touch each other.")
+async def isolation(probe: Probe) -> None:
+    script = probe.script()
+    connections = [probe.connection, probe.second_connection()]
+    same = [await probe.seeded(connections[number % 2]) for number in range(4)]
+    other = [await probe.seeded(connections[number % 2], seed=SEED + 1 + number) for number in range(4)]
+    plays = await asyncio.gather(*(handle.play(script.turns) for handle in (*same, *other)))
+    for play in plays[:4]:
+        expect_played(script.transitions, play, "the episode beside others", "share nothing between sessions")
+
+
+@must(
+    "C-79",
+    "The same version, seeds, options and actions give the same observations and rewards over another connection.",
+)
+async def two_connections(probe: Probe) -> None:
+    if probe.target.differs is not None:
+        raise probe.target.differs
+    script, connection = probe.script(), probe.second_connection()
+    for seat in (connection, probe.connection):
+        handle = await probe.seeded(seat)
+        expect_same(script.start.observation, handle.session.observation, "the same start", SAME)
+        expect_played(script.transitions, await handle.play(script.turns), "the same episode again", SAME)
+
+
+@must("C-80", "The same version, seeds, options and actions give the same observations and rewards in another process.")
+async def two_processes(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded(await probe.other_process())
+    expect_same(script.start.observation, handle.session.observation, "the same start in another process", SAME)
+    expect_played(script.transitions, await handle.play(script.turns), "the same episode in another process", SAME)

@@ -1,0 +1,207 @@
+"""Fork: copies of a live episode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+
+from starpod.check.expectations import NotShown, TooBusy, expect, expect_played, expect_same
+from starpod.check.probe import Handle, Probe
+from starpod.check.refusal import from_error
+from starpod.check.requirement import must
+from starpod.check.suite.leases import LEASE, PATIENCE, expect_reaped
+from starpod.v1 import environment_pb2 as pb
+
+RESEED = pb.FORK_RANDOMNESS_RESEED
+
+
+@must(
+    "F-01",
+    "Fork returns `count` copies (0 means 1) with ids of their own, epoch 1, the original's step_index and its "
+    "present observation.",
+)
+async def places(probe: Probe) -> None:
+    handle, script = await probe.before_the_end()
+    expect(len(await probe.fork(handle)) == 1, "one copy for count 0", "another number")
+    copies = await probe.fork(handle, count=3)
+    expect(len(copies) == 3, "three copies", len(copies))
+    ids = {handle.id, *(copy.id for copy in copies)}
+    expect(len(ids) == 4, "ids of their own", "the same ids")
+    for copy in copies:
+        place = (copy.epoch, copy.index)
+        expect(place == (1, handle.index), f"(epoch, step_index) = {(1, handle.index)} of a copy", place)
+        present = script.transitions[handle.index - 1].observation
+        expect_same(present, copy.session.observation, "the original's present observation")
+
+
+@must("F-02", "A copy that keeps its randomness goes on exactly as the original would.")
+async def keep(probe: Probe) -> None:
+    handle, script = await probe.before_the_end()
+    for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
+        copy = (await probe.fork(handle, randomness=randomness))[0]
+        mend = "copy the random stream at its present place"
+        rest = await copy.play(script.turns[handle.index :])
+        expect_played(script.transitions[handle.index :], rest, "the rest of the episode in a copy", mend)
+
+
+@must("F-03", "A fork and what happens to its copies leave the original and the other copies as they are.")
+async def independent(probe: Probe) -> None:
+    handle, script = await probe.before_the_end()
+    first, second, third = await probe.fork(handle, count=3)
+    rest = script.turns[handle.index :]
+    await first.step(probe.turn(*rest[0] * 2))
+    await probe.connection.call("Reset", pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
+    expected = script.transitions[handle.index :]
+    for what, seat in (("the original", handle), ("another copy", third)):
+        mend = "copy the state deeply"
+        expect_played(expected, await seat.play(rest), f"the episode of {what} beside stepped and reset copies", mend)
+
+
+@must("F-04", "Closing the original leaves its copies alive.")
+async def survivors(probe: Probe) -> None:
+    handle = await probe.seeded()
+    await handle.step()
+    copy = (await probe.fork(handle))[0]
+    await probe.connection.call("Close", pb.CloseRequest(session_ids=[handle.id]))
+    await copy.step()
+
+
+@must("F-05", "With RESEED each copy uses the dynamics seed given for it, and the same seed gives the same episode.")
+async def reseeded(probe: Probe) -> None:
+    handle, script = await probe.before_the_end()
+    copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
+    told = [copy.session.dynamics_seed for copy in copies]
+    expect(told == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", told)
+    again = (await probe.fork(handle, randomness=RESEED, dynamics_seeds=[5]))[0]
+    rest = script.turns[handle.index :]
+    plays = [await copy.play(rest) for copy in (copies[1], copies[2], again)]
+    for play in plays[1:]:
+        expect_played(
+            plays[0], play, "the episode of copies with one dynamics seed", "restart the stream from the seed"
+        )
+
+
+@must(
+    "F-06",
+    "With RESEED and no seeds each copy gets another dynamics seed, and the same fork again derives the same ones.",
+)
+async def derived(probe: Probe) -> None:
+    handle = await probe.seeded()
+    await handle.step()
+    first = [copy.session.dynamics_seed for copy in await probe.fork(handle, count=3, randomness=RESEED)]
+    again = [copy.session.dynamics_seed for copy in await probe.fork(handle, count=3, randomness=RESEED)]
+    seeds = {handle.session.dynamics_seed, *first}
+    expect(len(seeds) == 4, "dynamics seeds that differ from the original's and each other", first)
+    expect(
+        first == again,
+        f"the same derived seeds {first}",
+        again,
+        "derive them from the original's, step_index and number",
+    )
+
+
+@must("F-07", "Fork with an epoch or step_index that is not current is FAILED_PRECONDITION.")
+async def exact(probe: Probe) -> None:
+    handle = await probe.seeded()
+    await handle.step()
+    for epoch, index in ((handle.epoch, 0), (handle.epoch, 2), (handle.epoch + 1, 1)):
+        request = pb.ForkRequest(session_id=handle.id, epoch=epoch, step_index=index)
+        await probe.refused(f"a Fork at epoch {epoch}, step_index {index}", "Fork", request, "FAILED_PRECONDITION")
+
+
+@must(
+    "F-08",
+    "Fork again with the same key returns the same copies, also at the same time and after the original was "
+    "stepped; another request under it, of this kind or another, is FAILED_PRECONDITION.",
+)
+async def keyed(probe: Probe) -> None:
+    handle = await probe.seeded()
+    request = pb.ForkRequest(
+        session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=2, key=probe.key()
+    )
+    replies = list(await asyncio.gather(*(probe.create("Fork", request) for _ in range(4))))
+    await handle.step()
+    replies.append(await probe.create("Fork", request))
+    ids = {tuple(session.session_id for session in reply.sessions) for reply in replies}
+    mend = "look the key up before the place is checked"
+    expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", mend)
+    request.count = 3
+    await probe.refused("another Fork under the same key", "Fork", request, "FAILED_PRECONDITION")
+    other = probe.open_request(key=request.key)
+    await probe.refused("an Open under a Fork's key", "Open", other, "FAILED_PRECONDITION")
+
+
+@must("F-09", "dynamics_seeds that are neither none nor one per copy are INVALID_ARGUMENT.")
+async def seeds_per_copy(probe: Probe) -> None:
+    handle = await probe.seeded()
+    request = pb.ForkRequest(
+        session_id=handle.id, epoch=handle.epoch, step_index=0, count=3, randomness=RESEED, dynamics_seeds=[1, 2]
+    )
+    await probe.refused("two seeds for three copies", "Fork", request, "INVALID_ARGUMENT")
+
+
+@must("F-10", "Fork of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
+async def unsupported(probe: Probe) -> None:
+    handle = await probe.seeded()
+    request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index)
+    await probe.refused("Fork", "Fork", request, "UNIMPLEMENTED")
+
+
+@must(
+    "F-11",
+    "first_member of a Fork numbers the copies from there, and with RESEED their derived seeds are those of "
+    "these members.",
+)
+async def member_alone(probe: Probe) -> None:
+    handle = await probe.seeded()
+    await handle.step()
+    whole = await probe.fork(handle, count=3, randomness=RESEED)
+    alone = await probe.fork(handle, count=2, randomness=RESEED, first_member=1)
+    expected, got = (
+        [(copy.session.member, copy.session.dynamics_seed) for copy in copies] for copies in (whole[1:], alone)
+    )
+    expect(expected == got, f"(member, dynamics_seed) {expected}", got, "derive the seeds from Session.member")
+
+
+@must("F-12", "A copy has the original's limits, what is used up of them, and its lease.")
+async def limits_and_lease(probe: Probe) -> None:
+    lasting = await probe.seeded(limits=pb.LimitOverrides(max_turns=2))
+    await lasting.step()
+    transition = await (await probe.fork(lasting))[0].step()
+    expect(transition.truncated, "the end of a copy at the second turn of two", "no end", "copy limits and counters")
+    copies = await _brief_copies(probe)
+    await expect_reaped(probe, copies, PATIENCE[1:], "copy", "a copy with the original's lease", "copy the lease")
+
+
+async def _brief_copies(probe: Probe) -> list[Handle]:
+    """Two copies of a session with a lease of LEASE, made before it ran out."""
+    for _ in range(4):
+        start = time.monotonic()
+        brief = await probe.seeded(lease_seconds=LEASE)
+        try:
+            return await probe.fork(brief, count=1) + await probe.fork(brief, count=1)
+        except grpc.aio.AioRpcError as error:
+            if from_error(error).code != "NOT_FOUND" or time.monotonic() - start < LEASE:
+                raise
+    raise TooBusy
+
+
+@must("F-13", "A count above max_group is INVALID_ARGUMENT and copies nothing.")
+async def huge_group(probe: Probe) -> None:
+    most = probe.server.limits.max_group
+    if not most:
+        raise NotShown("the server limits no group")
+    handle = await probe.seeded()
+    request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=most + 1)
+    await probe.refused(f"a Fork into {most + 1}", "Fork", request, "INVALID_ARGUMENT")
+
+
+@must("F-14", "dynamics_seeds without RESEED are INVALID_ARGUMENT.")
+async def seeds_without_reseed(probe: Probe) -> None:
+    handle = await probe.seeded()
+    request = pb.ForkRequest(
+        session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=1, dynamics_seeds=[5]
+    )
+    await probe.refused("dynamics_seeds without RESEED", "Fork", request, "INVALID_ARGUMENT")

@@ -1,0 +1,199 @@
+"""Leases, Renew, Close, and sessions whose connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import grpc
+
+from starpod.check.connection import StreamConnection
+from starpod.check.expectations import TooBusy, Unmet, expect, expect_played, expect_same
+from starpod.check.probe import Handle, Probe
+from starpod.check.refusal import Refusal, from_error, from_status
+from starpod.check.requirement import must
+from starpod.v1 import environment_pb2 as pb
+
+LEASE = 0.5
+PATIENCE = (1.0, 2.0, 5.0)
+"""Seconds to wait for the reaping of a session whose lease of LEASE ran out, one session for each look."""
+
+
+@must("C-71", "Open tells the lease in force: as asked, the server's default for 0, and never more than its maximum.")
+async def lease_in_force(probe: Probe) -> None:
+    limits = probe.server.limits
+    asked = (await probe.open(lease_seconds=LEASE)).lease_seconds
+    expect(
+        asked == LEASE, f"lease_seconds {LEASE}", asked, "grant a shorter lease than the default when it is asked for"
+    )
+    default = (await probe.open(lease_seconds=0)).lease_seconds
+    if limits.default_lease_seconds:
+        expect(default == limits.default_lease_seconds, f"the default lease {limits.default_lease_seconds:g}", default)
+    if most := limits.max_lease_seconds:
+        longest = (await probe.open(lease_seconds=most * 10)).lease_seconds
+        expect(longest == most, f"the longest lease, {most:g}, for one of {most * 10:g}", longest)
+
+
+@must("C-72", "A lease that is negative or not a number is refused or replaced, never put in force.")
+async def strange_lease(probe: Probe) -> None:
+    for lease in (-1.0, math.nan, -math.inf):
+        request = probe.open_request(lease_seconds=lease)
+        try:
+            reply: pb.OpenResponse = await probe.create("Open", request)
+        except grpc.aio.AioRpcError as error:
+            fine = error.code() == grpc.StatusCode.INVALID_ARGUMENT
+            expect(fine, f"INVALID_ARGUMENT or a sound lease for {lease}", from_error(error))
+        else:
+            sound = math.isfinite(reply.lease_seconds) and reply.lease_seconds > 0
+            expect(sound, f"a positive, finite lease where {lease} was asked for", reply.lease_seconds)
+
+
+@must("C-73", "A session that is not called for longer than its lease is reaped: then its calls are NOT_FOUND.")
+async def expiry(probe: Probe) -> None:
+    handles = await probe.several(len(PATIENCE), lease_seconds=LEASE)
+    await expect_reaped(probe, handles, PATIENCE, "session", "the session", "reap sessions whose lease ran out")
+
+
+async def expect_reaped(
+    probe: Probe, handles: Sequence[Handle], waits: Sequence[float], kind: str, which: str, mend: str
+) -> None:
+    """Looks at another one of sessions with a lease of LEASE after each wait, in seconds, until one is gone."""
+    for handle, seconds in zip(handles, waits, strict=True):
+        await asyncio.sleep(seconds)
+        refusal = await probe.connection.refusal("Step", handle.request())
+        if refusal is not None:
+            expect(refusal.code == "NOT_FOUND", f"NOT_FOUND of a {kind} whose lease ran out", refusal)
+            return
+    waited = f"{sum(waits):g} s after a lease of {LEASE:g} s"
+    raise Unmet(f"{which} to be gone", f"an answer from it {waited}", mend)
+
+
+@must("C-74", "Renew and every other call keep a session alive for another lease.")
+async def renewal(probe: Probe) -> None:
+    for lease in (1.0, 3.0, 8.0):
+        if await _outlived(probe, lease):
+            return
+        await probe.clean_up()
+    raise TooBusy
+
+
+async def _outlived(probe: Probe, lease: float) -> bool:
+    """Whether sessions that are called again and again outlive the lease, in seconds. Raises Unmet if one does not.
+
+    False: this machine was late, so that a correct server may have reaped them. The server counts a lease from some
+    moment between the beginning and the end of a call, which is all that can be known of it from here.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        streams = []
+        if probe.server.capabilities.stream:
+            streams = [await stack.enter_async_context(probe.connection.stream()) for _ in range(2)]
+        calls = _calls(probe, streams, itertools.count())
+        called = time.monotonic()
+        handles = await probe.several(len(calls), lease_seconds=lease)
+        for _ in range(3):
+            await asyncio.sleep(0.4 * lease)
+            before, called = called, time.monotonic()
+            outcomes = await asyncio.gather(
+                *(call(handle) for call, handle in zip(calls.values(), handles, strict=True)), return_exceptions=True
+            )
+            if time.monotonic() - before > 0.8 * lease:
+                return False
+            for name, outcome in zip(calls, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                what = f"a session that is called by {name} every {0.4 * lease:g} s to outlive a lease of {lease:g} s"
+                expect(outcome is None, what, outcome, "count the lease from the last call")
+    return True
+
+
+def _calls(
+    probe: Probe, streams: Sequence[StreamConnection], call_ids: Iterator[int]
+) -> dict[str, Callable[[Handle], Awaitable[Refusal | None]]]:
+    """Ways to call a session, by name; each returns how it was refused, if it was. streams: none, or one for each way
+    that needs one."""
+
+    async def renew(handle: Handle) -> Refusal | None:
+        reply: pb.RenewResponse = await probe.connection.call("Renew", pb.RenewRequest(session_ids=[handle.id]))
+        return Refusal("NOT_FOUND", "Renew names it as missing") if reply.missing else None
+
+    async def render(handle: Handle) -> Refusal | None:
+        return await probe.connection.refusal("Render", pb.RenderRequest(session_id=handle.id))
+
+    async def snapshot(handle: Handle) -> Refusal | None:
+        return await probe.connection.refusal("Snapshot", pb.SnapshotRequest(session_id=handle.id))
+
+    async def reset(handle: Handle) -> Refusal | None:
+        refusal = await probe.connection.refusal("Reset", pb.ResetRequest(session_id=handle.id, epoch=handle.epoch))
+        handle.epoch += 1
+        return refusal
+
+    async def step(handle: Handle) -> Refusal | None:
+        refusal = await probe.connection.refusal("Step", handle.request())
+        handle.index += 1
+        return refusal
+
+    async def streamed(handle: Handle) -> Refusal | None:
+        call = pb.Call(call_id=next(call_ids), step=handle.request())
+        return _advanced(handle, (await streams[0].ask(call))[0])
+
+    async def row(handle: Handle) -> Refusal | None:
+        steps = pb.StepColumns(
+            call_ids=[next(call_ids)],
+            session_ids=[handle.id],
+            epochs=[handle.epoch],
+            step_indices=[handle.index],
+            action_counts=[0],
+        )
+        return _advanced(handle, (await streams[1].ask(steps=steps))[0])
+
+    calls: dict[str, Callable[[Handle], Awaitable[Refusal | None]]]
+    calls = {"Renew": renew, "Render": render, "Reset": reset, "Step": step}
+    if probe.spec.capabilities.snapshot:
+        calls["Snapshot"] = snapshot
+    if streams:
+        calls["Step on a Stream"] = streamed
+    if streams and probe.server.capabilities.step_columns:
+        calls["StepColumns"] = row
+    return calls
+
+
+def _advanced(handle: Handle, reply: pb.Reply) -> Refusal | None:
+    handle.index += 1
+    return from_status(reply.error) if reply.HasField("error") else None
+
+
+@must("C-75", "Renew names exactly those sessions that do not exist as missing, and may be repeated.")
+async def missing(probe: Probe) -> None:
+    handle = await probe.seeded()
+    for _ in range(2):
+        request = pb.RenewRequest(session_ids=[handle.id, "no-such-session"])
+        reply: pb.RenewResponse = await probe.connection.call("Renew", request)
+        expect(list(reply.missing) == ["no-such-session"], "missing: no-such-session", list(reply.missing))
+
+
+@must("C-76", "Close ends a session: its calls are NOT_FOUND; closing again, or an unknown session, is not an error.")
+async def closing(probe: Probe) -> None:
+    handle, other = await probe.seeded(), await probe.seeded()
+    for _ in range(2):
+        await probe.connection.call("Close", pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
+    await probe.refused("a Step in a closed session", "Step", handle.request(), "NOT_FOUND")
+    await other.step()
+
+
+@must("C-77", "A session outlives its connection: any other connection goes on with it, and has the same replies.")
+async def lost_connection(probe: Probe) -> None:
+    script = probe.script()
+    connection = probe.second_connection()
+    handle = await probe.seeded(connection)
+    first = await handle.play(script.turns[:1])
+    last = handle.request(script.turns[0], ahead=-1)
+    await connection.close()
+    handle = handle.on(probe.connection)
+    again: pb.StepResponse = await probe.connection.call("Step", last)
+    expect_same(first[0], again.transition, "the last reply over another connection")
+    rest = await handle.play(script.turns[1:])
+    expect_played(script.transitions[1:], rest, "the episode over another connection", "tie sessions to no connection")

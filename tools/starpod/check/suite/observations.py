@@ -1,0 +1,197 @@
+"""What observations carry, and Render."""
+
+from __future__ import annotations
+
+from starpod.check.expectations import NotShown, expect, expect_played
+from starpod.check.probe import SEED, Handle, Probe
+from starpod.check.requirement import must
+from starpod.v1 import environment_pb2 as pb
+
+MIMES = {"text": "text/plain; charset=utf-8", "html": "text/html; charset=utf-8", "png": "image/png"}
+PNG = b"\x89PNG\r\n\x1a\n"
+TRIED = 8
+
+
+@must(
+    "C-60",
+    "An observation carries valid_actions, state_key, expert_action and score only if wanted, and after the end no "
+    "valid_actions and no expert_action.",
+)
+async def nothing_unasked(probe: Probe) -> None:
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want())).sessions[0])
+    for observation in (handle.session.observation, (await handle.step()).observation):
+        extra = [field.name for field, _ in observation.ListFields() if field.name not in ("parts", "agent_id")]
+        expect(not extra, "nothing beyond the parts without a Want", extra, "compute them only when they are wanted")
+    can = probe.spec.capabilities
+    want = pb.Want(valid_actions=can.valid_actions, expert_action=can.expert_action)
+    handle = await probe.seeded(want=want, limits=pb.LimitOverrides(max_turns=1))
+    last = (await handle.step()).observation
+    expect(not last.valid_actions, "no valid_actions after the end", len(last.valid_actions))
+    expect(not last.HasField("expert_action"), "no expert_action after the end", "one")
+
+
+@must("C-61", "What the capabilities declare is there when it is wanted; to want what they lack is UNIMPLEMENTED.")
+async def wanted(probe: Probe) -> None:
+    can = probe.spec.capabilities
+    for name in ("valid_actions", "state_key", "expert_action", "score"):
+        want = pb.Want(**{name: True})
+        if not getattr(can, name):
+            await probe.refused(f"a Want of {name}", "Open", probe.open_request(want=want), "UNIMPLEMENTED")
+            continue
+        observation = (await probe.open(want=want)).sessions[0].observation
+        there = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
+        # An expert may know no way on.
+        mend = "send it or do not declare it"
+        expect(there or name == "expert_action", f"{name}, which the capabilities declare", "none", mend)
+
+
+@must("C-62", "Step's own `want` holds for that call only.")
+async def for_one_call(probe: Probe) -> None:
+    if not probe.spec.capabilities.state_key:
+        raise NotShown("the environment has no state_key")
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want())).sessions[0])
+    first = await handle.step(want=pb.Want(state_key=True))
+    second = await handle.step()
+    expect(bool(first.observation.state_key), "the state_key that the Step asked for", "none")
+    expect(not second.observation.state_key, "no state_key on the next Step", "one", "do not keep a Step's want")
+
+
+@must(
+    "C-63",
+    "state_key has 1 to 32 bytes, is equal for equal starts, and depends on the state alone: what changes "
+    "nothing leaves it as it is.",
+)
+async def state_key(probe: Probe) -> None:
+    if not probe.spec.capabilities.state_key:
+        raise NotShown("the environment has no state_key")
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want(state_key=True), seed=SEED)).sessions[0])
+    key = handle.session.observation.state_key
+    expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes")
+    for what in ("a turn without an action", "another turn without an action"):
+        after = (await handle.step()).observation.state_key
+        expect(
+            after == key,
+            f"the state_key to be as before after {what}",
+            f"{after.hex()} instead of {key.hex()}",
+            "leave turn counters, session ids and history out of the digest",
+        )
+    if not probe.target.repeats:
+        return
+    limits = pb.LimitOverrides(max_turns=9, max_actions=9)
+    for what, fields in (("", {}), (" with other luck", {"dynamics_seed": 1}), (" with limits", {"limits": limits})):
+        again = (await probe.seeded(**fields)).session.observation.state_key
+        expected = f"the same state_key of the same start in another session{what}"
+        expect(again == key, expected, again.hex(), "digest the state alone")
+
+
+@must("C-64", "Every action in valid_actions is executed and valid.")
+async def valid_actions(probe: Probe) -> None:
+    if not probe.spec.capabilities.valid_actions:
+        raise NotShown("the environment cannot list its valid actions")
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want(valid_actions=True), seed=SEED)).sessions[0])
+    listed = handle.session.observation.valid_actions
+    step = max(1, len(listed) // TRIED)
+    same = probe.target.repeats
+    for action in listed[::step] if same else listed[:1]:
+        fresh = await probe.seeded(dynamics_seed=handle.session.dynamics_seed) if same else handle
+        outcome = (await fresh.step([action])).outcomes[0]
+        told = f"executed={outcome.executed}, valid={outcome.valid}"
+        expect(told == "executed=True, valid=True", f"executed=True, valid=True of the listed {_text(action)}", told)
+
+
+@must("C-65", "score is in [0, 1], and is 1 only when the task is solved.")
+async def score(probe: Probe) -> None:
+    if not probe.spec.capabilities.score:
+        raise NotShown("the environment has no score")
+    handle = Handle(probe.connection, (await probe.open(want=probe.guided_want(score=True), seed=SEED)).sessions[0])
+    observation, solved = handle.session.observation, False
+    for _ in range(60):
+        expect(0.0 <= observation.score <= 1.0, "a score in [0, 1]", observation.score)
+        expect(observation.score < 1.0 or solved, "a score below 1 of an unsolved task", observation.score)
+        if solved:
+            return
+        transition = await handle.step([probe.guide(observation)])
+        observation, solved = transition.observation, transition.success
+        if transition.end_reason and not solved:
+            break
+    expect(0.0 <= observation.score < 1.0, "a score in [0, 1) of a task that is not solved", observation.score)
+
+
+@must("C-66", "Every expert_action is executed and valid.")
+async def expert(probe: Probe) -> None:
+    if not probe.spec.capabilities.expert_action:
+        raise NotShown("the environment has no expert")
+    shown = False
+    for seed in range(2):
+        handle = Handle(probe.connection, (await probe.open(want=pb.Want(expert_action=True), seed=seed)).sessions[0])
+        observation = handle.session.observation
+        for _ in range(40):
+            if not observation.HasField("expert_action"):
+                break
+            shown = True
+            transition = await handle.step([observation.expert_action])
+            outcome = transition.outcomes[0]
+            told = f"executed={outcome.executed}, valid={outcome.valid}"
+            what = f"executed=True, valid=True of the expert's {_text(observation.expert_action)}"
+            expect(told == "executed=True, valid=True", what, told)
+            observation = transition.observation
+            if transition.end_reason:
+                break
+    expect(shown, "an expert_action in the first observation of at least one of two episodes", "none")
+
+
+@must("C-67", "Render draws every mode of render_modes with its media type, and text for an empty mode.")
+async def render(probe: Probe) -> None:
+    handle = await probe.seeded()
+    modes = list(probe.spec.render_modes)
+    expect("text" in modes, "the render mode text", modes)
+    for mode in ["", *modes]:
+        reply: pb.RenderResponse = await probe.connection.call(
+            "Render", pb.RenderRequest(session_id=handle.id, mode=mode)
+        )
+        expected = MIMES.get(mode or "text", reply.mime)
+        expect(reply.mime == expected, f"mime {expected!r} for mode {mode!r}", repr(reply.mime))
+        expect(len(reply.data) > 0, f"a frame in mode {mode!r}", "no data")
+        if mode == "png":
+            expect(reply.data.startswith(PNG), "data that begin as a PNG does", reply.data[:8])
+
+
+@must("C-68", "Render in a mode that render_modes lacks is INVALID_ARGUMENT.")
+async def unknown_mode(probe: Probe) -> None:
+    handle = await probe.seeded()
+    request = pb.RenderRequest(session_id=handle.id, mode="hologram")
+    await probe.refused("the render mode 'hologram'", "Render", request, "INVALID_ARGUMENT")
+
+
+@must("C-69", "Render changes nothing: an episode with a Render after every Step comes out undisturbed.")
+async def render_changes_nothing(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    got = []
+    for turn in script.turns:
+        for mode in probe.spec.render_modes:
+            await probe.connection.call("Render", pb.RenderRequest(session_id=handle.id, mode=mode))
+        got.append(await handle.step(turn))
+        if got[-1].end_reason:
+            break
+    expect_played(
+        script.transitions, got, "the episode with frames drawn", "draw from the state, and never from its streams"
+    )
+
+
+@must("C-70", "A Want of image adds an image part: what Render draws in mode png.")
+async def image(probe: Probe) -> None:
+    if "png" not in probe.spec.render_modes:
+        raise NotShown("the environment draws no png")
+    handle = Handle(probe.connection, (await probe.open(want=pb.Want(image=True))).sessions[0])
+    frame: pb.RenderResponse = await probe.connection.call("Render", pb.RenderRequest(session_id=handle.id, mode="png"))
+    images = [part.image for part in handle.session.observation.parts if part.HasField("image")]
+    expect(
+        any(i.data == frame.data and i.mime == "image/png" for i in images),
+        "the frame of mode png among the parts",
+        f"{len(images)} images, none of them the frame",
+    )
+
+
+def _text(action: pb.Action) -> str:
+    return repr(action.text) if action.HasField("text") else str(action).strip()

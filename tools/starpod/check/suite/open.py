@@ -1,0 +1,277 @@
+"""Open: sessions, groups, seeds, keys, versions and options."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from starpod.check.expectations import NotShown, expect, expect_played, expect_same
+from starpod.check.options import resolved
+from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
+from starpod.check.requirement import must
+
+HUGE = 2**64 - 1
+
+
+@must(
+    "C-06",
+    "Open returns `count` sessions (0 means 1) in member order from 0, with epoch 1, step_index 0 and a first "
+    "observation.",
+)
+async def group(probe: Probe) -> None:
+    single = await probe.open(count=0)
+    expect(
+        single.environment_version == probe.spec.version, f"version {probe.spec.version}", single.environment_version
+    )
+    sessions = (await probe.open(count=3)).sessions
+    members = [session.member for session in sessions]
+    expect(members == [0, 1, 2], "members 0, 1, 2 in this order", members, "number the sessions of a group from 0")
+    for session in sessions:
+        expect(session.epoch == 1, "epoch 1 of a new session", session.epoch)
+        expect(session.step_index == 0, "step_index 0 of a new session", session.step_index)
+        expect(session.HasField("observation"), "a first observation from Open", "none", "reset in Open itself")
+
+
+@must("C-07", "Session ids differ from each other and are 1 to 64 bytes of printable ASCII.")
+async def session_ids(probe: Probe) -> None:
+    ids = [handle.id for _ in range(2) for handle in await probe.several(4)]
+    expect(len(set(ids)) == len(ids), "eight different session ids", ids, "draw them at random")
+    for session_id in ids:
+        printable = 0 < len(session_id) <= 64 and all(" " <= letter <= "~" for letter in session_id)
+        expect(printable, "1 to 64 bytes of printable ASCII", repr(session_id))
+
+
+@must(
+    "C-08",
+    "A session tells its seed and dynamics_seed: as asked, over the whole range of 64 bits, or else as drawn or "
+    "derived.",
+)
+async def seeds(probe: Probe) -> None:
+    for asked in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
+        session = (await probe.open(**asked)).sessions[0]
+        told = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
+        expect(told == asked, f"{asked} in the Session", told, "keep seeds as unsigned 64-bit; 0 is a seed like others")
+    drawn = [(await probe.open()).sessions[0].seed for _ in range(4)]
+    expect(len(set(drawn)) > 1, "another seed for each Open that gives none", drawn, "draw it at random")
+
+
+@must("C-09", "Opening again with the seed and dynamics_seed that a session tells gives the same episode.")
+async def reopened(probe: Probe) -> None:
+    script = probe.script()
+    for fields in ({}, {"seed": SEED}):
+        first = Handle(probe.connection, (await probe.open(**fields)).sessions[0])
+        again = await probe.seeded(seed=first.session.seed, dynamics_seed=first.session.dynamics_seed)
+        mend = "derive nothing from anything but the seeds"
+        expect_same(first.session.observation, again.session.observation, "the same first observation", mend)
+        expect_played(await first.play(script.turns), await again.play(script.turns), "the episode opened again", mend)
+
+
+@must("C-10", "The members of a group start from the same seed and the same first observation.")
+async def common_start(probe: Probe) -> None:
+    probe.script()
+    sessions = (await probe.open(seed=SEED, count=3)).sessions
+    seeds = {session.seed for session in sessions}
+    expect(seeds == {SEED}, f"seed {SEED} of every member", seeds, "give the members the group's seed")
+    for session in sessions[1:]:
+        what = f"member {session.member} with the start of member 0"
+        expect_same(sessions[0].observation, session.observation, what, "let the start depend on the seed alone")
+
+
+@must(
+    "C-11",
+    "Each member's dynamics_seed is derived and differs from the others', unless Open gives one, which all "
+    "members use.",
+)
+async def member_luck(probe: Probe) -> None:
+    derived = [session.dynamics_seed for session in (await probe.open(seed=SEED, count=3)).sessions]
+    expect(
+        len(set(derived)) == 3, "three different dynamics seeds", derived, "derive each from the seed and the member"
+    )
+    again = [session.dynamics_seed for session in (await probe.open(seed=SEED, count=3)).sessions]
+    expect(derived == again, f"the same derived dynamics seeds again, {derived}", again, "do not draw them at random")
+    given = {session.dynamics_seed for session in (await probe.open(seed=SEED, dynamics_seed=7, count=3)).sessions}
+    expect(given == {7}, "dynamics seed 7 of every member", given, "use a given dynamics_seed as it is")
+
+
+@must("C-12", "The first observation depends on the seed and not on the dynamics_seed.")
+async def start_without_luck(probe: Probe) -> None:
+    script = probe.script()
+    other = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
+    mend = "draw the start from a stream that the seed alone starts"
+    expect_same(script.start.observation, other.session.observation, "the same start with other luck", mend)
+
+
+@must("C-13", "Open again with the same key and request returns the same sessions and opens none.")
+async def same_key(probe: Probe) -> None:
+    request = probe.open_request(count=2, seed=SEED, key=probe.key())
+    first = await probe.create("Open", request)
+    again = await probe.create("Open", request)
+    expected, got = ([session.session_id for session in reply.sessions] for reply in (first, again))
+    expect(expected == got, f"sessions {expected} under the same key", got, "remember the reply by its key")
+
+
+@must("C-14", "Opens with the same key that run at the same time return the same sessions.")
+async def same_key_at_once(probe: Probe) -> None:
+    request = probe.open_request(key=probe.key())
+    replies = await asyncio.gather(*(probe.create("Open", request) for _ in range(6)))
+    ids = {reply.sessions[0].session_id for reply in replies}
+    expect(
+        len(ids) == 1,
+        "one session from six Opens at once with one key",
+        f"{len(ids)}",
+        "let later ones wait for the first",
+    )
+
+
+@must("C-15", "Open with a key that was used for another request is FAILED_PRECONDITION.")
+async def key_reused(probe: Probe) -> None:
+    key = probe.key()
+    await probe.create("Open", probe.open_request(seed=1, key=key))
+    other = probe.open_request(seed=2, key=key)
+    await probe.refused("another request under the same key", "Open", other, "FAILED_PRECONDITION")
+
+
+@must("C-16", "A key of more than 128 bytes is INVALID_ARGUMENT.")
+async def long_key(probe: Probe) -> None:
+    await probe.create("Open", probe.open_request(key=(probe.key() * 4)[:128]))
+    await probe.refused("a key of 129 bytes", "Open", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
+
+
+@must("C-17", "Open of an environment that is not hosted is NOT_FOUND.")
+async def unknown_environment(probe: Probe) -> None:
+    for name in ("no_such_environment-v1", ""):
+        request = probe.open_request(environment_id=name, version="")
+        codes = ("NOT_FOUND",) if name else ("NOT_FOUND", "INVALID_ARGUMENT")
+        await probe.refused(f"environment {name!r}", "Open", request, *codes)
+
+
+@must(
+    "C-18",
+    "Open takes the newest hosted version that fits all comparators; where none fits it is NOT_FOUND, where one "
+    "cannot be read INVALID_ARGUMENT.",
+)
+async def versions(probe: Probe) -> None:
+    version = probe.spec.version
+    for pin in (version, f"=={version}", f">={version},<={version}", f">=0.0.0,<={version}"):
+        reply = await probe.open(version=pin)
+        expect(reply.environment_version == version, f"{version} for {pin!r}", reply.environment_version)
+    hosted = [spec.version for spec in probe.server.environments if spec.id == probe.spec.id]
+    newest = await probe.open(version="")
+    expect(newest.environment_version == hosted[0], f"the newest version, {hosted[0]}", newest.environment_version)
+    for pin in (">=999.0.0", f"<{version},>{version}"):
+        await probe.refused(f"version {pin!r}", "Open", probe.open_request(version=pin), "NOT_FOUND")
+    bad = probe.open_request(version="newest please")
+    await probe.refused("version 'newest please'", "Open", bad, "INVALID_ARGUMENT")
+
+
+@must("C-19", "An unknown option is INVALID_ARGUMENT.")
+async def unknown_option(probe: Probe) -> None:
+    request = probe.open_request(options=probe.options(no_such_option=1))
+    await probe.refused("an unknown option", "Open", request, "INVALID_ARGUMENT", mend="never ignore an option")
+
+
+@must("C-20", "An option whose type, bounds or choices its schema does not allow is INVALID_ARGUMENT.")
+async def wrong_option(probe: Probe) -> None:
+    shown = False
+    for name, value in _wrong_values(json.loads(probe.spec.options_schema_json)):
+        shown = True
+        request = probe.open_request(options=probe.options(**{name: value}))
+        await probe.refused(
+            f"option {name}={value!r}", "Open", request, "INVALID_ARGUMENT", mend="validate by the schema"
+        )
+    if not shown:
+        raise NotShown("the environment has no option whose schema forbids anything")
+
+
+@must("C-21", "An option given with its schema's default opens the same episode as when it is left out.")
+async def default_options(probe: Probe) -> None:
+    script = probe.script()
+    properties = json.loads(probe.spec.options_schema_json).get("properties", {})
+    defaults = {name: prop["default"] for name, prop in properties.items() if prop.get("default") is not None}
+    defaults = {name: value for name, value in defaults.items() if name not in probe.target.options}
+    if not defaults:
+        raise NotShown("the environment has no option with a default")
+    handle = await probe.seeded(options=probe.options(**defaults))
+    mend = "take whole numbers in a Struct, which knows only doubles, as integers"
+    expect_same(script.start.observation, handle.session.observation, f"the same start with options {defaults}", mend)
+
+
+@must("C-22", "A count above max_group is INVALID_ARGUMENT and opens nothing.")
+async def huge_group(probe: Probe) -> None:
+    most = probe.server.limits.max_group
+    if not most:
+        raise NotShown("the server limits no group")
+    for count in {most + 1, 2**32 - 1}:
+        request = probe.open_request(count=count)
+        mend = "look at ServerLimits.max_group before the first session is made"
+        await probe.refused(f"a group of {count}", "Open", request, "INVALID_ARGUMENT", mend=mend)
+
+
+@must(
+    "C-23",
+    "first_member places the sessions in their group: opened alone, a member has the seeds it has in the whole group.",
+)
+async def member_alone(probe: Probe) -> None:
+    whole = (await probe.open(seed=SEED, count=3)).sessions
+    alone = (await probe.open(seed=SEED, count=2, first_member=1)).sessions
+    members = [session.member for session in alone]
+    expect(members == [1, 2], "members 1, 2 with first_member 1", members)
+    expected, got = ([session.dynamics_seed for session in sessions] for sessions in (whole[1:], alone))
+    mend = "derive a member's dynamics seed from the seed and Session.member"
+    expect(expected == got, f"the dynamics seeds of members 1 and 2, {expected}", got, mend)
+
+
+@must("C-24", "A call that fails leaves its key unused.")
+async def unused_key(probe: Probe) -> None:
+    key = probe.key()
+    await probe.connection.refusal("Open", probe.open_request(version=">=999.0.0", key=key))
+    refusal = await probe.connection.refusal("Open", good := probe.open_request(key=key))
+    expect(refusal is None, "sessions under a key with which only an Open failed before", refusal, "forget failures")
+    await probe.create("Open", good)
+
+
+@must("C-25", "Members that do not fit into 32 bits are INVALID_ARGUMENT.")
+async def members_beyond(probe: Probe) -> None:
+    if 0 < probe.server.limits.max_group < 2:
+        raise NotShown(f"the server's max_group is {probe.server.limits.max_group}")
+    request = probe.open_request(count=2, first_member=2**32 - 1)
+    await probe.refused("members 2**32 - 1 and 2**32", "Open", request, "INVALID_ARGUMENT")
+
+
+def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values that the options' schemas do not allow: of another type that no lenient reading could save, no whole
+    number, beyond a bound, no choice."""
+    for name, prop in schema.get("properties", {}).items():
+        types = _types(prop, schema)
+        if not types:
+            continue
+        for kind, value in (
+            ("object", {"surely": {"not": ["this"]}}),
+            ("array", [{"surely": "not this"}]),
+            ("null", None),
+        ):
+            if kind not in types:
+                yield name, value
+                break
+        prop = resolved(prop, schema)
+        if "integer" in types and not types & {"number", "string"}:
+            yield name, prop.get("minimum", 2) + 0.5
+        if types & {"integer", "number"}:
+            for bound, beyond in (("minimum", -1), ("exclusiveMinimum", 0), ("maximum", 1), ("exclusiveMaximum", 0)):
+                if isinstance(prop.get(bound), int | float):
+                    yield name, prop[bound] + beyond
+        if choices := prop.get("enum"):
+            yield name, "no such choice" if isinstance(choices[0], str) else 987_654_321
+
+
+def _types(prop: Any, schema: dict[str, Any]) -> set[str]:
+    """The JSON types that a property allows; empty where the schema does not say."""
+    prop = resolved(prop, schema)
+    if "type" in prop:
+        return {prop["type"]} if isinstance(prop["type"], str) else set(prop["type"])
+    if "enum" in prop or "const" in prop:
+        return {"string"}
+    kinds = [_types(choice, schema) for choice in [*prop.get("anyOf", ()), *prop.get("oneOf", ())]]
+    return set().union(*kinds) if kinds and all(kinds) else set()

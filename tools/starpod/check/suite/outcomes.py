@@ -1,0 +1,256 @@
+"""What a transition tells: rewards, outcomes of sub-actions, limits and ends of episodes."""
+
+from __future__ import annotations
+
+import math
+
+import grpc
+
+from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same
+from starpod.check.probe import UNLIMITED, Handle, Probe
+from starpod.check.refusal import from_error
+from starpod.check.requirement import must
+from starpod.v1 import environment_pb2 as pb
+
+GUIDED = 60
+"""Turns in which a guide may find the end."""
+TRIED = 8
+"""Seeds tried, because the one action that a test needs may end the task."""
+
+
+@must(
+    "C-41",
+    "A Step has one outcome per sub-action, its reward is finite and the sum of theirs, and reward_parts sum to "
+    "it where given.",
+)
+async def rewards(probe: Probe) -> None:
+    handle = Handle(probe.connection, (await probe.open(want=probe.acting_want())).sessions[0])
+    observation = handle.session.observation
+    for count in (1, 2, 0, 3):
+        actions = probe.turn(*(list(probe.choices(observation)) * 3)[:count])
+        transition = await handle.step(actions)
+        _check_rewards(transition, len(actions))
+        observation = transition.observation
+        if transition.end_reason:
+            return
+
+
+@must(
+    "C-42",
+    "Sub-actions after the one that ends the episode, or beyond a limit, have executed=false and earn nothing.",
+)
+async def not_executed(probe: Probe) -> None:
+    limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=1, max_actions=0)
+    handle = Handle(probe.connection, (await probe.open(want=probe.acting_want(), limits=limits)).sessions[0])
+    action = probe.choices(handle.session.observation)[0]
+    actions = probe.turn(action, action, action)
+    if len(actions) == 1:
+        raise NotShown("the server takes one sub-action in a Step")
+    transition = await handle.step(actions)
+    executed = [outcome.executed for outcome in transition.outcomes]
+    expected = [True, False, False][: len(actions)]
+    expect(executed == expected, f"executed {expected} with max_actions_per_turn=1", executed)
+    earned = [outcome.reward for outcome in transition.outcomes[1:]]
+    expect(not any(earned), "no reward for what was not executed", earned)
+    await _after_the_last(probe)
+
+
+async def _after_the_last(probe: Probe) -> None:
+    """What comes after the sub-action that ends a task, where the guide finds the end and the episode repeats."""
+    if not probe.target.repeats:
+        return
+    guided = await probe.seeded(want=probe.guided_want())
+    actions = [probe.guide(guided.session.observation)]
+    while not (transition := await guided.step([actions[-1]])).end_reason:
+        if len(actions) == GUIDED:
+            return
+        actions.append(probe.guide(transition.observation))
+    again = await probe.seeded()
+    for action in actions[:-1]:
+        await again.step([action])
+    last = await again.step([actions[-1], actions[-1]])
+    told = [(outcome.executed, outcome.reward) for outcome in last.outcomes[1:]]
+    expect(told == [(False, 0.0)], "executed=False and reward 0 after the sub-action that ends the episode", told)
+
+
+@must("C-43", "max_turns ends the episode as truncated with END_REASON_MAX_TURNS; a turn without an action counts.")
+async def max_turns(probe: Probe) -> None:
+    reply = await probe.open(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
+    expect(reply.limits.max_turns == 2, "max_turns 2 in OpenResponse.limits", reply.limits.max_turns)
+    handle = Handle(probe.connection, reply.sessions[0])
+    first, second = await handle.step(), await handle.step()
+    expect(not first.truncated and not first.terminated, "an open episode after turn 1 of 2", _end(first))
+    expect(_end(second) == "truncated, END_REASON_MAX_TURNS", "truncated, END_REASON_MAX_TURNS", _end(second))
+
+
+@must(
+    "C-44",
+    "max_actions ends the episode as truncated with END_REASON_MAX_ACTIONS once so many sub-actions were executed.",
+)
+async def max_actions(probe: Probe) -> None:
+    for seed in range(8):
+        limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=1)
+        reply = await probe.open(want=probe.acting_want(), limits=limits, seed=seed)
+        handle = Handle(probe.connection, reply.sessions[0])
+        empty = await handle.step()
+        expect(not empty.end_reason, "an empty turn to use up no action", _end(empty))
+        action = probe.choices(handle.session.observation)[0]
+        transition = await handle.step(actions := probe.turn(action, action))
+        executed = [outcome.executed for outcome in transition.outcomes]
+        expected_of_each = [True, False][: len(actions)]
+        expect(executed == expected_of_each, f"executed {expected_of_each} with max_actions=1", executed)
+        if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
+            expected = "truncated, END_REASON_MAX_ACTIONS"
+            expect(_end(transition) == expected, expected, _end(transition), "count executed sub-actions")
+            return
+    raise NotShown("one action ends the episode")
+
+
+@must(
+    "C-45",
+    "Limit overrides replace the environment's limits field by field: absent fields keep theirs and 0 lifts one.",
+)
+async def overrides(probe: Probe) -> None:
+    own = probe.spec.limits
+    untouched = (await probe.open(limits=None)).limits
+    expect_same(own, untouched, "OpenResponse.limits without overrides as in the EnvironmentSpec")
+    for field in ("max_turns", "max_actions_per_turn", "max_actions"):
+        for value in (7, 0):
+            expected = pb.Limits()
+            expected.CopyFrom(own)
+            setattr(expected, field, value)
+            reply = await probe.open(limits=pb.LimitOverrides(**{field: value}))
+            expect_same(expected, reply.limits, f"OpenResponse.limits after {field}={value}", "use field presence")
+
+
+@must(
+    "C-46",
+    "terminated and truncated are never set together, end_reason is set exactly if one of them is, and agrees with it.",
+)
+async def ends(probe: Probe) -> None:
+    for limits in (UNLIMITED, pb.LimitOverrides(max_turns=6)):
+        handle = await probe.seeded(want=probe.guided_want(), limits=limits)
+        observation = handle.session.observation
+        for _ in range(GUIDED):
+            transition = await handle.step([probe.guide(observation)])
+            _check_end(transition)
+            observation = transition.observation
+            if transition.end_reason:
+                break
+
+
+@must(
+    "C-48",
+    "An action that makes no sense is an outcome with valid=false, not an error; a name that ActionSpace.names "
+    "lacks is not executed.",
+)
+async def invalid_action(probe: Probe) -> None:
+    space = probe.spec.action_space
+    handle = await probe.seeded()
+    for action in probe.nonsense():
+        transition = await _played(handle, action, "an action of nonsense")
+        outcome = transition.outcomes[0]
+        told = f"executed={outcome.executed}, valid={outcome.valid}"
+        if space.names and action.HasField("text"):
+            mend = "match names without regard to case; never raise on what a policy wrote"
+            expect(told == "executed=False, valid=False", "executed=False, valid=False of an unknown name", told, mend)
+        if transition.end_reason:
+            return
+    if space.names:
+        name = space.names[0].swapcase()
+        transition = await _played(handle, pb.Action(text=name), f"the action {name!r}")
+        expected = f"{name!r} to be executed as {space.names[0]!r}"
+        expect(transition.outcomes[0].executed, expected, "executed=False", "match names without regard to case")
+
+
+@must(
+    "C-49",
+    "A well-formed action of a kind that the environment does not know is an outcome with valid=false or "
+    "INVALID_ARGUMENT, and changes nothing.",
+)
+async def foreign_kinds(probe: Probe) -> None:
+    script = probe.script()
+    space = probe.spec.action_space
+    kinds: dict[str, pb.Action] = {"a JSON action": pb.Action(json='{"no": ["such", "action"]}')}
+    if not space.HasField("tensor"):
+        kinds["a tensor action"] = pb.Action(tensor=pb.Tensor(dtype="float32", shape=[2], data=bytes(8)))
+    if not space.tools:
+        kinds["a tool call"] = pb.Action(tool_call=pb.ToolCall(name="no_such_tool", arguments_json="{}"))
+    for what, action in kinds.items():
+        handle = await probe.seeded()
+        try:
+            transition = await handle.step([action])
+        except grpc.aio.AioRpcError as error:
+            fine = error.code() == grpc.StatusCode.INVALID_ARGUMENT
+            expect(fine, f"an outcome or INVALID_ARGUMENT for {what}", from_error(error), "never raise on an action")
+            await handle.step()
+        else:
+            if transition.outcomes and transition.outcomes[0].valid:
+                continue  # it does know the kind
+            if transition.outcomes[0].executed:
+                continue  # tried and found bad: what that costs is the environment's business
+        other = await probe.seeded()
+        await other.step()
+        mend = "refuse it before anything changes, or let it be a turn without an action"
+        plays = await other.play(script.turns), await handle.play(script.turns)
+        expect_played(*plays, f"the episode after {what}", mend)
+
+
+@must("C-58", "If one turn meets several limits, END_REASON_MAX_ACTIONS is told before END_REASON_MAX_TURNS.")
+async def order(probe: Probe) -> None:
+    limits = pb.LimitOverrides(max_turns=1, max_actions_per_turn=0, max_actions=1)
+    for seed in range(TRIED):
+        reply = await probe.open(want=probe.acting_want(), limits=limits, seed=seed)
+        handle = Handle(probe.connection, reply.sessions[0])
+        transition = await handle.step([probe.choices(handle.session.observation)[0]])
+        if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
+            told = pb.EndReason.Name(transition.end_reason)
+            mend = "look at the actions before the turns"
+            expect(told == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS where both limits are met", told, mend)
+            return
+    raise NotShown("one action ends the episode")
+
+
+@must("C-59", "An episode that a limit cut short is not a success.")
+async def cut_short(probe: Probe) -> None:
+    handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
+    transition = await handle.step()
+    expect(not transition.success, "success false or absent after MAX_TURNS", "true", "a limit solves no task")
+
+
+def _check_rewards(transition: pb.Transition, count: int) -> None:
+    expect(len(transition.outcomes) == count, f"{count} outcomes for {count} sub-actions", len(transition.outcomes))
+    expect(math.isfinite(transition.reward), "a finite reward", transition.reward)
+    total = math.fsum(outcome.reward for outcome in transition.outcomes)
+    close = math.isclose(total, transition.reward, rel_tol=1e-6, abs_tol=1e-6)
+    expect(
+        close, f"reward {transition.reward} to be the sum of the outcomes'", total, "add up the sub-actions' rewards"
+    )
+    if transition.reward_parts:
+        parts = math.fsum(transition.reward_parts.values())
+        close = math.isclose(parts, transition.reward, rel_tol=1e-6, abs_tol=1e-6)
+        expect(close, f"reward_parts that sum to {transition.reward}", parts)
+
+
+def _check_end(transition: pb.Transition) -> None:
+    both = transition.terminated and transition.truncated
+    expect(not both, "terminated or truncated or neither", "both", "a limit counts only while the task is open")
+    over = transition.terminated or transition.truncated
+    told = _end(transition)
+    expect(over == bool(transition.end_reason), "end_reason exactly at the end", told, "set end_reason with the flag")
+    agrees = transition.terminated == (transition.end_reason == pb.END_REASON_TERMINAL)
+    expect(agrees, "END_REASON_TERMINAL exactly if terminated", told)
+    if not over:
+        expect(not transition.HasField("success"), "no success while the episode is open", transition.success)
+
+
+def _end(transition: pb.Transition) -> str:
+    flags = [name for name in ("terminated", "truncated") if getattr(transition, name)]
+    return ", ".join([*(flags or ["neither"]), pb.EndReason.Name(transition.end_reason)])
+
+
+async def _played(handle: Handle, action: pb.Action, what: str) -> pb.Transition:
+    try:
+        return await handle.step([action])
+    except grpc.aio.AioRpcError as error:
+        raise Unmet(f"an outcome for {what}", str(from_error(error)), "a policy learns from it: do not fail") from error

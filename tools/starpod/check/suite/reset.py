@@ -1,0 +1,163 @@
+"""Reset: a new episode in an open session, exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import grpc
+from google.protobuf import struct_pb2
+
+from starpod.check.expectations import NotShown, expect, expect_played, expect_same
+from starpod.check.options import resolved
+from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
+from starpod.check.requirement import must
+from starpod.v1 import environment_pb2 as pb
+
+TRIED = 8
+"""Other values of options that are tried, until one changes what is seen."""
+
+
+@must(
+    "C-50",
+    "Reset raises the epoch by one, sets step_index to 0, keeps the session id and tells the seeds as Open does.",
+)
+async def plain(probe: Probe) -> None:
+    handle = await probe.seeded()
+    await handle.step()
+    reply = await _reset(probe, handle, seed=5, dynamics_seed=6)
+    session = reply.session
+    got = (session.session_id, session.epoch, session.step_index, session.seed, session.dynamics_seed)
+    expected = (handle.id, 2, 0, 5, 6)
+    expect(got == expected, f"(session_id, epoch, step_index, seed, dynamics_seed) = {expected}", got)
+    expect(session.HasField("observation"), "a first observation", "none")
+    drawn = [(await _reset(probe, handle)).session.seed for _ in range(4)]
+    expect(len(set(drawn)) > 1, "another seed for each Reset that gives none", drawn, "draw it at random")
+
+
+@must(
+    "C-51",
+    "Reset with given seeds starts the episode that Open with these seeds starts, whatever was played before.",
+)
+async def as_open(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded(seed=SEED + 1, dynamics_seed=3)
+    await handle.play(script.turns)
+    reply = await _reset(probe, handle, seed=SEED, dynamics_seed=DYNAMICS_SEED)
+    mend = "leave nothing of the old episode behind"
+    expect_same(script.start.observation, reply.session.observation, "the start that Open gives", mend)
+    expect_played(script.transitions, await handle.play(script.turns), "the episode after a Reset", mend)
+
+
+@must("C-52", "The same Reset again, before any Step, has the same reply and does not raise the epoch again.")
+async def repeated(probe: Probe) -> None:
+    handle = await probe.seeded()
+    request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch)
+    first: pb.ResetResponse = await probe.connection.call("Reset", request)
+    for _ in range(2):
+        again: pb.ResetResponse = await probe.connection.call("Reset", request)
+        expect_same(first, again, "the reply of the repeated Reset", "keep it until the first Step of the new epoch")
+
+
+@must(
+    "C-53",
+    "Reset with an old epoch is FAILED_PRECONDITION once the new episode was stepped, or if the request is "
+    "another; so is a future epoch.",
+)
+async def fenced(probe: Probe) -> None:
+    handle = await probe.seeded()
+    old = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, seed=5)
+    await probe.connection.call("Reset", old)
+    other = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, seed=6)
+    await probe.refused("another Reset with the old epoch", "Reset", other, "FAILED_PRECONDITION")
+    for epoch in (0, handle.epoch + 2):
+        wrong = pb.ResetRequest(session_id=handle.id, epoch=epoch)
+        await probe.refused(f"Reset with epoch {epoch} at epoch 2", "Reset", wrong, "FAILED_PRECONDITION")
+    handle.epoch, handle.index = handle.epoch + 1, 0
+    await handle.step()
+    mend = "a late Reset must not throw an episode away"
+    await probe.refused(
+        "a Reset that comes after a Step of the new episode", "Reset", old, "FAILED_PRECONDITION", mend=mend
+    )
+
+
+@must("C-54", "After the end of an episode Reset starts the next one.")
+async def after_the_end(probe: Probe) -> None:
+    handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
+    await handle.step()
+    await _reset(probe, handle)
+    transition = await handle.step()
+    expect(transition.truncated, "the session's limit max_turns=1 to hold in the new episode", "no end after turn 1")
+
+
+@must("C-55", "Reset keeps what the session wants and its limits where it names none, and replaces them where it does.")
+async def kept(probe: Probe) -> None:
+    can = probe.spec.capabilities.state_key
+    handle = await probe.seeded(want=pb.Want(state_key=can), limits=pb.LimitOverrides(max_turns=9))
+    reply = await _reset(probe, handle)
+    has_key = bool(reply.session.observation.state_key) or not can
+    expect(has_key, "the state_key that Open asked for", "none after a Reset without `want`")
+    expect(reply.limits.max_turns == 9, "max_turns 9 after a Reset without `limits`", reply.limits.max_turns)
+    reply = await _reset(probe, handle, want=pb.Want(), limits=pb.LimitOverrides(max_turns=4))
+    expect(not reply.session.observation.state_key, "no state_key after a Reset with an empty `want`", "one")
+    expect(reply.limits.max_turns == 4, "max_turns 4 after a Reset that says so", reply.limits.max_turns)
+
+
+@must("C-56", "A Reset that is refused for its options leaves the running episode as it was.")
+async def refused(probe: Probe) -> None:
+    handle, script = await probe.after(1)
+    options = probe.options(no_such_option=1)
+    request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, options=options)
+    await probe.refused("Reset with an unknown option", "Reset", request, "INVALID_ARGUMENT")
+    rest = await handle.play(script.turns[1:])
+    expect_played(script.transitions[1:], rest, "the episode after a refused Reset", "validate before anything changes")
+
+
+@must("C-57", "Reset keeps the options of the session where it names none.")
+async def options_kept(probe: Probe) -> None:
+    probe.script()
+    usual = await probe.open(seed=SEED)
+    for options in _other_options(probe):
+        try:
+            reply: pb.OpenResponse = await probe.create("Open", probe.open_request(seed=SEED, options=options))
+        except grpc.aio.AioRpcError:
+            continue  # the schema does not tell which values go together
+        same_start = reply.sessions[0].observation == usual.sessions[0].observation
+        if same_start and reply.instructions == usual.instructions:
+            continue
+        handle = Handle(probe.connection, reply.sessions[0])
+        again = await _reset(probe, handle, seed=SEED)
+        mend = "keep the options with the session"
+        what = f"the start with options {dict(options)} after a Reset without options"
+        expect_same(reply.sessions[0].observation, again.session.observation, what, mend)
+        told = (reply.instructions, again.instructions)
+        expect(
+            told[0] == told[1], f"the instructions {told[0][:80]!r} after a Reset without options", told[1][:80], mend
+        )
+        return
+    raise NotShown("no option is known to change the start or the instructions")
+
+
+def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
+    """Options that differ in one value from those of every session."""
+    schema = json.loads(probe.spec.options_schema_json)
+    tried = 0
+    for name, prop in schema.get("properties", {}).items():
+        prop = resolved(prop, schema)
+        usual = probe.target.options.get(name, prop.get("default"))
+        values = [*prop.get("enum", ())[:3], prop.get("minimum")]
+        if prop.get("type") == "boolean":
+            values = [not usual]
+        elif prop.get("type") in ("integer", "number") and usual is not None and usual < prop.get("maximum", usual):
+            values.append(min(usual + 1, prop["maximum"]))
+        for value in values:
+            if value is not None and value != usual and tried < TRIED:
+                tried += 1
+                yield probe.options(**{name: value})
+
+
+async def _reset(probe: Probe, handle: Handle, **fields: object) -> pb.ResetResponse:
+    request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, **fields)  # type: ignore[arg-type]
+    reply: pb.ResetResponse = await probe.connection.call("Reset", request)
+    handle.epoch, handle.index = reply.session.epoch, reply.session.step_index
+    return reply

@@ -1,0 +1,221 @@
+"""Step: exactly once, in order, whatever is repeated, late or out of place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from starpod.check.expectations import Broken, Unmet, expect, expect_played, expect_same
+from starpod.check.probe import Handle, Probe, Turn
+from starpod.check.refusal import from_error
+from starpod.check.requirement import must
+from starpod.v1 import environment_pb2 as pb
+
+OTHER = (pb.Action(text="another action"),)
+GUIDED = 60
+"""Turns in which a guide may find the end."""
+
+
+@must("C-30", "A Step answers with a transition of one observation and with the index after its own.")
+async def plain(probe: Probe) -> None:
+    if probe.target.unplayed is not None:
+        raise probe.target.unplayed
+    handle = await probe.seeded(want=probe.acting_want())
+    observation = handle.session.observation
+    for turn in ((), (), None):
+        actions = (probe.choices(observation)[0],) if turn is None else turn
+        reply: pb.StepResponse = await probe.connection.call("Step", handle.request(actions))
+        expect(reply.HasField("transition"), "a transition", "none")
+        expect(reply.transition.HasField("observation"), "an observation in the transition", "none")
+        handle.index += 1
+        expect(reply.next_step_index == handle.index, f"next_step_index {handle.index}", reply.next_step_index)
+        observation = reply.transition.observation
+
+
+@must("C-31", "The same Step again has the same reply.")
+async def repeated(probe: Probe) -> None:
+    handle = await probe.seeded()
+    observation = handle.session.observation
+    for actions in ((), tuple(probe.choices(observation)[:1])):
+        request = handle.request(actions)
+        first: pb.StepResponse = await probe.connection.call("Step", request)
+        for _ in range(2):
+            again: pb.StepResponse = await probe.connection.call("Step", request)
+            expect_same(first, again, "the reply of the repeated Step", "keep the last reply of each session")
+        handle.index += 1
+
+
+@must("C-32", "A repeated Step is not played again: an episode whose every Step is sent twice comes out undisturbed.")
+async def repeated_throughout(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    got = []
+    for turn in script.turns:
+        request = handle.request(turn)
+        reply: pb.StepResponse = await probe.connection.call("Step", request)
+        await probe.connection.refusal("Step", request)
+        got.append(reply.transition)
+        handle.index += 1
+    mend = "answer the last index from the cache, without stepping"
+    expect_played(script.transitions, got, "the episode with every Step sent twice", mend)
+
+
+@must("C-33", "The same Step sent many times at once is played once, and every copy has the same reply.")
+async def repeated_at_once(probe: Probe) -> None:
+    connections = [probe.connection, probe.second_connection()]
+    handle = await probe.seeded()
+    turns: list[Turn] = [(), tuple(probe.choices(handle.session.observation)[:1])]
+    expected: list[pb.Transition] = []
+    if probe.target.repeats:
+        script = probe.script()
+        turns, expected = list(script.turns), list(script.transitions)
+    for number, turn in enumerate(turns):
+        request = handle.request(turn)
+        calls = (connections[copy % 2].call("Step", request) for copy in range(6))
+        mend = "give each session a lock and look into the cache inside it"
+        replies = await _all(calls, f"six copies of turn {number} at once", mend)
+        for reply in replies:
+            expect_same(replies[0], reply, f"the reply of each copy of turn {number}", mend)
+        if expected:
+            expect_played(expected[number : number + 1], [replies[0].transition], f"turn {number}", mend)
+        handle.index += 1
+
+
+@must("C-34", "The last index with other actions is FAILED_PRECONDITION.")
+async def other_actions(probe: Probe) -> None:
+    handle = await probe.seeded()
+    other = probe.choices((await handle.step()).observation)[:1]
+    mend = "compare the actions with those of the cached reply"
+    await _out_of_order(probe, "the last index with other actions", handle.request(other, ahead=-1), mend)
+
+
+@must("C-35", "An index ahead of the next one is FAILED_PRECONDITION.")
+async def gap(probe: Probe) -> None:
+    handle = await probe.seeded()
+    for ahead in (1, 2, 256, 65_536):
+        await _out_of_order(probe, f"an index {ahead} too high", handle.request(ahead=ahead))
+
+
+@must("C-36", "An index before the last one is FAILED_PRECONDITION, even with the actions that were played there.")
+async def late(probe: Probe) -> None:
+    handle = await probe.seeded()
+    late = handle.request()
+    await handle.step()
+    await handle.step()
+    await _out_of_order(probe, "a Step that comes two turns late", late)
+
+
+@must("C-37", "An epoch other than the current one is FAILED_PRECONDITION.")
+async def fenced(probe: Probe) -> None:
+    handle = await probe.seeded()
+    for epoch in (handle.epoch + 1, 0):
+        await _out_of_order(probe, f"epoch {epoch} instead of {handle.epoch}", handle.request(epoch=epoch))
+    old = handle.request()
+    await probe.connection.call("Reset", pb.ResetRequest(session_id=handle.id, epoch=handle.epoch))
+    await _out_of_order(probe, "a Step of the episode before the Reset", old, "check the epoch before the index")
+
+
+@must(
+    "C-38",
+    "OUT_OF_ORDER and EPISODE_OVER tell expected_epoch and expected_step_index in the metadata of their ErrorInfo.",
+)
+async def expected_place(probe: Probe) -> None:
+    handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
+    other = probe.choices((await handle.step()).observation)[:1]
+    wrong = {
+        "other actions": handle.request(other, ahead=-1),
+        "a gap": handle.request(ahead=3),
+        "a wrong epoch": handle.request(epoch=handle.epoch + 1),
+    }
+    for what, request in wrong.items():
+        await _place_told(probe, what, request, handle)
+    await handle.step()
+    await _place_told(probe, "a Step after the end", handle.request(), handle)
+
+
+@must("C-39", "Refused, late and repeated Steps change nothing: the episode around them comes out undisturbed.")
+async def noise(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    got = []
+    for number, turn in enumerate(script.turns):
+        await probe.connection.refusal("Step", handle.request(turn, ahead=1))
+        await probe.connection.refusal("Step", handle.request(turn, epoch=handle.epoch + 1))
+        await probe.connection.refusal("Step", handle.request([pb.Action()]))
+        got.append(await handle.step(turn))
+        await probe.connection.refusal("Step", handle.request(OTHER, ahead=-1))
+        if number > 1:
+            await probe.connection.refusal("Step", handle.request(script.turns[number - 2], ahead=-3))
+    mend = "check a call whole before anything changes"
+    expect_played(script.transitions, got, "the episode among refused calls", mend)
+
+
+@must(
+    "C-40",
+    "Steps of one session that arrive at once are played in the order of their indices or refused, never mixed.",
+)
+async def at_once(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    got: dict[int, pb.Transition] = {}
+    while len(got) < len(script.turns):
+        ahead = range(len(got), min(len(got) + 3, len(script.turns)))
+        requests = [handle.request(script.turns[number], ahead=number - len(got)) for number in reversed(ahead)]
+        replies = await asyncio.gather(
+            *(probe.connection.call("Step", request) for request in requests), return_exceptions=True
+        )
+        before = len(got)
+        for request, reply in zip(requests, replies, strict=True):
+            if isinstance(reply, grpc.aio.AioRpcError):
+                fine = reply.code() == grpc.StatusCode.FAILED_PRECONDITION
+                expect(fine, "FAILED_PRECONDITION for a Step that comes too early", from_error(reply))
+            elif isinstance(reply, BaseException):
+                raise reply
+            else:
+                got[request.step_index] = reply.transition
+        expect(len(got) > before, "the Step with the next index to be played", "every one refused")
+        expect(sorted(got) == list(range(len(got))), "no index left out", sorted(got), "play indices in order")
+        handle.index += len(got) - before
+    expect_played(script.transitions, [got[number] for number in sorted(got)], "the episode of Steps sent at once")
+
+
+@must(
+    "C-47",
+    "A Step after the end of the episode is FAILED_PRECONDITION, while the last Step again still has its reply.",
+)
+async def after_the_end(probe: Probe) -> None:
+    handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
+    last = handle.request()
+    first: pb.StepResponse = await probe.connection.call("Step", last)
+    handle.index += 1
+    await _out_of_order(probe, "a Step after the end", handle.request())
+    again: pb.StepResponse = await probe.connection.call("Step", last)
+    expect_same(first, again, "the reply of the last Step again", "keep the last reply until the Reset")
+
+
+async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, mend: str = "") -> None:
+    await probe.refused(what, "Step", request, "FAILED_PRECONDITION", mend=mend)
+
+
+async def _place_told(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:
+    refusal = await probe.connection.refusal("Step", request)
+    if refusal is None or refusal.code != "FAILED_PRECONDITION":
+        return  # another requirement's failure
+    expected = {"expected_epoch": str(handle.epoch), "expected_step_index": str(handle.index)}
+    told = {key: refusal.metadata.get(key, "absent") for key in expected}
+    expect(told == expected, f"{expected} after {what}", told, "put both into ErrorInfo.metadata")
+
+
+async def _all(calls: Any, what: str, mend: str) -> list[Any]:
+    """The replies of calls sent at once, none of which may be refused."""
+    replies = await asyncio.gather(*calls, return_exceptions=True)
+    if broken := [reply for reply in replies if isinstance(reply, Broken)]:
+        raise broken[0]
+    for reply in replies:
+        if isinstance(reply, grpc.aio.AioRpcError):
+            raise Unmet(f"replies to {what}", str(from_error(reply)), mend)
+        if isinstance(reply, BaseException):
+            raise reply
+    return replies

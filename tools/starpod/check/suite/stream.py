@@ -1,0 +1,365 @@
+"""Stream: the same calls, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import grpc
+
+from starpod.check.connection import StreamConnection
+from starpod.check.expectations import NotShown, expect, expect_played, expect_same
+from starpod.check.probe import NONSENSE, Handle, Probe
+from starpod.check.refusal import DOMAIN, from_status
+from starpod.check.requirement import must
+from starpod.v1 import environment_pb2 as pb
+
+
+@must("S-01", "Every call on a Stream gets exactly one reply, with its call_id and of its kind.")
+async def one_reply(probe: Probe) -> None:
+    key = probe.key()
+    async with probe.connection.stream() as stream:
+        open_call = pb.Call(call_id=2**64 - 1, open=probe.open_request(key=key))
+        opened = (await stream.ask(open_call))[0]
+        expect(opened.WhichOneof("response") == "open", "an OpenResponse to an open", _kind(opened))
+        probe.adopt(opened.open.sessions)
+        handle = Handle(probe.connection, opened.open.sessions[0])
+        calls = {
+            0: pb.Call(call_id=0, step=handle.request()),
+            7: pb.Call(call_id=7, render=pb.RenderRequest(session_id=handle.id)),
+            8: pb.Call(call_id=8, renew=pb.RenewRequest(session_ids=[handle.id])),
+            9: pb.Call(call_id=9, reset=pb.ResetRequest(session_id=handle.id, epoch=handle.epoch)),
+        }
+        first = [calls[number] for number in (0, 7, 8)]
+        replies = await stream.ask(*first) + await stream.ask(calls[9])
+        for call, reply in zip((*first, calls[9]), replies, strict=True):
+            kind = call.WhichOneof("request")
+            expect(reply.WhichOneof("response") == kind, f"a {kind} reply to call {call.call_id}", _kind(reply))
+        copies = await _copied(probe, stream, handle)
+        closed = await stream.ask(pb.Call(call_id=1, close=pb.CloseRequest(session_ids=[handle.id])))
+        expect(closed[0].WhichOneof("response") == "close", "a close reply to a close", _kind(closed[0]))
+        await stream.finish()
+        sent = {2**64 - 1, *calls, 1, *copies}
+        expect(set(stream.replies) == sent, f"replies to the calls {sorted(sent)}", sorted(stream.replies))
+        twice = [call_id for call_id, replies in stream.replies.items() if len(replies) > 1]
+        expect(not twice, "one reply to each call", f"several to {twice}")
+
+
+async def _copied(probe: Probe, stream: StreamConnection, handle: Handle) -> list[int]:
+    """Sends Fork, Snapshot and Restore where the environment has them; returns the ids of these calls."""
+    can, asked = probe.spec.capabilities, []
+    if can.fork:
+        fork = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch + 1)  # after the Reset
+        asked.append((await stream.ask(pb.Call(call_id=20, fork=fork)))[0])
+        probe.adopt(asked[-1].fork.sessions)
+    if can.snapshot:
+        asked += await stream.ask(pb.Call(call_id=21, snapshot=pb.SnapshotRequest(session_id=handle.id)))
+        restore = pb.RestoreRequest(snapshot=asked[-1].snapshot.snapshot)
+        expect(_kind(asked[-1]) == "snapshot", "a snapshot reply to a snapshot", _kind(asked[-1]))
+        asked += await stream.ask(pb.Call(call_id=22, restore=restore))
+        probe.adopt(asked[-1].restore.sessions)
+    for reply in asked:
+        kind = {20: "fork", 21: "snapshot", 22: "restore"}[reply.call_id]
+        expect(_kind(reply) == kind, f"a {kind} reply to a {kind}", _kind(reply))
+    return [reply.call_id for reply in asked]
+
+
+@must("S-02", "The calls of one session on a Stream are worked on in the order in which they were sent.")
+async def in_order(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    async with probe.connection.stream() as stream:
+        calls = _calls(handle, script.turns)
+        replies = await stream.ask(*calls)
+    mend = "queue the calls of a session"
+    expect_played(script.transitions, [_transition(reply) for reply in replies], "the episode in one message", mend)
+
+
+@must("S-03", "A Stream may interleave many sessions in one message; each plays its episode undisturbed.")
+async def interleaved(probe: Probe) -> None:
+    script = probe.script()
+    handles = [await probe.seeded() for _ in range(4)]
+    async with probe.connection.stream() as stream:
+        calls = [
+            pb.Call(call_id=100 * number + place, step=handle.request(turn, ahead=place))
+            for place, turn in enumerate(script.turns)
+            for number, handle in enumerate(handles)
+        ]
+        await stream.ask(*calls)
+    for number in range(len(handles)):
+        got = [_transition(stream.replies[100 * number + place][0]) for place in range(len(script.turns))]
+        expect_played(script.transitions, got, f"the episode of session {number} of 4 in one message")
+
+
+@must("S-04", "A bad call on a Stream fails alone: it gets an error reply, and the others and the stream go on.")
+async def fails_alone(probe: Probe) -> None:
+    handle, other = await probe.seeded(), await probe.seeded()
+    async with probe.connection.stream() as stream:
+        replies = await stream.ask(
+            pb.Call(call_id=1, step=handle.request()),
+            pb.Call(call_id=2, step=pb.StepRequest(session_id="no-such-session", epoch=1)),
+            pb.Call(call_id=3, step=other.request(ahead=5)),
+            pb.Call(call_id=4, step=other.request()),
+        )
+        kinds = [_kind(reply) for reply in replies]
+        expected = ["step", "error", "error", "step"]
+        expect([kind.partition(" ")[0] for kind in kinds] == expected, f"{expected}", kinds)
+        handle.index += 1
+        after = (await stream.ask(pb.Call(call_id=5, step=handle.request())))[0]
+        expect(after.WhichOneof("response") == "step", "the stream to go on", _kind(after))
+
+
+@must("S-05", "An error on a Stream has the code and the details that the unary call would have had.")
+async def same_errors(probe: Probe) -> None:
+    handle = await probe.seeded()
+    requests = [
+        handle.request(ahead=3),
+        handle.request([pb.Action()]),
+        pb.StepRequest(session_id="no-such-session", epoch=1),
+    ]
+    unaries = [await probe.connection.refusal("Step", request) for request in requests]
+    async with probe.connection.stream() as stream:
+        replies = await stream.ask(*(pb.Call(call_id=place, step=request) for place, request in enumerate(requests)))
+    for unary, reply in zip(unaries, replies, strict=True):
+        if unary is None or reply.WhichOneof("response") != "error":
+            continue  # another requirement's failure
+        refusal = from_status(reply.error)
+        expect(refusal.code == unary.code, f"{unary.code} as in a unary call", refusal)
+        if unary.info is not None:
+            told = (refusal.info.domain, refusal.reason) if refusal.info else "no ErrorInfo"
+            expect(told == (DOMAIN, unary.reason), f"the ErrorInfo {unary.reason}", told, "fill Status.details")
+            expect(refusal.metadata == unary.metadata, f"metadata {unary.metadata}", refusal.metadata)
+
+
+@must("S-06", "After a half-close the server answers what it has received and ends the Stream with OK.")
+async def drained(probe: Probe) -> None:
+    handles = await probe.several(8)
+    async with probe.connection.stream() as stream:
+        await stream.send(*(pb.Call(call_id=n, step=handle.request()) for n, handle in enumerate(handles)))
+        code = await stream.finish()
+        expect(len(stream.replies) == 8, "8 replies after the half-close", len(stream.replies), "drain before the end")
+        expect(code == grpc.StatusCode.OK, "the stream to end with OK", code.name)
+
+
+@must("S-07", "Cancelling a Stream leaves its sessions alive, and what it began is finished and cached.")
+async def cancelled(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    got = []
+    for number, turn in enumerate(script.turns):
+        async with probe.connection.stream() as stream:
+            call = pb.Call(call_id=1, step=handle.request(turn))
+            await (stream.send(call) if number % 2 else stream.ask(call))
+        await asyncio.sleep(0.02)  # so that the server learns of it
+        got.append(await handle.step(turn))
+    expect_played(script.transitions, got, "the episode among cancelled streams", "tie nothing to a stream")
+
+
+@must("S-08", "The same Step again, on the same Stream, on another or as a unary call, has the same reply.")
+async def repeated(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    got = []
+    async with probe.connection.stream() as one, probe.second_connection().stream() as two:
+        for number, turn in enumerate(script.turns):
+            request = handle.request(turn)
+            twice = [pb.Call(call_id=10 * number + copy, step=request) for copy in range(2)]
+            replies = [*await one.ask(*twice), *await two.ask(twice[0])]
+            got.append(await handle.step(turn))
+            for reply in replies:
+                expect_same(got[-1], _transition(reply), f"the reply of each copy of turn {number}")
+    expect_played(script.transitions, got, "the episode of Steps sent four times")
+
+
+@must("S-09", "A call on a Stream past its timeout_ms is finished and cached: asking again has its reply.")
+async def timeout(probe: Probe) -> None:
+    script = probe.script()
+    handle = await probe.seeded()
+    got, passed = [], False
+    async with probe.connection.stream() as stream:
+        for number, turn in enumerate(script.turns):
+            call = pb.Call(call_id=number, timeout_ms=1, step=handle.request(turn))
+            reply = (await stream.ask(call))[0]
+            if reply.WhichOneof("response") == "error":
+                refusal = from_status(reply.error)
+                expect(refusal.code == "DEADLINE_EXCEEDED", "the reply or DEADLINE_EXCEEDED", refusal)
+                passed = True
+            got.append(await handle.step(turn))
+    expect_played(script.transitions, got, "the episode with calls past their timeout")
+    if not passed:
+        raise NotShown("the server answers within the shortest timeout, 1 ms")
+
+
+@must("S-10", "A call without a request gets an error reply, and an empty message none.")
+async def hollow(probe: Probe) -> None:
+    handle = await probe.seeded()
+    async with probe.connection.stream() as stream:
+        await stream.send()
+        replies = await stream.ask(pb.Call(call_id=1), pb.Call(call_id=2, step=handle.request()))
+        kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+        expect(kinds == ["error", "step"], "an error and a step reply", kinds)
+        code = await stream.finish()
+        expect(sorted(stream.replies) == [1, 2], "replies to the calls 1 and 2 only", sorted(stream.replies))
+        expect(code == grpc.StatusCode.OK, "the stream to end with OK", code.name)
+
+
+@must(
+    "S-11",
+    "A row of StepColumns does exactly what the Step with its fields does; action_counts tells which actions "
+    "are a row's.",
+)
+async def columns(probe: Probe) -> None:
+    _needs_columns(probe)
+    script = probe.script()
+    handle = await probe.seeded()
+    if any(not action.HasField("text") for turn in script.turns for action in turn):
+        raise NotShown("the environment's actions are not texts")
+    mend = "treat a row as the Step that it stands for"
+    async with probe.connection.stream() as stream:
+        steps = pb.StepColumns()
+        for place, turn in enumerate(script.turns):
+            _add_row(steps, place, handle.request(turn, ahead=place))
+        replies = await stream.ask(steps=steps)
+        got = [_transition(reply) for reply in replies]
+        expect_played(script.transitions, got, "the episode in columns", mend)
+        alone = await probe.seeded()
+        for number, turn in enumerate(script.turns):
+            if len(turn) == 1:
+                row = pb.StepColumns(
+                    call_ids=[100 + number],
+                    session_ids=[alone.id],
+                    epochs=[alone.epoch],
+                    step_indices=[alone.index],
+                    actions=[turn[0].text],
+                )
+                reply = (await stream.ask(steps=row))[0]
+                expected = script.transitions[number : number + 1]
+                expect_played(expected, [_transition(reply)], "a row without action_counts", mend)
+                alone.index += 1
+            else:
+                await alone.step(turn)
+
+
+@must(
+    "S-12",
+    "Rows of several sub-actions, of state keys and of ends come back in columns or replies with all that the "
+    "Step's reply has.",
+)
+async def full_rows(probe: Probe) -> None:
+    _needs_columns(probe)
+    probe.script()
+    choices = probe.choices((await probe.open(want=probe.acting_want(), seed=1)).sessions[0].observation)
+    actions = [action for action in choices if action.HasField("text")][:2]
+    if not actions:
+        raise NotShown("the environment's actions are not texts")
+    wants = (pb.Want(), pb.Want(state_key=probe.spec.capabilities.state_key))
+    limits = pb.LimitOverrides(max_turns=2, max_actions=0, max_actions_per_turn=0)
+    pairs = []
+    for want in wants:
+        pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
+    async with probe.connection.stream() as stream:
+        for number, turn in enumerate(([], probe.turn(*actions, pb.Action(text=NONSENSE)))):
+            steps = pb.StepColumns()
+            for place, (columned, _) in enumerate(pairs):
+                _add_row(steps, 10 * number + place, columned.request(turn))
+            replies = await stream.ask(steps=steps)
+            for reply, (columned, unary) in zip(replies, pairs, strict=True):
+                what = f"a Step of {len(turn)} sub-actions, in columns as in a unary call"
+                expect_played([await unary.step(turn)], [_transition(reply)], what)
+                columned.index += 1
+
+
+@must("S-13", "A bad row of StepColumns fails alone, with an error Reply.")
+async def bad_row(probe: Probe) -> None:
+    _needs_columns(probe)
+    handle, other = await probe.seeded(), await probe.seeded()
+    steps = pb.StepColumns()
+    _add_row(steps, 1, handle.request())
+    _add_row(steps, 2, pb.StepRequest(session_id="no-such-session", epoch=1))
+    _add_row(steps, 3, other.request(ahead=4))
+    async with probe.connection.stream() as stream:
+        replies = await stream.ask(steps=steps)
+        kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+        expect(kinds == ["step", "error", "error"], "step, error, error", kinds)
+
+
+@must(
+    "S-14",
+    "StepColumns of unequal lengths are refused, by errors to their rows or by ending the Stream, and step no session.",
+)
+async def ragged(probe: Probe) -> None:
+    _needs_columns(probe)
+    handle = await probe.seeded()
+    both: dict[str, Any] = {
+        "call_ids": [1, 2],
+        "session_ids": [handle.id] * 2,
+        "epochs": [handle.epoch] * 2,
+        "step_indices": [0, 1],
+    }
+    cases: dict[str, dict[str, Any]] = {
+        "one session id for two rows": {**both, "session_ids": [handle.id], "action_counts": [0, 0]},
+        "one action count for two rows": {**both, "action_counts": [0]},
+        "counts of two actions, and one action": {**both, "action_counts": [1, 1], "actions": ["x"]},
+        "two rows without counts, and one action": {**both, "actions": ["x"]},
+    }
+    for what, fields in cases.items():
+        async with probe.connection.stream() as stream:
+            await stream.send(steps=pb.StepColumns(**fields))
+            code = await stream.finish()
+        kinds = {call_id: [_kind(reply).partition(" ")[0] for reply in got] for call_id, got in stream.replies.items()}
+        refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
+        expect(refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
+    mend = "check the lengths before the first row is played"
+    refusal = await probe.connection.refusal("Step", handle.request(probe.choices(handle.session.observation)[:1]))
+    expect(refusal is None, "the session at step 0 as before", refusal, mend)
+
+
+@must(
+    "S-15",
+    "The timing of a StreamResponse, where there is one, is finite and not negative, and environment_ms is at most"
+    " total_ms.",
+)
+async def timing(probe: Probe) -> None:
+    handles = await probe.several(2)
+    async with probe.connection.stream() as stream:
+        await stream.ask(*(pb.Call(call_id=place, step=handle.request()) for place, handle in enumerate(handles)))
+        if probe.server.capabilities.step_columns:
+            steps = pb.StepColumns()
+            for call_id, handle in enumerate(handles, 10):
+                _add_row(steps, call_id, handle.request([pb.Action(text="look")], ahead=1))
+            await stream.ask(steps=steps)
+        if not stream.timings:
+            raise NotShown("the server sends no timing")
+        for told in stream.timings:
+            fine = 0 <= told.environment_ms <= told.total_ms * (1 + 1e-6) + 1e-3 and told.total_ms < math.inf
+            mend = "sum both over the calls that the message answers"
+            expect(fine, "0 <= environment_ms <= total_ms", f"{told.environment_ms} and {told.total_ms}", mend)
+
+
+def _calls(handle: Handle, turns: tuple[tuple[pb.Action, ...], ...]) -> list[pb.Call]:
+    return [pb.Call(call_id=place, step=handle.request(turn, ahead=place)) for place, turn in enumerate(turns)]
+
+
+def _add_row(steps: pb.StepColumns, call_id: int, request: pb.StepRequest) -> None:
+    steps.call_ids.append(call_id)
+    steps.session_ids.append(request.session_id)
+    steps.epochs.append(request.epoch)
+    steps.step_indices.append(request.step_index)
+    steps.action_counts.append(len(request.actions))
+    steps.actions.extend(action.text for action in request.actions)
+
+
+def _needs_columns(probe: Probe) -> None:
+    if not probe.server.capabilities.step_columns:
+        raise NotShown("the server does not declare step_columns")
+
+
+def _transition(reply: pb.Reply) -> pb.Transition:
+    expect(reply.WhichOneof("response") == "step", f"a step reply to call {reply.call_id}", _kind(reply))
+    return reply.step.transition
+
+
+def _kind(reply: pb.Reply) -> str:
+    kind = reply.WhichOneof("response") or "nothing"
+    return f"{kind} ({from_status(reply.error)})" if kind == "error" else kind

@@ -1,0 +1,128 @@
+"""A trained policy as a Hugging Face folder: weights, tokenizer, generation settings and a model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import GenerationConfig
+
+from starpod.trainer.checkpoints.trained import Trained
+from starpod.trainer.models.config import TINY
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.trunk import plain
+
+PRIVATE = {"addresses", "token_file", "ca", "certificate", "key"}
+"""Of the environment's section: where servers and secrets lie, which is nobody else's. Not in the model card."""
+
+
+class ExportError(Exception):
+    """Nothing was exported. The message says why."""
+
+
+def export(trained: Trained, out: Path, *, adapter: bool = False) -> None:
+    """Writes a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+
+    adapter: the LoRA adapter alone, which needs the base model and peft to be loaded; else it is merged into the
+    weights. Raises ExportError if `out` is there already, or if there is no adapter.
+    """
+    out = Path(out)
+    if out.exists():
+        raise ExportError(f"{out} is there already; nothing is overwritten")
+    policy = trained.policy
+    if adapter and plain(policy.model) is policy.model:
+        raise ExportError("this model was trained without LoRA: there is no adapter to export by itself")
+    _set_generation(policy, float(trained.config["sampling"]["temperature"]))
+    temporary = out.parent / f".temporary-{out.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        if adapter:
+            policy.model.save_pretrained(temporary)  # type: ignore[operator]
+            policy.tokenizer.save_pretrained(temporary)
+        else:
+            policy.save(temporary, rounded=True)
+        (temporary / "README.md").write_text(model_card(trained, adapter), encoding="utf-8")
+        temporary.rename(out)
+    except OSError as error:
+        raise ExportError(f"{out} could not be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _set_generation(policy: Policy, temperature: float) -> None:
+    """Plain sampling at the temperature of training: a base model's top-k and penalties were not trained with."""
+    model = plain(policy.model)
+    base = model.generation_config
+    pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        bos_token_id=base.bos_token_id,
+        eos_token_id=end if base.eos_token_id is None else base.eos_token_id,
+        pad_token_id=pad if base.pad_token_id is None else base.pad_token_id,
+    )
+
+
+def model_card(trained: Trained, adapter: bool = False) -> str:
+    """How the model was trained, from the run folder."""
+    config = trained.config
+    name = config["model"]["name"]
+    environment, algorithm = config["environment"]["id"], config["algorithm"]["preset"]
+    front: dict[str, Any] = {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["starpod", "reinforcement-learning", environment],
+    }
+    if name != TINY:
+        front["base_model"] = name
+    base = "a small model built from scratch" if name == TINY else f"`{name}`"
+    score = "" if trained.score is None else f" Its success on held-out seeds was {trained.score:.1%}."
+    facts = _read_facts(trained.run)
+    lines = [
+        f"# {config['title'] or environment}",
+        "",
+        f"An agent for the environment `{environment}`, trained by Starpod with {algorithm} from {base}: the policy "
+        f"after {trained.step} iterations.{score}",
+        "",
+        "It answers in the format that it was trained with, one turn of the environment at a time:",
+        "",
+        "    starpod serve",
+        f"    starpod eval FOLDER 127.0.0.1:50051 --environment {environment} --episodes 256",
+        "",
+        "## How it was trained",
+        "",
+        *(f"- {key}: {value}" for key, value in facts.items()),
+        "",
+        "```yaml",
+        yaml.safe_dump(_public(config), sort_keys=False, allow_unicode=True).strip(),
+        "```",
+        "",
+    ]
+    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n" + "\n".join(lines)
+
+
+def _public(config: Mapping[str, Any]) -> dict[str, Any]:
+    environment = {key: value for key, value in config["environment"].items() if key not in PRIVATE}
+    return {**config, "environment": environment}
+
+
+def _read_facts(run: Path) -> Mapping[str, str]:
+    """Code and packages, as run.json has them; empty where it is not there."""
+    path = run / "run.json"
+    if not path.is_file():
+        return {}
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    git, packages = facts.get("git") or {}, facts.get("packages") or {}
+    told = {
+        "run": facts.get("id", ""),
+        "code": git.get("commit", "") + (", with changes" if git.get("dirty") else ""),
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
+    }
+    return {key: value for key, value in told.items() if value}

@@ -1,0 +1,78 @@
+"""A trained policy, back from a checkpoint of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from starpod.trainer.checkpoints.checkpoint import MANIFEST, CheckpointError, Checkpoints, Loaded, load_checkpoint
+from starpod.trainer.models.config import TINY, ModelConfig
+from starpod.trainer.models.policy import Policy, build_policy, load_policy
+
+Which = Literal["best", "latest"]
+
+INITIAL = "initial"
+"""Folder in the run folder where a model that was built from scratch lies, with its tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """policy: with the checkpoint's weights, without its critic. config: that of the run, as plain values.
+
+    step: iterations done. score: success of the evaluation at the checkpoint; None without one.
+    path: the checkpoint's folder. run: the run folder.
+    """
+
+    policy: Policy
+    config: Mapping[str, Any]
+    step: int
+    score: float | None
+    path: Path
+    run: Path
+
+
+def is_run_or_checkpoint(path: Path) -> bool:
+    """Whether `load_trained` can make something of it."""
+    return (path / MANIFEST).is_file() or (path / "checkpoints").is_dir()
+
+
+def load_trained(path: Path, which: Which = "best") -> Trained:
+    """The policy of a run folder or of one checkpoint in it.
+
+    which: of a run folder, the checkpoint with the best evaluation (the newest if none was evaluated) or the newest.
+    Raises CheckpointError, and ModelError if the model that training began from cannot be loaded.
+    """
+    path = Path(path).resolve()
+    loaded = _find(path, which)
+    run = loaded.path.parent.parent
+    config: Mapping[str, Any] = loaded.state["config"]
+    model = ModelConfig.model_validate(config["model"])
+    if model.name == TINY:
+        if not (run / INITIAL).is_dir():
+            raise CheckpointError(
+                f"the checkpoint {loaded.path} is of a model built from scratch, whose tokenizer lies in "
+                f"{run / INITIAL}: keep the checkpoint in its run folder"
+            )
+        policy = load_policy(run / INITIAL)
+    else:
+        policy = build_policy(model, texts=None, critic="none", seed=0)
+    policy.critic, policy.critic_kind = None, "none"
+    policy.load_state_dict(
+        {name: tensor for name, tensor in loaded.tensors["policy"].items() if not name.startswith("critic.")}
+    )
+    return Trained(policy, config, loaded.step, loaded.score, loaded.path, run)
+
+
+def _find(path: Path, which: Which) -> Loaded:
+    only = ["policy"]
+    if (path / MANIFEST).is_file():
+        return load_checkpoint(path, only)
+    if not (path / "checkpoints").is_dir():
+        raise CheckpointError(f"{path} is neither a run's folder nor one of its checkpoints (checkpoints/step-...)")
+    checkpoints = Checkpoints(path / "checkpoints")
+    loaded = (checkpoints.best(only) if which == "best" else None) or checkpoints.latest(only)
+    if loaded is None:
+        raise CheckpointError(f"the run {path} has no checkpoint yet")
+    return loaded

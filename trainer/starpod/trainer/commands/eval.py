@@ -1,0 +1,375 @@
+"""`starpod eval`: how well a policy plays, on start states that no training saw."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from starpod.client import TLS, BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
+from starpod.client.catalog import find_environment, parse_options
+from starpod.client.spelling import near
+from starpod.report.console import safe_console
+from starpod.trainer.agents.base import AgentRefused, Sampling, Task, play_all
+from starpod.trainer.agents.reference import REFERENCES
+from starpod.trainer.agents.scripted import Scripted
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import write_episodes
+from starpod.trainer.results import summarise
+from starpod.trainer.seeds import SeedsConfig
+from starpod.v1 import environment_pb2 as pb
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+CHAT = "openai:"
+
+Play = Callable[[Fleet, Task, Sequence[int], int, Callable[[Episode], None]], Awaitable[list[Episode]]]
+"""Plays episodes from seeds: as `play_all` does, with the agent given."""
+
+
+def _as_it_is(task: Task) -> Task:
+    return task
+
+
+async def _nothing_to_close() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is evaluated: how it is called and how it plays.
+
+    fit: fills in what a task leaves open. facts: what there is to report of it afterwards. trained_on: the environment
+    of its run; empty where there is none. seeds: those of its run, or as runs have them.
+    """
+
+    kind: str
+    name: str
+    play: Play
+    fit: Callable[[Task], Task] = _as_it_is
+    facts: Callable[[], dict[str, Any]] = dict
+    close: Callable[[], Awaitable[None]] = _nothing_to_close
+    trained_on: str = ""
+    seeds: SeedsConfig = field(default_factory=SeedsConfig)
+
+
+@click.command(name="eval")
+@click.argument("model", metavar="MODEL_OR_CHECKPOINT")
+@click.argument("address")
+@click.option("--environment", "-e", "environments", multiple=True, required=True, help="What to play. Repeatable.")
+@click.option("--episodes", type=click.IntRange(1), default=256, show_default=True, help="Start states, one seed each.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Episodes from each, for pass@k.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="The first seed; others count up. Default: held out.")
+@click.option(
+    "--option",
+    "assignments",
+    multiple=True,
+    metavar="[ENV:]KEY=VALUE",
+    help="An environment option, of one environment or of all. Repeatable.",
+)
+@click.option("--version", default="", metavar="RANGE", help="Environment version, such as '>=1,<2'.")
+@click.option("--turns", type=click.IntRange(1), help="Turns of an episode, instead of the environment's limit.")
+@click.option("--actions-per-turn", type=click.IntRange(1), help="Actions of a turn, likewise.")
+@click.option("--actions", type=click.IntRange(1), help="Actions of an episode, likewise.")
+@click.option("--temperature", type=click.FloatRange(0), help="0 is greedy. Default: as in training, else the model's.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of one reply. Default: as in training, else 400.")
+@click.option("--thinking/--no-thinking", default=None, help="Whether replies begin with reasoning.")
+@click.option(
+    "--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="What samples replies."
+)
+@click.option("--base-url", help="OpenAI-compatible endpoint, for openai:MODEL. Its key is read from OPENAI_API_KEY.")
+@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests to it at a time.")
+@click.option(
+    "--json", "json_file", metavar="FILE", default="", help="Write the figures as JSON; - is standard output."
+)
+@click.option("--jsonl", "episodes_file", metavar="FILE", default="", help="Write the episodes (.jsonl or .jsonl.gz).")
+@click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
+@click.option("--ca", type=FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
+@click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
+@click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
+@click.pass_context
+def evaluate(
+    context: click.Context,
+    model: str,
+    address: str,
+    environments: tuple[str, ...],
+    episodes: int,
+    samples: int,
+    seed: int | None,
+    assignments: tuple[str, ...],
+    version: str,
+    turns: int | None,
+    actions_per_turn: int | None,
+    actions: int | None,
+    temperature: float | None,
+    max_tokens: int | None,
+    thinking: bool | None,
+    engine: Literal["torch", "vllm"],
+    base_url: str | None,
+    concurrency: int,
+    json_file: str,
+    episodes_file: str,
+    token_file: Path | None,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+) -> None:
+    """Play MODEL_OR_CHECKPOINT on the servers at ADDRESS (host:port, several with commas) and tell how well it does.
+
+    MODEL_OR_CHECKPOINT is the folder of a run or of a checkpoint, a Hugging Face model (a folder or a name), an
+    OpenAI-compatible endpoint's model (openai:MODEL), or a policy without a model: random, expert, for frozen_lake
+    with the local observation walk and careful, for webshop rule. These play one action a turn.
+
+    Exit status: 0 done, 1 something failed, failed episodes included, 2 the call was wrong.
+    """
+    if (certificate or key) and not (ca and certificate and key):
+        raise click.UsageError("--certificate and --key go together, and with --ca")
+    if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
+        raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
+    sampling = Sampling(temperature, max_tokens, thinking)
+    policy = _policy(model, sampling, engine, base_url, concurrency)
+    seeds = _seeds(policy.seeds, seed, episodes)
+    limits = Limits(turns, actions_per_turn, actions)
+    try:
+        fleet = Fleet(address, token=token_file, tls=TLS(ca, certificate, key) if ca else None)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="ADDRESS") from error
+    began = perf_counter()
+    try:
+        played = asyncio.run(_run(fleet, policy, environments, assignments, version, limits, seeds, samples))
+    except Unreachable as error:
+        raise click.ClickException(
+            f"no server answers at {address} ({error}); start one with: starpod serve"
+        ) from error
+    except (BadArgument, UnknownVersion) as error:
+        raise click.UsageError(str(error)) from error
+    except (StarpodError, AgentRefused) as error:
+        raise click.ClickException(str(error)) from error
+    report = {
+        "policy": {"kind": policy.kind, "name": policy.name, **policy.facts()},
+        "address": address,
+        "seeds": [seeds.start, seeds.stop],
+        "samples": samples,
+        "seconds": round(perf_counter() - began, 3),
+        "environments": {
+            task.environment: {
+                "version": results[0].version,
+                "options": task.options,
+                "limits": dataclasses.asdict(task.limits),
+                **summarise(results),
+            }
+            for task, results in played
+        },
+    }
+    if episodes_file:
+        write_episodes(episodes_file, _numbered([results for _, results in played]))
+    console = safe_console(stderr=json_file == "-", highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # a log has no edge to wrap at
+    _show(console, report)
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+    elif json_file:
+        Path(json_file).write_text(text, encoding="utf-8")
+    failures = [episode.error for _, results in played for episode in results if episode.failed]
+    if failures:
+        raise click.ClickException(f"{len(failures)} episodes failed, the first one by: {failures[0]}")
+    context.exit(0)
+
+
+async def _run(
+    fleet: Fleet,
+    policy: Policy,
+    environments: Sequence[str],
+    assignments: Sequence[str],
+    version: str,
+    limits: Limits,
+    seeds: range,
+    samples: int,
+) -> list[tuple[Task, list[Episode]]]:
+    """The episodes of each environment, one environment after the other."""
+    console = safe_console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    played = []
+    try:
+        async with fleet:
+            specs = pb.DescribeResponse(environments=await fleet.describe())
+            tasks = [policy.fit(task) for task in _tasks(specs, environments, assignments, version, limits)]
+            if policy.trained_on in [task.environment for task in tasks]:
+                _warn_of_trained(policy.seeds, seeds)
+            with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+                for task in tasks:
+                    bar = progress.add_task(task.environment, total=len(seeds) * samples)
+
+                    def advance(_: Episode, bar: TaskID = bar) -> None:
+                        progress.advance(bar)
+
+                    played.append((task, await policy.play(fleet, task, seeds, samples, advance)))
+    finally:
+        await policy.close()
+    return played
+
+
+def _policy(
+    model: str, sampling: Sampling, engine: Literal["torch", "vllm"], base_url: str | None, concurrency: int
+) -> Policy:
+    """What a name on the command line stands for."""
+    if model.startswith(CHAT):
+        return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
+    if base_url:
+        raise click.UsageError(f"--base-url is for models of an endpoint: openai:{model}")
+    if model in REFERENCES:
+        agent = Scripted(model)
+
+        async def play(fleet: Fleet, task: Task, seeds: Sequence[int], samples: int, watch: Any) -> list[Episode]:
+            return await play_all(agent, fleet, task, seeds, samples, watch)
+
+        return Policy("reference", model, play)
+    close = near(model, [*REFERENCES, CHAT]) if "/" not in model and not Path(model).exists() else []
+    if close:
+        raise click.BadParameter(
+            f"no policy {model!r}; did you mean {' or '.join(close)}?", param_hint="MODEL_OR_CHECKPOINT"
+        )
+
+    return _token_policy(model, sampling, engine)
+
+
+def _token_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> Policy:
+    from starpod.trainer.agents.pretrained import TokenPolicy  # torch takes its time to import
+
+    try:
+        agent = TokenPolicy(model, sampling, engine)
+    except AgentRefused as error:
+        raise click.ClickException(str(error)) from error
+    policy = Policy("model", model, agent.play, agent.fit, agent.facts, agent.close)
+    if (config := agent.config) is None:
+        return policy
+    return dataclasses.replace(policy, trained_on=config.environment.id, seeds=config.seeds)
+
+
+def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
+    from starpod.trainer.agents.chat import ChatAgent  # the package openai takes its time to import
+
+    if not model:
+        raise click.BadParameter(
+            "openai: needs a model behind it, as in openai:gpt-5", param_hint="MODEL_OR_CHECKPOINT"
+        )
+    try:
+        agent = ChatAgent(
+            model,
+            base_url=base_url,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens or 400,
+            at_once=concurrency,
+            thinking=sampling.thinking is not False,
+        )
+    except AgentRefused as error:
+        raise click.UsageError(str(error)) from error
+
+    async def play(fleet: Fleet, task: Task, seeds: Sequence[int], samples: int, watch: Any) -> list[Episode]:
+        return await play_all(agent, fleet, task, seeds, samples, watch)
+
+    def facts() -> dict[str, Any]:
+        return {
+            "temperature": sampling.temperature,
+            "base_url": base_url,
+            "prompt_tokens": agent.prompt_tokens,
+            "completion_tokens": agent.completion_tokens,
+        }
+
+    return Policy("openai", model, play, facts=facts, close=agent.close)
+
+
+def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
+    """Held-out seeds, as evaluations inside training take them, unless the caller says otherwise."""
+    if first is not None:
+        return range(first, first + count)
+    try:
+        return seeds.evaluation_seeds(count)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; give --seed to play others", param_hint="--episodes") from error
+
+
+def _warn_of_trained(seeds: SeedsConfig, played: range) -> None:
+    for name, taken in (("train", seeds.train), ("warmstart", seeds.warmstart)):
+        if played.start < taken.stop and taken.start < played.stop:
+            click.echo(
+                f"Warning: seeds {played.start} to {played.stop - 1} reach into the run's seeds.{name} ({taken.start} "
+                f"to {taken.stop - 1}): it may have been trained on these start states; without --seed they are held "
+                "out",
+                err=True,
+            )
+
+
+def _tasks(
+    specs: pb.DescribeResponse, names: Sequence[str], assignments: Sequence[str], version: str, limits: Limits
+) -> list[Task]:
+    """The environments, each with the options that are meant for it. One that is named twice is played once."""
+    played = {spec.id: spec for spec in (find_environment(specs, name) for name in names)}
+    meant: dict[str, list[str]] = {environment: [] for environment in played}
+    for assignment in assignments:
+        prefix, colon, rest = assignment.partition(":")
+        if not colon or "=" in prefix:
+            for words in meant.values():
+                words.append(assignment)
+            continue
+        environment = find_environment(specs, prefix).id
+        if environment not in meant:
+            raise click.BadParameter(f"{assignment!r} is for {environment}, which is not played", param_hint="--option")
+        meant[environment].append(rest)
+    return [
+        Task(environment, version, parse_options(spec, meant[environment]), limits, tuple(spec.action_space.names))
+        for environment, spec in played.items()
+    ]
+
+
+def _numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
+    """All episodes, with group numbers that are unique across environments."""
+    first = 0
+    numbered = []
+    for episodes in results:
+        groups = 1 + max((episode.group for episode in episodes), default=-1)
+        for episode in episodes:
+            episode.group += first
+            numbered.append(episode)
+        first += groups
+    return numbered
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    policy, environments = report["policy"], report["environments"]
+    title = f"{policy['name']} on seeds {report['seeds'][0]} to {report['seeds'][1] - 1}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    tries = sorted({k for figures in environments.values() for k in figures["pass_at_k"] if k != "1"}, key=int)
+    table.add_column("Environment", no_wrap=True)
+    for heading in ("Episodes", "Success (95 %)", "Return", "Turns", "Format", *(f"pass@{k}" for k in tries)):
+        table.add_column(heading, justify="right", no_wrap=heading.startswith("Success"))
+    for name, figures in environments.items():
+        success = _share(figures["success"])
+        if figures["success"] is not None:
+            success += f" ({_share(figures['success_low'])} to {_share(figures['success_high'])})"
+        table.add_row(
+            name,
+            str(figures["episodes"]) + (f" ({figures['failed']} failed)" if figures["failed"] else ""),
+            success,
+            "-" if figures["return_mean"] is None else f"{figures['return_mean']:.3f}",
+            "-" if figures["turns_mean"] is None else f"{figures['turns_mean']:.1f}",
+            _share(figures["format_rate"]),
+            *(_share(figures["pass_at_k"].get(k)) for k in tries),
+        )
+    console.print(table)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,32 @@
+"""`starpod export`: a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("source", metavar="RUN_OR_CHECKPOINT", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--which",
+    type=click.Choice(["best", "latest"]),
+    default="best",
+    show_default=True,
+    help="Checkpoint of a run: by its evaluation, or the newest.",
+)
+@click.option("--adapter", is_flag=True, help="The LoRA adapter alone, instead of merging it into the weights.")
+def export(source: Path, out: Path, which: str, adapter: bool) -> None:
+    """Write the model of RUN_OR_CHECKPOINT to the new folder OUT, for transformers, vLLM and others to load."""
+    import transformers
+
+    from starpod.trainer.checkpoints.export import export as write
+    from starpod.trainer.checkpoints.trained import load_trained
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    trained = load_trained(source, "best" if which == "best" else "latest")
+    write(trained, out, adapter=adapter)
+    score = "" if trained.score is None else f", success {trained.score:.1%}"
+    click.echo(f"{out}: the policy after {trained.step} iterations{score}")

@@ -1,0 +1,170 @@
+"""`starpod train`: the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import yaml
+
+if TYPE_CHECKING:
+    from starpod.trainer.config import Config
+    from starpod.trainer.run import Run
+
+
+@click.command()
+@click.argument("config", required=False)
+@click.argument("words", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option(
+    "--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]"
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in that folder, from its last checkpoint.")
+@click.option(
+    "--resume-or-start", is_flag=True, help="Likewise where the folder holds a run; else start one. For schedulers."
+)
+@click.option(
+    "--change",
+    "changes",
+    metavar="KEY",
+    multiple=True,
+    help="Resume although KEY (such as environment.id) differs from the run's. Repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the configuration, print it as it would be used, and stop.")
+@click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
+def train(
+    config: str | None,
+    words: tuple[str, ...],
+    run_dir: Path | None,
+    resume: bool,
+    resume_or_start: bool,
+    changes: tuple[str, ...],
+    dry_run: bool,
+    list_configurations: bool,
+) -> int:
+    """Trains a policy on environments over the wire.
+
+    CONFIG is a YAML file, or the name of a configuration that comes with the package (see --list); KEY=VALUE changes a
+    part of it, e.g. algorithm=starpo-grpo collect.groups=16. Without CONFIG it is frozen_lake, or, with --resume, the
+    configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
+    """
+    from starpod.trainer.config import ConfigError, load_config, shipped
+    from starpod.trainer.output.run_folder import RunFolder
+    from starpod.trainer.resume import check_changes
+    from starpod.trainer.rollout.services import check_installed
+
+    if list_configurations:
+        for name, path in shipped().items():
+            click.echo(f"{name:16} {path.read_text(encoding='utf-8').splitlines()[0].removeprefix('# ')}")
+        return 0
+    if (resume or resume_or_start) and run_dir is None:
+        raise click.UsageError("--resume goes on with a run: name its folder with --run-dir")
+    if config is not None and "=" in config and not Path(config).exists():
+        words, config = (config, *words), None
+    folder = RunFolder(run_dir) if run_dir is not None else None
+    if resume_or_start and folder is not None:
+        resume = folder.started
+    if resume and folder is not None and not folder.started:
+        raise click.UsageError(
+            f"{run_dir} holds no run to resume: name the folder of one with --run-dir, or leave --resume out to start "
+            "one there (--resume-or-start does either)"
+        )
+    own = folder.config if resume and folder is not None and folder.config.exists() else None
+    if resume and own is None and config is None:
+        raise click.UsageError(f"the run in {run_dir} ended before it noted its configuration: give CONFIG again")
+    try:
+        resolved = load_config(config or (str(own) if own else "frozen_lake"), words)
+        if own is not None:
+            check_changes(load_config(str(own)), resolved, allowed=changes)
+        check_installed(resolved.environment)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    if dry_run:
+        click.echo(yaml.safe_dump(resolved.to_dict(), sort_keys=False, allow_unicode=True), nl=False)
+        return 0
+    if run_dir is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
+    name = f"{Path(config or 'frozen_lake').stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return run_training(resolved, run_dir or Path("runs") / name, resume=resume)
+
+
+def run_training(config: Config, path: Path, *, resume: bool) -> int:
+    """Trains, writes the report, and returns the exit status.
+
+    Raises UsageError for a configuration that turns out to be wrong before the first iteration.
+    """
+    import torch
+    import transformers
+
+    from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion
+    from starpod.trainer.interrupts import Interrupts
+    from starpod.trainer.loop import train as loop
+    from starpod.trainer.output.report import write_report
+    from starpod.trainer.output.run_folder import RunFolder
+    from starpod.trainer.output.screen import make_screen
+    from starpod.trainer.parallel import Parallel
+    from starpod.trainer.rewards.reward import RewardError
+    from starpod.trainer.section import ConfigError
+    from starpod.trainer.setup import open_run
+
+    torch.set_num_threads(config.threads)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+    async def main() -> str:
+        run: Run | None = None
+        try:
+            async with open_run(
+                config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts
+            ) as run:
+                return await loop(run)
+        except (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion) as error:
+            if run is not None and run.step:
+                raise
+            raise click.UsageError(str(error)) from error
+
+    parallel = Parallel.start(config.device)
+    with make_screen(config.monitor.screen if parallel.is_main else "off") as screen:
+        screen.start(config.title or config.environment.id, make_plan(config, path))
+        try:
+            with Interrupts(notify=screen.warn) as interrupts:
+                reason = asyncio.run(main())
+        finally:
+            parallel.close()
+        if parallel.is_main:
+            screen.phase("writing the report")
+            best = RunFolder(path).best_step
+            kept = {} if best is None else {"best": f"the checkpoint of step {best}"}
+            screen.done({"outcome": reason, **kept, "report": str(write_report(path)), **commands(path)})
+    parallel.end(interrupts.status)
+    return interrupts.status
+
+
+def commands(path: Path) -> dict[str, str]:
+    """What a user types next, by what it does: exact command lines about the run in the folder."""
+    folder = shlex.quote(str(path))
+    return {
+        "go on": f"starpod train --resume --run-dir {folder}",
+        "watch": f"starpod watch {folder}",
+        "export": f"starpod export {folder} {shlex.quote(f'{path}-model')}",
+    }
+
+
+def make_plan(config: Config, path: Path) -> dict[str, object]:
+    """What was decided, for the screen."""
+    collect, stop = config.collect, config.stop
+    plan: dict[str, object] = {
+        "environment": config.environment.id,
+        "model": config.model.name,
+        "engine": config.engine.name,
+        "algorithm": config.algorithm.preset,
+        "episodes": f"{collect.groups} groups x {collect.group_size} in each of {stop.iterations} iterations",
+        "folder": str(path),
+    }
+    if stop.minutes is not None:
+        plan["budget_seconds"] = 60 * stop.minutes
+    return plan

@@ -1,0 +1,159 @@
+"""`starpod watch`: recorded episodes, replayed in the terminal turn by turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from starpod.report.console import safe_console
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
+
+ENDS = {
+    "terminal": "the task ended",
+    "max_turns": "no turns left",
+    "max_actions": "no actions left",
+    "environment_limit": "the environment's limit was met",
+    "context": "no room left in the context",
+    "failed": "the infrastructure failed it",
+    "": "the policy had no further move",
+}
+
+
+@click.command()
+@click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
+@click.option("--episode", "number", type=click.IntRange(1), help="Only this one of the file, from 1. Default: all.")
+@click.option("--failed", "outcome", flag_value="failed", help="Only episodes without success.")
+@click.option("--solved", "outcome", flag_value="solved", help="Only episodes with success.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Turns per second on a terminal; 0: at once.",
+)
+def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> None:
+    """Replay episodes: state, reasoning, action and reward of each turn.
+
+    The path is a file of episodes (.jsonl or .jsonl.gz), as `starpod eval --jsonl` writes it, or the folder of a run:
+    then the episodes of its last evaluation are shown. Ctrl-C ends it.
+    """
+    try:
+        files = episode_files(path)
+        file = ([file for file in files if file.name.startswith(EVALUATION)] or files)[-1]
+        console = safe_console(highlight=False)
+        pause = 1 / speed if speed and console.is_terminal else 0.0
+        total = shown = 0
+        excluded = ""
+        for total, episode in enumerate(read_episodes(file), 1):
+            ended = "solved" if episode.success else "failed"
+            if number == total and outcome not in (None, ended):
+                excluded = ended
+            elif number in (None, total) and outcome in (None, ended):
+                shown += 1
+                play(console, episode, f"Episode {total} of {file.name}", pause)
+    except BadEpisodes as error:
+        raise click.ClickException(str(error)) from error
+    if not total:
+        raise click.ClickException(f"{file} holds no episode")
+    if number is not None and number > total:
+        raise click.BadParameter(f"{file} holds {total} episodes, not {number}", param_hint="--episode")
+    if excluded:
+        raise click.UsageError(f"episode {number} of {file} is {excluded}: leave --{outcome} out to see it")
+    if not shown:
+        raise click.ClickException(f"none of the {total} episodes of {file} is {outcome}")
+
+
+def play(console: Console, episode: Episode, title: str, pause: float = 0.0) -> None:
+    """Prints an episode, with `pause` seconds between its parts."""
+    for part in scenes(episode, title):
+        console.print(part)
+        if pause:
+            time.sleep(pause)
+
+
+def scenes(episode: Episode, title: str) -> Iterator[RenderableType]:
+    """The episode's heading, its turns, its end."""
+    name = f"{episode.environment} {episode.version}".strip()
+    yield Text.assemble(
+        (title, "bold"), f": {name}, seed {episode.seed}, group {episode.group}, member {episode.member}"
+    )
+    total = 0.0
+    for number, turn in enumerate(episode.turns, 1):
+        total += turn.reward
+        yield show_turn(turn, number, total)
+    yield show_end(episode)
+
+
+def show_turn(turn: Turn, number: int, total: float) -> RenderableType:
+    """One turn. total: the reward so far, this turn's included."""
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(style="bright_black", no_wrap=True)
+    facts.add_column(overflow="fold")
+    if turn.thought is not None:
+        facts.add_row("thinks", _text(turn.thought, style="italic"))
+    if turn.actions:
+        facts.add_row("does", _text(" || ".join(turn.actions), style="bold"))
+    if not turn.well_formed:
+        facts.add_row("says", _text(turn.text or "(nothing)", style="yellow"))
+    if remark := _remark(turn):
+        facts.add_row("", Text(remark, style="yellow"))
+    facts.add_row("reward", _reward(turn, total))
+    state = Panel(_text(turn.observation), title=f"turn {number}", title_align="left", padding=(0, 1), expand=False)
+    return Group(state, facts)
+
+
+def show_end(episode: Episode) -> RenderableType:
+    word, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[episode.success]
+    if episode.failed:
+        word, style = "Failed", "red"
+    count = len(episode.turns)
+    line = f"{word}: {ENDS.get(episode.end, episode.end)} after {count} turn{'s'[: count != 1]}"
+    line += f", total reward {episode.total_reward:+.4g}"
+    parts: list[RenderableType] = []
+    if episode.final_observation:
+        final = _text(episode.final_observation)
+        parts.append(Panel(final, title="at the end", title_align="left", padding=(0, 1), expand=False))
+    parts.append(Text(line, style=style))
+    if episode.error:
+        parts.append(_text(episode.error, style="red"))
+    return Group(*parts, Text())
+
+
+def _text(text: str, style: str = "") -> Text:
+    """What a model or an environment wrote, without whatever would take the terminal over."""
+    return Text("".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text), style)
+
+
+def _remark(turn: Turn) -> str:
+    """What was wrong with the turn, in words."""
+    remarks = []
+    if not turn.well_formed:
+        remarks.append("ill-formed")
+    if turn.finish == "length":
+        remarks.append("cut off by the token limit")
+    if not turn.actions:
+        remarks.append("no action")
+    elif turn.valid < turn.executed or not turn.valid:
+        remarks.append(f"{turn.valid} of {len(turn.actions)} actions valid")
+    elif turn.effective < turn.executed:
+        remarks.append(
+            "changed nothing" if not turn.effective else f"{turn.effective} of {turn.executed} had an effect"
+        )
+    return "; ".join(remarks)
+
+
+def _reward(turn: Turn, total: float) -> Text:
+    text = Text(f"{turn.reward:+.4g}", style="green" if turn.reward > 0 else "red" if turn.reward < 0 else "")
+    parts = {name: value for name, value in turn.parts.items() if value}
+    if len(parts) > 1 or (parts and "environment" not in parts):
+        text.append(f" ({', '.join(f'{name} {value:+.4g}' for name, value in parts.items())})", style="bright_black")
+    text.append(f"  total {total:+.4g}", style="bright_black")
+    return text

@@ -1,0 +1,153 @@
+"""Episodes as tensors: the token samples that a model reads, and the rows of sampled tokens that the algorithms read.
+
+An episode is one sample while its context only grows, and several where a turn began afresh. Its row is the sampled
+tokens of its samples, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.data.episode import Episode, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training sample: ids, and where the sampled ones are."""
+
+    tokens: list[int]
+    sampled: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Sequences right-padded to the longest: tokens_SL int64, lengths_S, sampled_SL bool.
+
+    rows: index of each episode that is in it. A flat result over the True entries of `sampled_SL`, in row-major order,
+    is the rows' sampled tokens in order.
+    """
+
+    tokens_SL: Tensor
+    lengths_S: Tensor
+    sampled_SL: Tensor
+    rows: list[int]
+
+
+def samples_of(episode: Episode) -> list[Sample]:
+    """The training samples of an episode, in order. Raises ValueError if the first turn does not begin one."""
+    samples: list[Sample] = []
+    for turn in episode.turns:
+        if turn.fresh:
+            samples.append(Sample([], []))
+        elif not samples:
+            raise ValueError("the first turn of an episode must begin a sample (Turn.fresh)")
+        sample = samples[-1]
+        sample.tokens.extend(turn.prompt)
+        sample.sampled.extend([False] * len(turn.prompt))
+        sample.tokens.extend(turn.reply)
+        sample.sampled.extend([True] * len(turn.reply))
+    return samples
+
+
+class Batch:
+    """Episodes with their rows' layout: [B episodes, T sampled tokens of the longest].
+
+    Raises ValueError for an episode without a sampled token: there is nothing to train on.
+    """
+
+    def __init__(self, episodes: Sequence[Episode], device: torch.device | str = "cpu") -> None:
+        self.episodes = list(episodes)
+        self.device = torch.device(device)
+        self.samples = [samples_of(episode) for episode in self.episodes]
+        self.row_tokens = [episode.sampled_tokens for episode in self.episodes]
+        if not all(self.row_tokens):
+            raise ValueError("an episode has no sampled token; leave it out of the batch")
+        longest = max(self.row_tokens, default=0)
+        steps = torch.arange(longest)
+        self.mask_BT = (steps < torch.tensor(self.row_tokens).unsqueeze(1)).to(self.device)
+        self.lengths = [sum(len(sample.tokens) for sample in samples) for samples in self.samples]
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def rows(self, values: Sequence[Sequence[float]], fill: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One list per episode, right-padded with `fill`: [B, T]."""
+        padded = torch.full(self.mask_BT.shape, fill, dtype=dtype)
+        for row, own in zip(padded, values, strict=True):
+            row[: len(own)] = torch.tensor(own, dtype=dtype)
+        return padded.to(self.device)
+
+    def per_turn(self, value: Sequence[Sequence[float]], fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One value per turn of each episode, repeated on its sampled tokens: [B, T]."""
+        return self.rows(
+            [
+                [v for turn, v in zip(episode.turns, own, strict=True) for _ in turn.reply]
+                for episode, own in zip(self.episodes, value, strict=True)
+            ],
+            fill,
+            dtype,
+        )
+
+    def turns_BT(self) -> Tensor:
+        """Index of each token's turn; -1 where there is none."""
+        return self.per_turn([range(len(episode.turns)) for episode in self.episodes], -1, torch.int64)
+
+    def rewards_BT(self) -> Tensor:
+        """Each turn's reward at its last sampled token. float64: rounded, equal returns would seem to differ."""
+
+        def rewards(turn: Turn) -> list[float]:
+            return [0.0] * (len(turn.reply) - 1) + [turn.reward]
+
+        placed = [[r for turn in episode.turns for r in rewards(turn)] for episode in self.episodes]
+        return self.rows(placed, dtype=torch.float64)
+
+    def sampler_logprobs_BT(self) -> Tensor:
+        """What the engine reported."""
+        return self.rows([[p for turn in episode.turns for p in turn.logprobs] for episode in self.episodes])
+
+    # --- what a model reads -------------------------------------------------------------------------------------------
+
+    def pack(self, rows: Sequence[int]) -> Packed:
+        """The samples of these rows as one padded block."""
+        samples = [sample for row in rows for sample in self.samples[row]]
+        width = max(len(sample.tokens) for sample in samples)
+        tokens = torch.zeros(len(samples), width, dtype=torch.int64)
+        sampled = torch.zeros(len(samples), width, dtype=torch.bool)
+        for index, sample in enumerate(samples):
+            tokens[index, : len(sample.tokens)] = torch.tensor(sample.tokens)
+            sampled[index, : len(sample.tokens)] = torch.tensor(sample.sampled)
+        lengths = torch.tensor([len(sample.tokens) for sample in samples])
+        return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device), list(rows))
+
+    def unpack(self, rows: Sequence[int], flat: Tensor, fill: float = 0.0) -> Tensor:
+        """A flat result over `pack(rows)` as rows: [len(rows), T]."""
+        mask = self.mask_BT[list(rows)]
+        # Through the mask rather than into a copy, so that gradients flow.
+        index = mask.flatten().cumsum(0).view_as(mask).sub(1).clamp(min=0)
+        return torch.where(mask, flat[index], torch.as_tensor(fill, dtype=flat.dtype, device=flat.device))
+
+    def micro_batches(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """Splits rows into blocks of at most `max_tokens` padded tokens, longest first, so that little is padding.
+
+        A row that is longer than that has a block of its own.
+        """
+
+        def width(row: int) -> int:
+            return max(len(sample.tokens) for sample in self.samples[row])
+
+        blocks: list[list[int]] = []
+        widest = count = 0
+        for row in sorted(rows, key=lambda row: (-width(row), row)):
+            samples = len(self.samples[row])
+            if not blocks or (count + samples) * widest > max_tokens:
+                blocks.append([])
+                widest, count = width(row), 0
+            blocks[-1].append(row)
+            count += samples
+        return blocks

@@ -1,0 +1,139 @@
+"""Episodes as lines of JSON: written by runs and evaluations, read for replay, watching and offline training."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from starpod.trainer.data.episode import Episode, Group
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+
+EVALUATION = "eval-"
+"""How the names of evaluations' files begin in the folder of a run."""
+
+
+class BadEpisodes(Exception):
+    """A file of episodes cannot be used. The message names file and line, and says what is wrong."""
+
+
+def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> int:
+    """Writes one episode per line, compressed where the name ends in .gz, and returns how many.
+
+    The file appears under its name when it is complete. Raises OSError.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix stays: it decides on compression
+    count = 0
+    try:
+        with _open(temporary, "wt") as file:
+            for episode in episodes:
+                file.write(json.dumps(episode.to_json(), ensure_ascii=False) + "\n")
+                count += 1
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def read_episodes(path: Path | str) -> Iterator[Episode]:
+    """The episodes of a file, or of every file of a folder (see `episode_files`), one by one.
+
+    Raises BadEpisodes with file, line and reason for whatever is not there or not an episode.
+    """
+    for file in episode_files(path):
+        for _, episode in _read(file):
+            yield episode
+
+
+def read_groups(path: Path | str) -> list[Group]:
+    """The same as groups to train on, numbered from 0: ids are unique in a run, and a group never spans files.
+
+    Failed episodes are with their group's `failed`. The episodes of evaluations in a folder are left out: their start
+    states are held out. Raises BadEpisodes.
+    """
+    groups: dict[tuple[Path, int], Group] = {}
+    files = episode_files(path)
+    if not Path(path).is_file():
+        files = [file for file in files if not file.name.startswith(EVALUATION)]
+        if not files:
+            raise BadEpisodes(f"{path} holds only episodes of evaluations; name a file to train on those")
+    for file in files:
+        for number, episode in _read(file):
+            group = groups.setdefault((file, episode.group), Group(len(groups), []))
+            if group.episodes and group.episodes[0].environment != episode.environment:
+                raise BadEpisodes(f"{file}:{number}: group {episode.group} holds episodes of several environments")
+            episode.group = group.id
+            (group.failed if episode.failed else group.episodes).append(episode)
+    return list(groups.values())
+
+
+def episode_files(path: Path | str) -> list[Path]:
+    """The file itself; of a folder all *.jsonl and *.jsonl.gz by name; of a run's folder those in its `episodes`.
+
+    Raises BadEpisodes where there are none.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise BadEpisodes(f"{path} does not exist")
+    folder = path / "episodes" if (path / "episodes").is_dir() else path
+    files = sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith("."))
+    if not files:
+        raise BadEpisodes(f"{folder} holds no episodes (*{' or *'.join(SUFFIXES)})")
+    return files
+
+
+def _read(path: Path) -> Iterator[tuple[int, Episode]]:
+    """Line numbers and episodes."""
+    number = 0
+    try:
+        with _open(path, "rt") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _parse(line)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise BadEpisodes(f"{path}:{number + 1}: cannot be read: {error}") from error
+    except ValueError as error:
+        raise BadEpisodes(f"{path}:{number}: {error}") from error
+
+
+def _parse(line: str) -> Episode:
+    """Raises ValueError for what cannot be trained on."""
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(values, dict) or not isinstance(values.get("turns"), list):
+        raise ValueError("not an episode: an object with `turns` is expected")
+    try:
+        episode = Episode.from_json(values)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(f"not an episode: {str(error).removeprefix('Episode.__init__() ')}") from None
+    if not isinstance(episode.group, int) or not isinstance(episode.environment, str):
+        raise ValueError("not an episode: `group` must be a whole number and `environment` a name")
+    for number, turn in enumerate(episode.turns, 1):
+        if not len(turn.reply) == len(turn.logprobs) == len(turn.versions):
+            raise ValueError(
+                f"turn {number} has {len(turn.reply)} sampled tokens, {len(turn.logprobs)} log-probabilities and "
+                f"{len(turn.versions)} versions; there must be as many of each"
+            )
+    return episode
+
+
+@contextmanager
+def _open(path: Path, mode: str) -> Iterator[IO[str]]:
+    if path.name.endswith(".gz"):
+        with gzip.open(path, mode, encoding="utf-8") as file:
+            yield cast(IO[str], file)
+    else:
+        with path.open(mode, encoding="utf-8") as file:
+            yield file

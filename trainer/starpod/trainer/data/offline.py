@@ -1,0 +1,49 @@
+"""Episodes of files, to train on instead of collecting any."""
+
+from __future__ import annotations
+
+from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.files import BadEpisodes, read_groups
+from starpod.trainer.prompts.conversation import Template
+
+
+def read_offline(config: Config, template: Template) -> list[Group]:
+    """The groups of `replay.offline`; none where it is empty.
+
+    template: that of the policy. Raises ConfigError for files that cannot be used, that hold no sampled token, whose
+    tokens are another tokenizer's, or whose start states are held out.
+    """
+    path = config.replay.offline
+    if not path:
+        return []
+    try:
+        groups = read_groups(path)
+    except BadEpisodes as error:
+        raise ConfigError(f"replay.offline: {error}") from error
+    episodes = episodes_of(groups)
+    if not episodes:
+        raise ConfigError(
+            f"replay.offline {path} holds no sampled token, so nothing could be learnt from it: record episodes of a "
+            "run, a checkpoint or a Hugging Face model; those of other policies have no tokens"
+        )
+    for episode in episodes:
+        _check(config, template, episode)
+    return groups
+
+
+def _check(config: Config, template: Template, episode: Episode) -> None:
+    held_out = config.seeds.evaluation
+    if episode.seed in held_out:
+        raise ConfigError(
+            f"replay.offline {config.replay.offline} holds an episode of seed {episode.seed}, which seeds.evaluation "
+            f"({held_out.start} to {held_out.stop - 1}) holds out: record others with `starpod eval --seed "
+            f"{config.seeds.train.start}`, or choose other seeds.evaluation"
+        )
+    for number, turn in enumerate(episode.turns, 1):
+        if turn.reply and (text := template.decode(turn.reply)) != turn.text:
+            raise ConfigError(
+                f"replay.offline {config.replay.offline} was sampled with another tokenizer or prompt: the tokens of "
+                f"turn {number} of an episode of seed {episode.seed} read {text[:40]!r} here and not "
+                f"{turn.text[:40]!r}; train the model that sampled it, with its `prompt`"
+            )

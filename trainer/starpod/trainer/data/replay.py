@@ -1,0 +1,117 @@
+"""Training again on episodes that are there already: the same batch, a buffer of recent ones, or files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.section import Section
+
+
+class ReplayConfig(Section):
+    """What is trained on beside fresh episodes. As it is: nothing.
+
+    Stale tokens carry the log-probabilities of the policy that sampled them, so that they can be weighted.
+    """
+
+    reuse: int = Field(default=1, ge=1, description="Updates on each batch (online-k). More than 1 makes it stale.")
+    capacity: int = Field(default=0, ge=0, description="Groups that the buffer keeps, newest first; 0: no buffer.")
+    groups: int = Field(default=0, ge=0, description="Groups from the buffer that join each update.")
+    max_staleness: int = Field(
+        default=8, ge=1, description="Policy versions after which a group is dropped from the buffer."
+    )
+    offline: str = Field(
+        default="", description="File or folder of episodes to train on instead of collecting any; empty: collect."
+    )
+
+    @model_validator(mode="after")
+    def _buffer(self) -> ReplayConfig:
+        if bool(self.capacity) != bool(self.groups):
+            raise ValueError(
+                f"replay.capacity {self.capacity} and replay.groups {self.groups}: a buffer needs both above 0, "
+                "no buffer both at 0"
+            )
+        if self.offline and self.capacity:
+            raise ValueError("replay.offline trains on files alone: leave replay.capacity and replay.groups at 0")
+        return self
+
+
+class ReplayBuffer:
+    """Whole groups, each with the oldest policy version that sampled any of its tokens.
+
+    stale: groups dropped for their age so far. evicted: those that made room for newer ones.
+    """
+
+    def __init__(self, config: ReplayConfig) -> None:
+        self.config = config
+        self.stale = 0
+        self.evicted = 0
+        self._groups: list[tuple[int, Group]] = []
+
+    @property
+    def enabled(self) -> bool:
+        return self.config.capacity > 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, groups: Sequence[Group], version: int) -> None:
+        """Takes groups in; where there is no room the longest held go. `version` is that of groups without a token."""
+        self._groups += [(oldest_version(group, version), group) for group in groups]
+        surplus = max(0, len(self._groups) - self.config.capacity)
+        self.evicted += surplus
+        del self._groups[:surplus]
+
+    def sample(self, version: int, rng: np.random.Generator) -> tuple[list[Group], int]:
+        """Drops what is stale at policy `version`, then draws up to `config.groups` of the rest, none twice.
+
+        Returns them, in the order in which they came in, and how many were dropped. The same contents and generator
+        state give the same groups.
+        """
+        fresh = [item for item in self._groups if version - item[0] <= self.config.max_staleness]
+        dropped = len(self._groups) - len(fresh)
+        self.stale += dropped
+        self._groups = fresh
+        count = min(self.config.groups, len(fresh))
+        chosen = sorted(rng.choice(len(fresh), count, replace=False)) if count else []
+        return [fresh[index][1] for index in chosen], dropped
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "stale": self.stale,
+            "evicted": self.evicted,
+            "groups": [
+                {
+                    "version": version,
+                    "id": group.id,
+                    "episodes": [episode.to_json() for episode in group.episodes],
+                    "failed": [episode.to_json() for episode in group.failed],
+                }
+                for version, group in self._groups
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stale, self.evicted = state["stale"], state["evicted"]
+        self._groups = [
+            (
+                item["version"],
+                Group(
+                    item["id"],
+                    [Episode.from_json(episode) for episode in item["episodes"]],
+                    [Episode.from_json(episode) for episode in item["failed"]],
+                ),
+            )
+            for item in state["groups"]
+        ]
+
+
+def oldest_version(group: Group, default: int = 0) -> int:
+    """The oldest policy version that sampled a token of the group's episodes; `default` where no token was sampled."""
+    versions = (version for episode in group.episodes for turn in episode.turns for version in turn.versions)
+    return min(versions, default=default)

@@ -1,0 +1,65 @@
+"""Figures of one training step, by the names under which they are logged."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from starpod.trainer.data.episode import Episode, Group
+
+
+def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What the collected episodes were like, before any filter. Failed ones are in none of it."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    if not episodes:
+        return {}
+    turns = [turn for episode in episodes for turn in episode.turns]
+    count, spoken = len(episodes), max(len(turns), 1)
+    returns = [episode.total_reward for episode in episodes]
+    metrics = {
+        "collect/success": sum(episode.success is True for episode in episodes) / count,
+        "collect/return_mean": statistics.fmean(returns),
+        "collect/return_std": statistics.pstdev(returns),
+        "collect/reward_std_in_group": statistics.fmean(group.reward_std for group in groups),
+        "collect/episodes": float(count),
+        "collect/turns_mean": len(turns) / count,
+        "collect/tokens_per_turn": sum(len(turn.reply) for turn in turns) / spoken,
+        "collect/actions_per_turn": sum(turn.executed for turn in turns) / spoken,
+        "collect/format_rate": sum(turn.well_formed for turn in turns) / spoken,
+        "collect/valid_rate": sum(turn.valid > 0 for turn in turns) / spoken,
+        "collect/effective_rate": sum(turn.effective > 0 for turn in turns) / spoken,
+        "collect/truncated_rate": sum(turn.finish == "length" for turn in turns) / spoken,
+    }
+    return metrics | _reward_parts(episodes) | _pass_at_n(groups)
+
+
+def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean sum per episode of each named reward part, where there is more than the environment's own."""
+    names = {name for episode in episodes for turn in episode.turns for name in turn.parts}
+    if names <= {"environment"}:
+        return {}
+    return {
+        f"reward/{name}": sum(turn.parts.get(name, 0.0) for episode in episodes for turn in episode.turns)
+        / len(episodes)
+        for name in sorted(names)
+    }
+
+
+def _pass_at_n(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of groups in which any member succeeded."""
+    groups = [group for group in groups if len(group.episodes) > 1]
+    if not groups:
+        return {}
+    solved = sum(any(episode.success for episode in group.episodes) for group in groups)
+    return {"collect/pass_at_n": solved / len(groups)}
+
+
+def latency_metrics(latencies: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile of the environments' answers, in seconds, as the trainer waited for them."""
+    if not latencies:
+        return {}
+    ordered = sorted(latencies)
+    return {
+        "environment/latency_p50": ordered[len(ordered) // 2],
+        "environment/latency_p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
+    }

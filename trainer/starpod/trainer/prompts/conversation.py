@@ -1,0 +1,293 @@
+"""Conversations as token ids: what was sampled is kept as it is, and only what the environment says is encoded.
+
+The layout of a conversation is the tokenizer's own chat template. Rendering a short made-up conversation that ends in
+the new turn, and cutting off what was made up, gives the ids between two replies without decoding either of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from starpod.trainer.data.episode import Finish
+from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, TAGS, THINK, THINK_END
+from starpod.trainer.prompts.prompt import Context, fold
+
+# Made up, so that it occurs in no template.
+_QUESTION, _REPLY, _SYSTEM = "starpod-question", "starpod-reply", "starpod-system"
+
+_CACHED = 1 << 12
+"""User messages whose ids are remembered: small environments show the same states over and over."""
+
+
+class Template:
+    """A tokenizer's chat template, and how replies fit into it.
+
+    prefill: text that every prompt ends with, such as a reply's first tag. It is fed, not sampled, and not trained on.
+
+    end: the id that the template closes a reply with. stop: ids that a reply ends at: `end` and the tokenizer's own
+        end of text.
+    opening: how the text of every reply begins although it is not sampled: `prefill`, or what the template's own
+        generation prompt opens.
+    extends: whether a conversation that grows keeps its beginning, replies with think tags included. Where a template
+        rewrites the past (some drop old reasoning), each turn must begin a fresh sample.
+    takes_system: whether it has a system role. Where not, system text goes in front of the first user message.
+    markers: the tokens that a conversation is laid out with. In a text they are written with a blank inside: what an
+        environment shows or a policy once said can never begin or end a turn.
+
+    Raises ValueError for a tokenizer without a chat template, and for one that no reply can be found in.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, prefill: str = "") -> None:
+        if not tokenizer.chat_template:
+            name = tokenizer.name_or_path or type(tokenizer).__name__
+            raise ValueError(
+                f"the tokenizer {name} has no chat template, so there is no way to tell turns apart; "
+                "choose an instruction-tuned model, or save a chat_template with the tokenizer"
+            )
+        self.tokenizer = tokenizer
+        self.markers: tuple[str, ...] = ()
+        self.takes_system = self._has_system_role()
+        prompt = self._render([_user(_QUESTION)], generation=True)
+        self._begun = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
+        self.prefill = "" if self._begun and prefill == THINK else prefill
+        self.opening = self._begun + self.prefill
+        self._end_text, self.end = self._find_end()
+        stop = {self.end}
+        if isinstance(tokenizer.eos_token_id, int):
+            stop.add(tokenizer.eos_token_id)
+        self.stop = frozenset(stop)
+        self.markers = self._find_markers()
+        self._next = lru_cache(_CACHED)(self._encode_next)
+        self._first = lru_cache(_CACHED)(self._encode_first)
+        self._length = lru_cache(8)(lambda text: len(self._encode(text)))
+        self.extends = self._keeps_the_past()
+
+    # --- ids ---------------------------------------------------------------------------------------------------------
+
+    def first(self, system: str, user: str) -> list[int]:
+        """The prompt of a conversation's first reply. An empty `system` means no system message."""
+        return list(self._first(system, user))
+
+    def following(self, user: str, reply: Sequence[int]) -> list[int]:
+        """What follows `reply`, up to the next one: the user's turn and the generation prompt.
+
+        A reply that was cut before its end token gets it here, where it is not trained on.
+        """
+        following = self._next(user)
+        return list(following) if reply and reply[-1] == self.end else [self.end, *following]
+
+    def rendered(self, system: str, past: Sequence[tuple[str, str]], user: str) -> list[int]:
+        """A prompt encoded from text as a whole. past: user message and reply text of each turn before."""
+        messages = []
+        for message, reply in past:
+            messages += [_user(message), {"role": "assistant", "content": reply}]
+        messages = self._with_system(system, [*messages, _user(user)])
+        return self._encode(self._render(messages, generation=True) + self.prefill)
+
+    def decode(self, reply: Sequence[int]) -> str:
+        """A reply as text: with what the prompt opened, without the id it stopped at."""
+        ids = list(reply)
+        if ids and ids[-1] in self.stop:
+            ids.pop()
+        return self.opening + cast(str, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def encode_reply(self, text: str) -> list[int]:
+        """The ids that would have been sampled for a written reply: without what the prompt opened, with the end token.
+
+        Only for replies that nobody sampled, such as demonstrations. Raises ValueError if `text` begins otherwise than
+        every reply does.
+        """
+        opening = self.opening if text.startswith(self.opening) else self.opening.rstrip()
+        if not text.startswith(opening):
+            raise ValueError(f"a reply begins with {opening!r} here; this one begins with {text[:40]!r}")
+        return [*self._encode(text.removeprefix(opening)), self.end]
+
+    def _encode_first(self, system: str, user: str) -> tuple[int, ...]:
+        return tuple(self.rendered(system, (), user))
+
+    def _encode_next(self, user: str) -> tuple[int, ...]:
+        made_up, following = self._cut(user)
+        ids = self._encode(made_up + following + self.prefill)
+        return tuple(ids[self._length(made_up) :])
+
+    def _encode(self, text: str) -> list[int]:
+        return cast("list[int]", self.tokenizer.encode(text, add_special_tokens=False))
+
+    # --- text --------------------------------------------------------------------------------------------------------
+
+    def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
+        messages = [{"role": message["role"], "content": self._defuse(message["content"])} for message in messages]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
+        return cast(str, text)
+
+    def _defuse(self, text: str) -> str:
+        for marker in self.markers:
+            text = text.replace(marker, f"{marker[0]} {marker[1:]}")
+        return text
+
+    def _with_system(self, system: str, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        if not system:
+            return messages
+        if self.takes_system:
+            return [{"role": "system", "content": system}, *messages]
+        return [_user(f"{system}\n\n{messages[0]['content']}"), *messages[1:]]
+
+    def _cut(self, user: str) -> tuple[str, str]:
+        """A made-up conversation up to the end of its reply, and what follows with the user's turn."""
+        text = self._after_reply(user)
+        at = text.index(_REPLY) + len(_REPLY)
+        at = text.index(self._end_text, at) + len(self._end_text)
+        return text[:at], text[at:]
+
+    def _after_reply(self, user: str) -> str:
+        messages = [_user(_QUESTION), {"role": "assistant", "content": _REPLY}, _user(user)]
+        return self._render(messages, generation=True)
+
+    # --- what the template does, found out once -----------------------------------------------------------------------
+
+    def _has_system_role(self) -> bool:
+        try:
+            text = self._render([{"role": "system", "content": _SYSTEM}, _user(_QUESTION)], generation=True)
+        except TemplateError:
+            return False
+        return _SYSTEM in text
+
+    def _find_end(self) -> tuple[str, int]:
+        """The token that closes a reply: the first one of the tokenizer's own after it."""
+        text = self._after_reply(_QUESTION)
+        if _REPLY not in text:
+            raise ValueError("the chat template does not show an assistant's reply")
+        rest = text[text.index(_REPLY) + len(_REPLY) :]
+        tokens = {str(token): index for index, token in self.tokenizer.added_tokens_decoder.items()}
+        found = [(rest.index(token), -len(token), token) for token in tokens if token in rest]
+        place, _, token = min(found, default=(len(rest), 0, ""))
+        if not token or rest[:place].strip():
+            raise ValueError(
+                f"the chat template closes a reply with the text {rest[:20]!r} and not with a token of its own, "
+                "so a sampled reply would have no end"
+            )
+        return token, tokens[token]
+
+    def _find_markers(self) -> tuple[str, ...]:
+        text = self._after_reply(_QUESTION)
+        if self.takes_system:
+            text += self._render([{"role": "system", "content": _SYSTEM}, _user(_QUESTION)], generation=True)
+        tokens = {str(token) for token in self.tokenizer.added_tokens_decoder.values()} - set(TAGS)
+        return tuple(sorted(token for token in tokens if token in text and len(token) > 1))
+
+    def _keeps_the_past(self) -> bool:
+        """Compares a conversation that grew turn by turn with the same one rendered whole."""
+        begin = self.opening or THINK
+        thought = "" if begin.endswith(ANSWER) else f"starpod-thought{THINK_END}{ANSWER}"
+        reply = f"{begin}{thought}starpod-action{ANSWER_END}"
+        questions = [f"{_QUESTION}-{number}" for number in range(3)]
+        messages = [_user(questions[0])]
+        grown = self._render(self._with_system(_SYSTEM, messages), generation=True)
+        for question in questions[1:]:
+            grown += reply.removeprefix(self._begun) + self._end_text + self._cut(question)[1]
+            messages += [{"role": "assistant", "content": reply}, _user(question)]
+        whole = self._render(self._with_system(_SYSTEM, messages), generation=True)
+        following = self._next(questions[-1])
+        return grown == whole and tuple(self._encode(whole + self.prefill)[-len(following) :]) == following
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+class Prompt(NamedTuple):
+    """What precedes a reply.
+
+    context: ids of the whole context, for the engine. appended: what `Turn.prompt` holds: the whole context where
+    `fresh`, else what was appended since the last reply.
+    """
+
+    context: list[int]
+    appended: list[int]
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A turn that is over: what the policy was told, and its reply."""
+
+    user: str
+    reply: list[int]
+    text: str
+
+
+class Conversation:
+    """One episode's conversation: `ask`, sample, `answer`, and again.
+
+    context: what a reply sees; see `prompt.Context`. window: turns shown by `window` and `single_turn`, the present one
+    included; None: all.
+
+    While the context only grows, each prompt is the one before with the sampled reply and what followed it. Everything
+    else makes each turn a fresh sample: a window, a single turn, and a template that rewrites the past. Past replies
+    are then context like any other text; their sampled ids are used where the template keeps replies as they are.
+    """
+
+    def __init__(self, template: Template, *, context: Context = "full", window: int | None = None) -> None:
+        self.template = template
+        self.context = context
+        self.window = window
+        self.exchanges: list[Exchange] = []
+        self._grows = context == "full" and template.extends
+        self._system = ""
+        self._stream: list[int] = []
+        self._asked: tuple[str, list[int]] | None = None
+
+    def system(self, text: str) -> None:
+        """The system message, told before the first turn. Empty: none."""
+        self._system = text
+
+    def ask(self, user: str) -> Prompt:
+        """The prompt of the next reply. Asking again without an answer replaces the question."""
+        if self._grows and self.exchanges:
+            appended = self.template.following(user, self.exchanges[-1].reply)
+            prompt = Prompt(self._stream + appended, appended, False)
+        else:
+            context = self._fresh(user)
+            prompt = Prompt(context, list(context), True)
+        self._asked = (user, prompt.context)
+        return prompt
+
+    def answer(self, reply: Sequence[int], finish: Finish, text: str) -> None:
+        """Takes over the sampled ids, as they are.
+
+        text: as `Template.decode` gives it. Raises ValueError if nothing was asked, and if a reply that stopped does
+        not end with the id that it stopped at: then the engine dropped what the policy has to learn.
+        """
+        if self._asked is None:
+            raise ValueError("there is no question to answer: call `ask` first")
+        if finish == "stop" and not (reply and reply[-1] in self.template.stop):
+            raise ValueError("a reply stopped, but the id that it stopped at is missing; the engine must return it")
+        user, context = self._asked
+        self._asked = None
+        self.exchanges.append(Exchange(user, list(reply), text))
+        if self._grows:
+            self._stream = [*context, *reply]
+
+    def _fresh(self, user: str) -> list[int]:
+        """A whole context, from the turns that are shown."""
+        template = self.template
+        past = self.exchanges
+        if self.context != "full" and self.window is not None:
+            past = past[max(len(past) - self.window + 1, 0) :]
+        if self.context == "single_turn":
+            told = [(exchange.user, exchange.text) for exchange in past]
+            return template.first(self._system, fold(told, len(self.exchanges), user))
+        if not template.extends:
+            return template.rendered(self._system, [(exchange.user, exchange.text) for exchange in past], user)
+        users = [*(exchange.user for exchange in past), user]
+        ids = template.first(self._system, users[0])
+        for exchange, following in zip(past, users[1:], strict=True):
+            ids += exchange.reply
+            ids += template.following(following, exchange.reply)
+        return ids

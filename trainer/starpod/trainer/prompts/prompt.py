@@ -1,0 +1,152 @@
+"""What a policy is told: once about the task, and at each turn about the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from starpod.client import Limits
+from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.section import Section
+
+Context = Literal["full", "window", "single_turn"]
+"""What a reply sees. full: the whole conversation. window: its last turns, as a conversation. single_turn: its last
+turns, told in one message."""
+
+OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
+
+
+class PromptConfig(Section):
+    """How the task and its turns are put into words, and how much of the past is shown."""
+
+    style: Literal["full", "compact"] = Field(
+        default="full",
+        description="full: instructions, limits, format and state. compact: the observation alone, for tiny models.",
+    )
+    thinking: bool = Field(default=True, description="Whether an answer must follow reasoning between think tags.")
+    context: Context = Field(
+        default="full",
+        description="full: one growing conversation. window: its last turns. single_turn: those, in one message.",
+    )
+    window: int | None = Field(
+        default=None, ge=1, description="Turns shown by window and single_turn, the present one included; null: all."
+    )
+    prefill: bool = Field(default=True, description="Whether the prompt ends with the reply's first tag, untrained.")
+    system: str | None = Field(
+        default=None, description="The system message's beginning. null: one sentence; nothing in the compact style."
+    )
+    show_reward: bool | None = Field(
+        default=None, description="Whether a turn begins with the last reward. null: yes, but not in the compact style."
+    )
+    show_actions_left: bool | None = Field(default=None, description="Whether it tells actions left. null: likewise.")
+    words: int | None = Field(default=100, ge=1, description="Length of a reply that is asked for; null: none is.")
+
+    @model_validator(mode="after")
+    def _window_has_an_effect(self) -> PromptConfig:
+        if self.context == "full" and self.window is not None:
+            raise ValueError(
+                "prompt.window is not looked at where prompt.context is full; set context to window or single_turn"
+            )
+        return self
+
+    @property
+    def opening(self) -> str:
+        """What prompts end with: the reply's first tag, or nothing."""
+        return Grammar(self.thinking).opening if self.prefill else ""
+
+
+class Prompter:
+    """Puts one environment's task and turns into words.
+
+    instructions: the environment's own, for the options in force: they explain the symbols that are really shown.
+    actions: the names that it lists. limits: those in force; 0 or None means none.
+    """
+
+    def __init__(
+        self, config: PromptConfig, instructions: str, actions: Sequence[str], grammar: Grammar, limits: Limits
+    ) -> None:
+        self.config = config
+        self.instructions = instructions
+        self.actions = tuple(actions)
+        self.limits = limits
+        full = config.style == "full"
+        self.shows_reward = full if config.show_reward is None else config.show_reward
+        self.shows_actions_left = full if config.show_actions_left is None else config.show_actions_left
+        self.reminder = grammar.describe(limits.max_actions_per_turn or None)
+        if config.words is not None:
+            self.reminder += f" Use at most {config.words} words."
+
+    def system(self) -> str:
+        """The system message; empty: there is none."""
+        config = self.config
+        if config.style == "compact":
+            return config.system or ""
+        lines = [OPENING if config.system is None else config.system, self.instructions]
+        if self.actions:
+            lines.append(f"Actions: {', '.join(self.actions)}.")
+        lines.append(self._limits())
+        if config.context == "single_turn":
+            # The past is told in the user message, whose every turn would repeat it.
+            lines.append(self.reminder)
+        return "\n".join(line for line in lines if line)
+
+    def user(
+        self,
+        number: int,
+        observation: str,
+        *,
+        reward: float | None = None,
+        actions_left: int | None = None,
+        warning: bool = False,
+    ) -> str:
+        """The message of turn `number`, from 1.
+
+        reward: of the turn before; None: there was none. actions_left: in the episode; None: no limit.
+        warning: whether the turn before had no valid action.
+        """
+        lines = []
+        if reward is not None and self.shows_reward:
+            lines.append(f"Reward: {format_reward(reward)}")
+        left = "" if actions_left is None or not self.shows_actions_left else f"{_count(actions_left, 'action')} left."
+        if self.config.style == "compact":
+            lines += ["Invalid." if warning else "", left, observation]
+        else:
+            of = f" of {self.limits.max_turns}" if self.limits.max_turns else ""
+            lines += [f"Turn {number}{of}", "State:", observation]
+            lines.append("Your last reply held no valid action. Try again." if warning else "")
+            lines.append(left and f"You have {left}")
+            lines.append("" if self.config.context == "single_turn" else self.reminder)
+        return "\n".join(line for line in lines if line)
+
+    def _limits(self) -> str:
+        limits = self.limits
+        episode = " and ".join(
+            _count(limit, kind) for limit, kind in ((limits.max_turns, "turn"), (limits.max_actions, "action")) if limit
+        )
+        parts = [f"an episode ends after {episode}" if episode else ""]
+        if limits.max_actions_per_turn:
+            parts.append(f"a turn takes at most {_count(limits.max_actions_per_turn, 'action')}")
+        told = "; ".join(part for part in parts if part)
+        return told and f"Limits: {told}."
+
+
+def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
+    """The last turns and the present one in a single message, for context `single_turn`.
+
+    past: user message and reply of each turn shown, oldest first. turns: how many there were. user: the message of now.
+    """
+    if not past:
+        return user
+    told = "\n\n".join(f"{message}\nYour reply: {reply}" for message, reply in past)
+    return f"Turns so far: {turns}. Shown: {len(past)}.\n\n{told}\n\nNow:\n{user}"
+
+
+def format_reward(value: float) -> str:
+    """Short and without the noise of binary fractions: 10.7, -0.1, 0."""
+    return f"{value + 0.0:.10g}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,112 @@
+"""Pays for reasoning that agrees with the state: what a thought claims against what the environment shows.
+
+Without it a policy is paid the same for a right move under a made-up picture of the board as under a true one, and its
+reasoning decays into empty phrases (RAGEN, arXiv 2504.20073, section 4.3).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from starpod.client import Transition
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rewards.claims import Claim, Topic, read_claims
+from starpod.trainer.rewards.scene import Cell, Scene, family_of, legend_of, read_scene
+from starpod.trainer.section import Section
+
+
+class ReasoningConfig(Section):
+    """Checks what a thought claims about the state of a frozen lake or a Sokoban room. Off with weight 0."""
+
+    weight: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Paid for a turn whose claims are all true, taken for one whose claims are all false. Times the "
+        "turns of an episode it should stay well below what success pays, or talking pays more than arriving.",
+    )
+    claims: int = Field(
+        default=2, ge=1, description="True claims on as many topics that earn the whole weight. More earn no more."
+    )
+
+
+def score_reasoning(config: ReasoningConfig, turn: Turn, transition: Transition | None, episode: Episode) -> float:
+    """From -1 (all claims false) to 1 (enough claims, all true); 0 without a claim that can be checked, or in a reply
+    that is not well-formed.
+
+    (true topics - false topics) / max(config.claims, topics): a topic that is talked about twice counts once, and is
+    false if anything said about it is. Claims about the time after the turn are compared with what came of it.
+    Raises CannotRead for an environment or an observation format that is not known.
+    """
+    before = read_scene(episode.environment, episode.instructions, turn.observation)
+    if not turn.thought or not turn.well_formed:
+        return 0.0
+    family = family_of(episode.environment)
+    claims = read_claims(turn.thought, family, legend_of(family, episode.instructions))
+    after: Scene | None = None
+    if transition is not None and any(claim.topic[0] == "after" for claim in claims):
+        after = read_scene(episode.environment, episode.instructions, transition.observation.text)
+    verdicts: dict[Topic, bool] = {}
+    for claim in claims:
+        verdict = judge(claim, before, after)
+        if verdict is not None:
+            verdicts[claim.topic] = verdict and verdicts.get(claim.topic, True)
+    true = sum(verdicts.values())
+    return (2 * true - len(verdicts)) / max(config.claims, len(verdicts))
+
+
+def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
+    """Whether a claim is true; None where the observations do not tell."""
+    match claim.topic:
+        case ("at", "player"):
+            return claim.value == before.player
+        case ("at", kind):
+            return claim.value in before.places[str(kind)] if kind in before.places else None
+        case ("at", kind, (int(row), int(column))):
+            return before.holds((row, column), str(kind))
+        case ("way", origin, to, axis):
+            return _points(before, str(origin), str(to), str(axis), str(claim.value))
+        case ("beside", direction):
+            return _is_beside(before, str(direction), str(claim.value))
+        case ("after", "player"):
+            return None if after is None else claim.value == after.player
+        case ("after", "moves"):
+            return None if after is None else claim.value == (after.player != before.player)
+        case ("after", kind, (int(row), int(column))):
+            return None if after is None else after.holds((row, column), str(kind))
+    return None
+
+
+def _points(scene: Scene, origin: str, to: str, axis: str, value: str) -> bool | None:
+    """Whether the way between two things leads there on one axis. Of several things the nearest ones count."""
+    starts, ends = _cells(scene, origin), _cells(scene, to)
+    if scene.towards == "box":
+        # As in local observations: a box that is at home is no aim, and neither is a target that is taken.
+        starts = scene.loose() or starts if origin == "box" else starts
+        ends = scene.loose() or ends if to == "box" else ends
+        if origin == "box" and to == "target":
+            ends = ends - scene.places["box"] or ends
+    ways = [(abs(b[0] - a[0]) + abs(b[1] - a[1]), b[0] - a[0], b[1] - a[1]) for a in starts for b in ends]
+    if not ways:
+        return None
+    nearest = min(ways)[0]
+    names = ("Up", "-", "Down") if axis == "vertical" else ("Left", "-", "Right")
+    offsets = [way[1 if axis == "vertical" else 2] for way in ways if way[0] == nearest]
+    return any(value == names[(offset > 0) - (offset < 0) + 1] for offset in offsets)
+
+
+def _cells(scene: Scene, kind: str) -> frozenset[Cell]:
+    return frozenset({scene.player}) if kind == "player" else scene.places.get(kind, frozenset())
+
+
+def _is_beside(scene: Scene, direction: str, value: str) -> bool | None:
+    cell = scene.beside(direction)
+    match value:
+        case "blocked":
+            return scene.blocked(direction)
+        case "plain":
+            return not scene.cells[cell] if cell in scene.cells else None
+        case "free":
+            blocked = scene.blocked(direction)
+            return None if blocked is None else not blocked and not scene.holds(cell, "hole")
+    return scene.holds(cell, value)

@@ -1,0 +1,166 @@
+"""What a turn earns: the environment's reward, and beside it named parts that the configuration asks for.
+
+A shaping function is a plain function of this signature, registered in the entry-point group `starpod.rewards`
+(`name = "module:function"`):
+
+    def shape(turn: Turn, transition: Transition | None, episode: Episode, **parameters: Any) -> float
+
+turn: the turn just played, complete but for its reward; `episode.turns[-1]`. transition: what the environment answered,
+None where nothing was sent to it. episode: with its end, where this turn was the last. parameters: from the
+configuration. It returns a finite number, to be multiplied by the configured weight, and changes none of its arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from starpod.client import Transition
+from starpod.client.spelling import nearest
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rewards.reasoning import ReasoningConfig, score_reasoning
+from starpod.trainer.rewards.scene import CannotRead
+from starpod.trainer.section import Section
+
+GROUP = "starpod.rewards"
+"""The entry-point group of shaping functions."""
+
+OWN_PARTS = ("environment", "format", "overlong", "reasoning")
+
+Shaping = Callable[..., float]
+
+
+class RewardError(Exception):
+    """A reward could not be computed. The message names the part, and the package where it is a plugin's."""
+
+
+class ShapingConfig(Section):
+    """One shaping function. A bare number is its weight."""
+
+    weight: float = Field(default=1.0, allow_inf_nan=False, description="What its value is multiplied by.")
+    parameters: dict[str, Any] = Field(default={}, description="Keyword arguments for it.")
+
+
+class RewardConfig(Section):
+    """What a turn earns beside the environment's reward."""
+
+    format_penalty: float = Field(
+        default=-0.1,
+        le=0,
+        allow_inf_nan=False,
+        description="Added once to a turn whose reply was ill-formed or named an action that makes no sense; 0: off.",
+    )
+    overlong_penalty: float = Field(
+        default=0.0,
+        le=0,
+        allow_inf_nan=False,
+        description="Added once to a turn whose reply the token limit cut off; 0: off.",
+    )
+    shaping: dict[str, ShapingConfig] = Field(
+        default={}, description="Registered shaping functions by name: their weight, or weight and parameters."
+    )
+    reasoning: ReasoningConfig = ReasoningConfig()
+
+    @field_validator("shaping", mode="before")
+    @classmethod
+    def _weights(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            name: {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+            for name, value in values.items()
+        }
+
+    @field_validator("shaping")
+    @classmethod
+    def _free_names(cls, values: dict[str, ShapingConfig]) -> dict[str, ShapingConfig]:
+        for name in values:
+            if name in OWN_PARTS:
+                raise ValueError(f"{name!r} is a part of every reward; register the function under another name")
+        return values
+
+
+class Rewards:
+    """Scores turns as configured.
+
+    Raises RewardError for a shaping function that is not registered, cannot be loaded or does not take its parameters.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self.config = config
+        self._shaping = {name: _load(name, shaping) for name, shaping in config.shaping.items()}
+
+    def score(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
+        """The named parts of a turn's reward: "environment", and those that are configured. Their sum is the reward.
+
+        Raises RewardError.
+        """
+        config = self.config
+        parts = {"environment": transition.reward if transition is not None else 0.0}
+        if config.format_penalty:
+            parts["format"] = 0.0 if follows_format(turn, transition) else config.format_penalty
+        if config.overlong_penalty:
+            parts["overlong"] = config.overlong_penalty if turn.finish == "length" else 0.0
+        if config.reasoning.weight:
+            try:
+                value = score_reasoning(config.reasoning, turn, transition, episode)
+            except CannotRead as error:
+                raise RewardError(f"rewards.reasoning cannot be used here: {error}") from error
+            parts["reasoning"] = config.reasoning.weight * value
+        for name, function in self._shaping.items():
+            parts[name] = self._shape(name, function, turn, transition, episode)
+        return parts
+
+    def _shape(
+        self, name: str, function: Shaping, turn: Turn, transition: Transition | None, episode: Episode
+    ) -> float:
+        where = f"reward function {name!r} failed on turn {len(episode.turns)}"
+        where += f" of {episode.environment}, seed {episode.seed}"
+        try:
+            value = function(turn, transition, episode)
+        except Exception as error:
+            raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise RewardError(f"{where}: it returned {value!r}, which is not a finite number")
+        return self.config.shaping[name].weight * float(value)
+
+
+def follows_format(turn: Turn, transition: Transition | None) -> bool:
+    """Whether the reply was well-formed and each action made sense to the environment.
+
+    Actions that a limit or the end of the episode left untried count as sensible: they cost nothing.
+    """
+    return turn.well_formed and transition is not None and all(outcome.valid for outcome in transition.outcomes)
+
+
+def _load(name: str, shaping: ShapingConfig) -> Shaping:
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in known:
+        raise RewardError(
+            f"no reward function {name!r} is registered{nearest(name, sorted(known))} "
+            f"(packages register theirs in the entry-point group {GROUP})"
+        )
+    entry = known[name]
+    who = f"reward function {name!r} of {_origin(entry)}"
+    try:
+        function = entry.load()
+    except Exception as error:
+        raise RewardError(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise RewardError(f"{who} is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(None, None, None, **shaping.parameters)
+    except TypeError as error:
+        raise RewardError(f"{who} does not take (turn, transition, episode) and its parameters: {error}") from error
+    return functools.partial(function, **shaping.parameters)
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} ({entry.value})" if entry.dist is not None else entry.value
