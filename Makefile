@@ -53,19 +53,19 @@ test-vllm: $(VLLM_READY) ## Test the engines against the real vLLM on the CPU, i
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines $(ARGS)
 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
-	@$(BENCH_VENV)/bin/python -m benchmarks.throughput $(ARGS)
-	@$(BENCH_VENV)/bin/python -m benchmarks.stages
-	@$(BENCH_VENV)/bin/python -m benchmarks.polling
-	@$(BENCH_VENV)/bin/python -m benchmarks.workloads
-	@$(BENCH_VENV)/bin/python -m benchmarks.growth
-	@$(BENCH_VENV)/bin/python -m benchmarks.tail
-	@$(BENCH_VENV)/bin/python -m benchmarks.sessions
-	@$(BENCH_VENV)/bin/python -m benchmarks.collection
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.throughput $(ARGS)
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.stages
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.polling
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.workloads
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.growth
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.tail
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.sessions
+	@$(BENCH_VENV)/bin/python -m benchmarks.training.collection
 
 gpu-check: ## On a machine with a GPU: vLLM and the trainer agree, and how fast both are
 	@command -v nvidia-smi > /dev/null || { echo "gpu-check needs a GPU, and this machine shows none" >&2; exit 2; }
 	@$(MAKE) --no-print-directory $(GPU_READY)
-	@$(GPU_VENV)/bin/python -m benchmarks.gpu_check $(ARGS)
+	@$(GPU_VENV)/bin/python -m benchmarks.training.gpu_check $(ARGS)
 
 lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/ruff check .

@@ -18,9 +18,9 @@ from dm_env_rpc.v1.dm_env_adaptor import DmEnvAdaptor, create_and_join_world
 from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
 from openenv.core.generic_client import GenericEnvClient
 
-from benchmarks.lake import WALK
-from benchmarks.measure import Measurement, Run, check, drive, summarise
 from benchmarks.peers.dm_env_rpc_server import ACTION_UID, REWARD_UID, TEXT_UID
+from benchmarks.serving.lake import WALK
+from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from starpod.environments.frozen_lake import ACTIONS
 
 CONNECTS_AT_ONCE = 32

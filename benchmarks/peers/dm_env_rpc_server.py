@@ -15,7 +15,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as dm
 from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc
 from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
 
-from benchmarks.lake import new_episode
+from benchmarks.serving.lake import new_episode
 from starpod.env_server.episode import Episode, Want
 from starpod.environments.frozen_lake import ACTIONS
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from itertools import cycle
 from time import perf_counter
 
-from benchmarks.lake import WALK
-from benchmarks.measure import check, summarise
-from benchmarks.usage import Usage
+from benchmarks.machine import Usage
+from benchmarks.serving.lake import WALK
+from benchmarks.serving.measure import check, summarise
 
 
 class Pipes:

@@ -16,7 +16,7 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
-from benchmarks.lake import new_episode
+from benchmarks.serving.lake import new_episode
 from starpod.env_server.episode import Want
 
 NOTHING = Want()

@@ -14,8 +14,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing outside this machi
 
 import ray
 
-from benchmarks.lake import new_episode
 from benchmarks.peers.driver import Pipes, serve_runs
+from benchmarks.serving.lake import new_episode
 from starpod.env_server.episode import Want
 
 

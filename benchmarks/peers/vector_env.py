@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from benchmarks.lake import new_episode
 from benchmarks.peers.driver import Pipes, serve_runs
+from benchmarks.serving.lake import new_episode
 from starpod.env_server.episode import Want
 from starpod.environments.frozen_lake import ACTIONS, Symbols
 

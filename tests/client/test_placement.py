@@ -1,4 +1,4 @@
-"""Servers that come and go behind a name, and where sessions are placed; a small run of benchmarks/placement.py."""
+"""Servers that come and go behind a name, and where sessions are placed; a small run of benchmarks.fleet.placement."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from benchmarks.placement import Result, measure, open_groups
-from benchmarks.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
+from benchmarks.fleet.placement import Result, measure, open_groups
+from benchmarks.fleet.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
 from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable
 from starpod.client.pool import pool
 from starpod.v1 import environment_pb2 as pb

@@ -100,3 +100,10 @@ def anchors(text: str) -> set[str]:
         copies = [anchor, *(f"{anchor}-{number}" for number in range(1, 20))]
         found.add(next(copy for copy in copies if copy not in found))
     return found
+
+
+def is_benchmark(name: str) -> bool:
+    """Whether `python -m benchmarks.NAME` runs: a module with a command line, or a folder with a `__main__`."""
+    path = ROOT / "benchmarks" / name.replace(".", "/")
+    module = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    return module.exists() and '__name__ == "__main__"' in module.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from starpod.cli.main import starpod
-from tests.docs.pages import blocks, inline, name_of, pages, words
+from tests.docs.pages import blocks, inline, is_benchmark, name_of, pages, words
 from tests.support import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -77,7 +77,7 @@ def test_targets_and_benchmarks_exist(page: Path) -> None:
     targets = {name for piece in code for name in re.findall(r"(?:^|[;&] )make ([a-z][a-z-]*)", piece)}
     assert {name for name in targets if not re.search(rf"^{name}:", MAKEFILE, re.MULTILINE)} == set()
     modules = {name for piece in code for name in re.findall(r"python -m benchmarks\.([a-z_.]+)", piece)}
-    assert {name for name in modules if not (ROOT / "benchmarks" / f"{name.replace('.', '/')}.py").exists()} == set()
+    assert {name for name in modules if not is_benchmark(name)} == set()
 
 
 def test_what_is_to_be_installed_can_be() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from starpod.env_server import Environment
 from starpod.trainer.algorithms.config import DEFAULT_PRESET, PRESETS, AlgorithmConfig
-from tests.docs.pages import pages, table, words
+from tests.docs.pages import is_benchmark, pages, table, words
 from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,9 +84,9 @@ def test_a_figure_names_the_command_that_measures_it(row: list[str]) -> None:
         return
     assert called[:2] == ["python", "-m"]
     module = called[2].removeprefix("benchmarks.")
-    assert (ROOT / "benchmarks" / f"{module}.py").exists()
-    if module == "learning":
-        from benchmarks.learning import EXPERIMENTS
+    assert is_benchmark(module)
+    if module == "training.learning":
+        from benchmarks.training.learning import EXPERIMENTS
 
         experiment, *options = called[3:]
         assert experiment in EXPERIMENTS

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.trend import Tolerance, trend
+from benchmarks.soak.trend import Tolerance, trend
 from tests.support import ROOT
 
 TROUBLED = str(Path(__file__).with_name("troubled.py"))

@@ -107,11 +107,10 @@ class OpenAdmission(grpc.GenericRpcHandler):
     def _handler(self, method: MethodDescriptor, servicer: Any) -> Handler:
         bound = self._waiting if method.server_streaming else self._passing
         behaviour = getattr(servicer, method.name)
-        kind = message_factory.GetMessageClass(method.input_type)
 
         async def serve(_: object, context: Context) -> None:
             peer = context.peer()
-            requests = _Requests(context, self._slot(peer), kind)
+            requests = _Requests(kind, context, self._slot(peer))
             try:
                 with bound.hold(peer):
                     if method.client_streaming:
@@ -127,6 +126,7 @@ class OpenAdmission(grpc.GenericRpcHandler):
                 await _abort(context, error)
 
         # As a stream whatever the call is: a stream's handler runs before anything is read.
+        kind = message_factory.GetMessageClass(method.input_type)
         write = message_factory.GetMessageClass(method.output_type).SerializeToString
         return grpc.stream_stream_rpc_method_handler(serve, None, write)
 
@@ -142,10 +142,10 @@ class OpenAdmission(grpc.GenericRpcHandler):
 class _Requests:
     """The requests of one call. They are read a few at a time per address, since gRPC takes any that fits a message."""
 
-    def __init__(self, context: Context, slot: asyncio.Semaphore, kind: type[Message]) -> None:
+    def __init__(self, kind: type[Message], context: Context, slot: asyncio.Semaphore) -> None:
+        self._kind = kind
         self.context = context
         self._slot = slot
-        self._kind = kind
 
     async def read(self) -> Any:
         """The next one, or EOF. Raises DEADLINE, and BAD_ARGUMENT for more than any of these services has to say."""

@@ -39,12 +39,12 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 _REAP_SECONDS = 1.0
 _SHORT_LIVED_CALLS = 1_000
 """Calls at once beside those that have limits of their own: those that are being refused."""
+_TRIM_BYTES = 16 * 2**20
+"""Of large requests, after which memory is given back to the system."""
 _CALLS_PER_CONNECTION = 2_048
 _OTHER_DESCRIPTORS = 1_024
 _IDLE_KEEPALIVES = 2
 """A connection without a call for so many times `keepalive_seconds` is closed; clients connect again by themselves."""
-_TRIM_BYTES = 16 * 2**20
-"""Of large requests, after which memory is given back to the system."""
 
 
 class ServerError(RuntimeError):

@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
-from benchmarks.webshop_episodes import BUY, KINDS, OPTIONS, SEARCH, Played, record
-from benchmarks.webshop_original import CLICKS, ORIGINAL
-from benchmarks.webshop_report import Build, Result, Steps, Wait, aims, sheets
-from benchmarks.webshop_wire import Memory, Start
+from benchmarks.webshop.episodes import BUY, KINDS, OPTIONS, SEARCH, Played, record
+from benchmarks.webshop.original import CLICKS, ORIGINAL
+from benchmarks.webshop.report import Build, Result, Steps, Wait, aims, sheets
+from benchmarks.webshop.wire import Memory, Start
 from starpod.environments.webshop.environment import WebShop
 from starpod.environments.webshop.shop import starts
 from tests.environments.webshop.memory_store import synthetic_store

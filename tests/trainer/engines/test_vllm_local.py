@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from benchmarks import gpu_check
+from benchmarks.training import gpu_check
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
@@ -263,7 +263,15 @@ def test_the_package_agrees_with_the_trainer(tmp_path: Path, dtype: str) -> None
     pytest.importorskip("vllm")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--dtype", dtype, "--json", str(tmp_path / "check.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.training.gpu_check",
+        "--dtype",
+        dtype,
+        "--json",
+        str(tmp_path / "check.json"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

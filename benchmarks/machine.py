@@ -1,0 +1,128 @@
+"""The machine that a benchmark runs on: what it is, CPU time and memory of processes, bytes on the loopback, cores.
+
+Linux, but for `machine`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("starpod", "grpcio", "protobuf", "openenv-core", "uvicorn", "websockets", "dm-env-rpc", "ray", "gymnasium")
+_TICKS = os.sysconf("SC_CLK_TCK")
+ALL_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+CLIENT_CORE, SERVER_CORE = set(ALL_CORES[:1]), set(ALL_CORES[-1:])
+"""A core each for the client and for the server."""
+
+
+def machine() -> dict[str, Any]:
+    """Where the run took place, and the versions of what was measured."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """own, descendants: seconds of CPU time. wire: bytes over the loopback in both directions, headers included, of
+    everything on this machine."""
+
+    own: float
+    descendants: float
+    wire: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        return cls(time.process_time(), sum(map(cpu_seconds, descendants(os.getpid()))), _loopback_bytes())
+
+    def __sub__(self, before: Usage) -> Usage:
+        return Usage(self.own - before.own, self.descendants - before.descendants, self.wire - before.wire)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and of its children that have ended, so far; 0 where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """The resident set of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _loopback_bytes() -> int:
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[0])
+    return 0
+
+
+@contextmanager
+def only_on(cores: set[int]) -> Iterator[None]:
+    """Inside, this process runs on these cores alone, and so does what it starts, for as long as that lives.
+
+    A process that the scheduler moves leaves its caches behind, and what it wakes on another core wakes late: left
+    alone, the same run differs by a fifth from one minute to the next.
+    """
+    _move_to(cores)
+    try:
+        yield
+    finally:
+        _move_to(set(ALL_CORES))
+
+
+def _move_to(cores: set[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cores)
+        except ProcessLookupError:
+            continue  # it has ended
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,103 @@
+"""Environments of the benchmarks: a lake with slow steps, a lake in a process of its own, observations of a given size.
+
+starpod serve --environment-module benchmarks/serving/environments.py --threads 512 slow_lake-v1
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from starpod.env_server.environment import (
+    Concurrency,
+    Environment,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Image,
+    Outcome,
+    Part,
+)
+from starpod.environments.frozen_lake import FrozenLake, FrozenLakeOptions
+
+
+class SlowLakeOptions(FrozenLakeOptions):
+    """Those of the lake, and how long a step takes: from a Pareto distribution with tail index 1, clipped."""
+
+    shortest: float = Field(default=0.005, ge=0, description="Seconds that a step takes at least; 0: none waits.")
+    longest: float = Field(default=0.5, ge=0, description="Seconds that a step takes at most.")
+
+
+class SlowLake(FrozenLake):
+    """A lake whose steps wait, most of them briefly and a few a hundred times as long, like tools and web pages.
+
+    Delays follow from the dynamics seed and the step's number, and change nothing else.
+    """
+
+    spec = replace(
+        FrozenLake.spec, id="slow_lake-v1", title="Frozen lake with slow steps", concurrency=Concurrency.THREAD
+    )
+    Options = SlowLakeOptions
+    options: SlowLakeOptions
+
+    steps: int = 0
+
+    def reset(self, rng: random.Random) -> None:
+        super().reset(rng)
+        self.steps = 0
+
+    def step(self, action: str) -> Outcome:
+        self.steps += 1
+        if self.options.shortest:
+            time.sleep(delay(self.dynamics_seed, self.steps, self.options.shortest, self.options.longest))
+        return super().step(action)
+
+
+def delay(seed: int, step: int, shortest: float, longest: float) -> float:
+    """Seconds that a step takes: P(longer than s) = shortest / s, up to `longest`."""
+    return min(shortest / (1 - random.Random(f"{seed}/{step}").random()), longest)
+
+
+class IsolatedLake(FrozenLake):
+    """A lake of class `process`: a session costs a process to open and one to close."""
+
+    spec = replace(
+        FrozenLake.spec, id="isolated_lake-v1", title="Frozen lake in a process", concurrency=Concurrency.PROCESS
+    )
+
+
+class PayloadOptions(EnvironmentOptions):
+    """What is shown."""
+
+    size: int = Field(default=100, ge=1, le=16 * 2**20, description="Bytes of an observation.")
+    kind: Literal["text", "image"] = Field(default="text", description="One text, or one picture's bytes.")
+
+
+class Payload(Environment):
+    """An environment that only shows: episodes without end, in which no observation equals the one before."""
+
+    spec = EnvironmentSpec(id="payload-v1", version="1.0.0", title="Payload", actions=("next",))
+    Options = PayloadOptions
+    options: PayloadOptions
+
+    count: int = 0
+
+    def reset(self, rng: random.Random) -> None:
+        self.count = 0
+
+    def step(self, action: str) -> Outcome:
+        self.count += 1
+        return Outcome()
+
+    def observe(self) -> str | Sequence[Part]:
+        # Half of it changes and half does not, as on most screens; nothing compresses on the way.
+        text = f"{self.count:08d}"[: self.options.size]
+        text += "x" * (self.options.size - len(text))
+        return text if self.options.kind == "text" else [Image(text.encode())]
+
+    def render(self, mode: str = "text") -> str:
+        return f"{self.options.size} bytes, {self.count} times"

@@ -1,0 +1,87 @@
+"""What hosting costs: one step and one session of FrozenLake-v1, played by Gymnasium itself and hosted in each class.
+
+python -m benchmarks.serving.hosting [--steps 2000] [--json FILE]
+
+CPU time, of the server and its children, because wall time tells how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+import gymnasium
+
+from benchmarks.machine import cpu_seconds, descendants
+from starpod.client import SyncFleet
+from tests.support import start_server
+
+CLASSES = ("inline", "thread", "process")
+ACTIONS = ("1", "2", "0", "3")
+
+
+def in_process(steps: int) -> float:
+    """Seconds of CPU per step in a loop of one's own."""
+    environment = gymnasium.make("FrozenLake-v1", disable_env_checker=True)
+    environment.reset(seed=1)
+    begin = time.process_time()
+    for step in range(steps):
+        *_, terminated, truncated, _ = environment.step(int(ACTIONS[step % 4]))
+        if terminated or truncated:
+            environment.reset(seed=step)
+    return (time.process_time() - begin) / steps
+
+
+def cpu(pid: int) -> float:
+    """Seconds that a process and all that descend from it have used."""
+    return sum(map(cpu_seconds, (pid, *descendants(pid))))
+
+
+def memory(pid: int) -> int:
+    """Bytes of a process and all that descend from it, what they share counted once."""
+    total = 0
+    for each in (pid, *descendants(pid)):
+        lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total * 1024
+
+
+def hosted(kind: str, steps: int, sessions: int) -> dict[str, float]:
+    wanted = f"FrozenLake-v1#concurrency={kind}&id=lake-v1&info=no"
+    with start_server("--gymnasium", wanted) as server, SyncFleet(server.address) as fleet:
+        fleet.open("lake-v1", seed=0)
+        idle, begin = memory(server.pid), cpu(server.pid)
+        opened = [fleet.open("lake-v1", seed=seed)[0] for seed in range(sessions)]
+        open_cpu = (cpu(server.pid) - begin) / sessions
+        each = (memory(server.pid) - idle) / sessions
+        begin = cpu(server.pid)
+        for step in range(0, steps, sessions):
+            over = [session for session in opened if session.done]
+            fleet.reset_many(over, [step] * len(over))
+            fleet.step_many(opened, [ACTIONS[step // sessions % 4]] * sessions)
+        return {
+            "step_us": (cpu(server.pid) - begin) / steps * 1e6,
+            "open_ms": open_cpu * 1e3,
+            "session_kb": each / 1024,
+        }
+
+
+@click.command()
+@click.option("--steps", default=4000, show_default=True, type=click.IntRange(100))
+@click.option("--sessions", default=20, show_default=True, type=click.IntRange(1))
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the figures here.")
+def main(steps: int, sessions: int, file: Path | None) -> None:
+    """Measures what a step and a session of a hosted environment cost the server."""
+    figures = {"in process": {"step_us": in_process(steps) * 1e6}}
+    for kind in CLASSES:
+        figures[kind] = hosted(kind, steps, sessions)
+    for name, row in figures.items():
+        click.echo(f"{name:10} " + "  ".join(f"{key} {value:.1f}" for key, value in row.items()))
+    if file:
+        file.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

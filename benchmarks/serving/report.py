@@ -1,0 +1,138 @@
+"""What a benchmark run leaves behind: a table on the terminal, JSON, Markdown and a plot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+BASELINES = ("in process", "SyncVectorEnv", "openenv-core", "openenv-core, tuned", "dm-env-rpc", "dm-env-rpc, tuned")
+PEERS = (*BASELINES, "Ray actors", "AsyncVectorEnv")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One way at one number of sessions: medians over the rounds, and the rate of each round.
+
+    client_cpu_seconds, server_cpu_seconds: CPU time of a step; in process all of it is the client's. wire_bytes: bytes
+    of a step over the loopback, both directions, headers included.
+    """
+
+    way: str
+    sessions: int
+    steps_per_second: float
+    p50_seconds: float
+    p99_seconds: float
+    client_cpu_seconds: float
+    server_cpu_seconds: float
+    wire_bytes: float
+    rounds: list[float]
+
+
+def ratio(results: list[Result], result: Result, baseline: str) -> float | None:
+    """How many times the baseline's rate at the same number of sessions, in the same run."""
+    for other in results:
+        if (other.way, other.sessions) == (baseline, result.sessions):
+            return result.steps_per_second / other.steps_per_second
+    return None
+
+
+def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table."""
+    baselines = [name for name in BASELINES if any(result.way == name for result in results)]
+    headings = [
+        "Way",
+        "Sessions",
+        "Steps/s",
+        "p50",
+        "p99",
+        "CPU client",
+        "CPU server",
+        "Bytes",
+        *(f"x {name}" for name in baselines),
+    ]
+    cells = []
+    for result in sorted(results, key=lambda each: each.sessions):
+        ratios = [ratio(results, result, name) for name in baselines]
+        cells.append(
+            [
+                result.way,
+                f"{result.sessions:,}",
+                f"{result.steps_per_second:,.0f}",
+                _duration(result.p50_seconds),
+                _duration(result.p99_seconds),
+                _microseconds(result.client_cpu_seconds),
+                _microseconds(result.server_cpu_seconds),
+                f"{result.wire_bytes:,.0f}" if result.wire_bytes >= 1 else "",
+                *("" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in ratios),
+            ]
+        )
+    return headings, cells
+
+
+def print_table(results: list[Result]) -> None:
+    headings, cells = rows(results)
+    table = Table()
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left")
+    for before, line in zip([None, *cells], cells, strict=False):
+        if before is not None and before[1] != line[1]:
+            table.add_section()
+        table.add_row(*line)
+    Console(width=None if sys.stdout.isatty() else 170).print(table)
+
+
+def write_json(path: Path, results: list[Result], where: dict[str, Any], command: str) -> None:
+    content = {"command": command, "machine": where, "results": [asdict(result) for result in results]}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_markdown(path: Path, results: list[Result], where: dict[str, Any], command: str) -> None:
+    headings, cells = rows(results)
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    lines = [
+        f"Made by `{command}` on {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}.",
+        "",
+        "| " + " | ".join(headings) + " |",
+        "|" + "|".join("---" if not place else "---:" for place in range(len(headings))) + "|",
+        *("| " + " | ".join(line) + " |" for line in cells),
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_plot(path: Path, results: list[Result]) -> None:
+    """Steps per second over the number of sessions, both logarithmic. Needs matplotlib (extra `bench`)."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.set_prop_cycle(color=plt.get_cmap("tab20").colors)  # as many as there are ways, and more
+    for name in dict.fromkeys(result.way for result in results):
+        points = sorted((result.sessions, result.steps_per_second) for result in results if result.way == name)
+        style = "--" if name in PEERS else "-"
+        axes.plot(*zip(*points, strict=True), style, marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="sessions", ylabel="steps per second")
+    counts = sorted({result.sessions for result in results})
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e6:,.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
+
+
+def _microseconds(seconds: float) -> str:
+    microseconds = seconds * 1e6
+    return f"{microseconds:.1f} µs" if microseconds < 100 else f"{microseconds:,.0f} µs"

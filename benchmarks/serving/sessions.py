@@ -1,0 +1,170 @@
+"""Ten thousand open sessions on one server: memory of each, and what the lease reaper costs. Linux only.
+
+    python -m benchmarks.serving.sessions [--sessions 10000] [--environment frozen_lake-v1 ...] [--idle 10]
+
+Every session has another seed and has taken one step, so that its cached reply counts too. Memory is the growth of the
+server's resident set; CPU is its user and system time, both from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from uuid import uuid4
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import cpu_seconds, machine, resident_bytes
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.support import ROOT, ServerProcess, start_server
+
+ENVIRONMENTS = {"frozen_lake-v1": "Right", "sokoban-v1": "Up", "sudoku-v1": "1,1,1"}
+"""What is opened, and the action that is played in it."""
+BATCH = 500
+SHORT_LEASE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """bytes_per_session: resident. idle_cpu, empty_cpu: share of one core with and without the open sessions.
+    reap_cpu_seconds: CPU time from the last Open until every lease has run out and been reaped; reap_seconds: the wall
+    clock that took, most of it the lease itself."""
+
+    environment: str
+    sessions: int
+    bytes_per_session: float
+    empty_cpu: float
+    idle_cpu: float
+    reap_cpu_seconds: float
+    reap_seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--environment", action="append", help="repeatable; default: " + ", ".join(ENVIRONMENTS))
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds over which idle CPU is measured")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks" / "sessions.json")
+    arguments = parser.parse_args()
+    results = [
+        asyncio.run(measure(environment, arguments.sessions, arguments.idle))
+        for environment in arguments.environment or ENVIRONMENTS
+    ]
+    print_table(results)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python -m benchmarks.serving.sessions {' '.join(sys.argv[1:])}".strip()
+    content = {"command": command, "machine": machine(), "results": [asdict(result) for result in results]}
+    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+async def measure(environment: str, sessions: int, idle_seconds: float) -> Result:
+    """One server for one environment."""
+    with start_server(environment, "--max-sessions", str(sessions + BATCH)) as server:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = EnvironmentServiceStub(channel)
+            warm = await open_and_step(stub, environment, BATCH, lease_seconds=3600)
+            await stub.Close(pb.CloseRequest(session_ids=warm))
+            empty_cpu = await _cpu_share(server, idle_seconds)
+            before = resident_bytes(server.pid)
+            ids = await open_and_step(stub, environment, sessions, lease_seconds=3600)
+            grown = resident_bytes(server.pid) - before
+            idle_cpu = await _cpu_share(server, idle_seconds)
+            for start in range(0, sessions, BATCH):
+                await stub.Close(pb.CloseRequest(session_ids=ids[start : start + BATCH]))
+            await open_and_step(stub, environment, sessions, lease_seconds=SHORT_LEASE_SECONDS)
+            cpu, start_time = cpu_seconds(server.pid), monotonic()
+            while (await stub.Describe(pb.DescribeRequest())).live_sessions:
+                await asyncio.sleep(0.25)
+            return Result(
+                environment,
+                sessions,
+                grown / sessions,
+                empty_cpu,
+                idle_cpu,
+                cpu_seconds(server.pid) - cpu,
+                monotonic() - start_time,
+            )
+
+
+async def open_and_step(
+    stub: EnvironmentServiceStub, environment: str, sessions: int, lease_seconds: float
+) -> list[str]:
+    """Opens sessions with different seeds and keys, as a fleet does, and plays one turn in each. Returns their ids."""
+    ids: list[str] = []
+    actions = [pb.Action(text=ENVIRONMENTS.get(environment, ""))]
+    stream = stub.Stream()
+    for start in range(0, sessions, BATCH):
+        seeds = range(start, min(start + BATCH, sessions))
+        opened = await _exchange(
+            stream,
+            [
+                pb.Call(
+                    call_id=seed,
+                    open=pb.OpenRequest(
+                        environment_id=environment, seed=seed, lease_seconds=lease_seconds, key=uuid4().hex
+                    ),
+                )
+                for seed in seeds
+            ],
+        )
+        batch = [reply.open.sessions[0] for reply in opened]
+        await _exchange(
+            stream,
+            [
+                pb.Call(
+                    call_id=row,
+                    step=pb.StepRequest(session_id=session.session_id, epoch=session.epoch, actions=actions),
+                )
+                for row, session in enumerate(batch)
+            ],
+        )
+        ids += [session.session_id for session in batch]
+    await stream.done_writing()
+    return ids
+
+
+async def _exchange(stream: grpc.aio.StreamStreamCall, calls: list[pb.Call]) -> list[pb.Reply]:
+    await stream.write(pb.StreamRequest(calls=calls))
+    replies: list[pb.Reply] = []
+    while len(replies) < len(calls):
+        replies += (await stream.read()).replies
+    for reply in replies:
+        if reply.HasField("error"):
+            raise RuntimeError(reply.error.message)
+    return replies
+
+
+async def _cpu_share(server: ServerProcess, seconds: float) -> float:
+    before, start = cpu_seconds(server.pid), monotonic()
+    await asyncio.sleep(seconds)
+    return (cpu_seconds(server.pid) - before) / (monotonic() - start)
+
+
+def print_table(results: list[Result]) -> None:
+    table = Table(title=f"{results[0].sessions:,} open sessions on one server", title_justify="left")
+    for place, heading in enumerate(
+        ("Environment", "Memory each", "CPU, none open", "CPU, all open", "CPU to reap all", "Time to reap all")
+    ):
+        table.add_column(heading, justify="right" if place else "left")
+    for result in results:
+        table.add_row(
+            result.environment,
+            f"{result.bytes_per_session / 1024:.1f} KiB",
+            f"{result.empty_cpu:.2%}",
+            f"{result.idle_cpu:.2%}",
+            f"{result.reap_cpu_seconds:.2f} s",
+            f"{result.reap_seconds:.1f} s",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

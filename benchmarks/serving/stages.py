@@ -1,0 +1,139 @@
+"""Where a step's time goes on the server: each stage of a batch of steps in columns, in this process, without a socket.
+
+    python -m benchmarks.serving.stages [--rows 128,512] [--batches 300] [--json FILE]
+
+Microseconds per step, the median over the batches. `turn` is the environment with its limits: what remains of a step in
+process. The last line is what a message costs beside that: a batch echoed over a gRPC stream between two processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import grpc
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK
+from starpod.env_server.calls import Calls
+from starpod.env_server.columns import Rows, Transitions, step_rows
+from starpod.env_server.config import ServerLimits
+from starpod.env_server.episode import Want
+from starpod.env_server.metrics import Metrics
+from starpod.env_server.registry import Registry
+from starpod.env_server.session import SessionTable
+from starpod.v1 import environment_pb2 as pb
+from tests.support import ROOT
+
+STAGES = ("decode", "columns to rows", "turn", "session, order, cache, message", "encode")
+ECHO = """
+import asyncio, grpc, uvloop
+async def echo(_, context):
+    while (message := await context.read()) is not grpc.aio.EOF:
+        await context.write(message)
+async def main():
+    server = grpc.aio.server()
+    method = grpc.stream_stream_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", {"Echo": method}),))
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+uvloop.run(main())
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="128,512", help="steps in one message, comma-separated")
+    parser.add_argument("--batches", type=int, default=300)
+    parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/stages.json")
+    arguments = parser.parse_args()
+    counts = [int(count) for count in arguments.rows.split(",")]
+    results = {count: uvloop.run(measure(count, arguments.batches)) for count in counts}
+    table = Table("Stage", *(f"{count} rows" for count in counts), title="Microseconds per step, median")
+    for stage in next(iter(results.values())):
+        table.add_row(stage, *(f"{results[count][stage]:.2f}" for count in counts))
+    Console().print(table)
+    arguments.json.write_text(json.dumps({"machine": machine(), "microseconds per step": results}, indent=2) + "\n")
+
+
+async def measure(rows: int, batches: int) -> dict[str, float]:
+    """Microseconds per step by stage."""
+    spent: defaultdict[str, list[float]] = defaultdict(list)
+    calls = Calls(Registry.installed(), ServerLimits(), Metrics(), threads=1)
+    table = SessionTable()
+    opening = pb.OpenRequest(
+        environment_id=ENVIRONMENT,
+        seed=0,
+        count=rows,
+        want=pb.Want(state_key=True),
+        limits=pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0),
+    )
+    opening.options.update(OPTIONS)
+    ids = [session.session_id for session in (await calls.open(table, opening)).sessions]
+    size = 0
+    for batch in range(batches):
+        action, epoch, place = WALK[batch % len(WALK)], 1 + batch // len(WALK), batch % len(WALK)
+        if place == 0 and batch:
+            for session_id in ids:
+                await calls.reset(table, pb.ResetRequest(session_id=session_id, epoch=epoch - 1, seed=0))
+        twins = [table[session_id].host.episode.fork(None) for session_id in ids]  # type: ignore[union-attr]
+        columns = pb.StepColumns(
+            call_ids=range(rows), session_ids=ids, epochs=[epoch] * rows, step_indices=[place] * rows
+        )
+        columns.actions.extend([action] * rows)
+        data = pb.StreamRequest(steps=columns).SerializeToString()
+        want, turn_actions = Want(state_key=True), (action,)
+        marks = [perf_counter()]
+        for twin in twins:
+            twin.turn(turn_actions, want)
+        marks.append(perf_counter())
+        request = pb.StreamRequest.FromString(data)
+        marks.append(perf_counter())
+        read = Rows(request.steps)
+        marks.append(perf_counter())
+        transitions = Transitions()
+        others = step_rows(read, 0, rows, table, 1, calls.metrics, transitions)
+        marks.append(perf_counter())
+        size = len(transitions.message.SerializeToString())
+        marks.append(perf_counter())
+        assert not others, "every row was stepped"
+        turn, decode, to_rows, stepped, encode = (end - start for start, end in pairwise(marks))
+        for stage, seconds in zip(STAGES, (decode, to_rows, turn, stepped - turn, encode), strict=True):
+            spent[stage].append(seconds)
+    found = {stage: median(seconds) / rows * 1e6 for stage, seconds in spent.items()}
+    found["all of it"] = sum(found.values())
+    found["gRPC, per message over rows"] = await echo(bytes(size), 1.0) / rows * 1e6
+    return found
+
+
+async def echo(data: bytes, seconds: float) -> float:
+    """Seconds per message of a stream that echoes, with two messages under way as the fleet has."""
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.stdout.readline().strip()}") as channel:
+            stream = channel.stream_stream("/bench.Echo/Echo")()
+            for _ in range(2):
+                await stream.write(data)
+            count, start = 0, perf_counter()
+            while perf_counter() - start < seconds:
+                await stream.read()
+                await stream.write(data)
+                count += 1
+            elapsed = perf_counter() - start
+        server.kill()
+    return elapsed / count
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The tail of latency at a share of the load that a server can bear.
+
+    python -m benchmarks.serving.tail [--sessions 256] [--seconds 8] [--rounds 3]
+
+`starpod load` in processes of its own: first a closed loop, as fast as it goes, for the rate that server and generator
+reach together on this machine; then open loops with Poisson arrivals at shares of that rate. Latencies of the open
+loops count from when a step was due. Medians over rounds in which the shares take turns. The server has one core, the
+generator and the program that gathers its figures share the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, machine, only_on
+from tests.support import ROOT, start_server
+
+SHARES = (0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Latencies of a step in milliseconds. share: of the closed loop's rate; 1.0 is the closed loop itself."""
+
+    share: float
+    steps_per_second: float
+    p50: float
+    p99: float
+    p999: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/tail.json")
+    arguments = parser.parse_args()
+    found: defaultdict[float, list[Result]] = defaultdict(list)
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        with only_on(SERVER_CORE):
+            server = stack.enter_context(start_server("frozen_lake"))
+        stack.enter_context(only_on(CLIENT_CORE))
+        for number in range(arguments.rounds):
+            peak = 0.0
+            for share in (1.0, *SHARES):
+                with console.status(f"round {number + 1} of {arguments.rounds}: {share:.0%}"):
+                    result = load(server.address, arguments.sessions, arguments.seconds, share, peak)
+                peak = peak or result.steps_per_second
+                found[share].append(result)
+    results = [
+        Result(share, *(median(getattr(each, name) for each in several) for name in Result.__slots__[1:]))
+        for share, several in sorted(found.items())
+    ]
+    table = Table(*("Share of the peak", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"))
+    for each in results:
+        share = "closed loop" if each.share == 1 else f"{each.share:.0%}"
+        latencies = (f"{value:,.2f} ms" for value in (each.p50, each.p99, each.p999))
+        table.add_row(share, f"{each.steps_per_second:,.0f}", *latencies, f"{each.p999 / each.p50:.1f}")
+    Console().print(table)
+    command = f"python -m benchmarks.serving.tail {' '.join(sys.argv[1:])}".strip()
+    content = {"command": command, "machine": machine(), "results": [asdict(each) for each in results]}
+    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def load(address: str, sessions: int, seconds: float, share: float, peak: float) -> Result:
+    """One run of `starpod load`. Raises CalledProcessError if it fails."""
+    command = [sys.executable, "-m", "starpod.cli.main", "load", address, "-e", "frozen_lake-v1"]
+    command += ["--sessions", str(sessions), "--seconds", str(seconds), "--json", "-"]
+    if share < 1:
+        command += ["--rate", f"{share * peak:.0f}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    stage: dict[str, Any] = json.loads(done.stdout)["stages"][0]
+    step = stage["calls"]["step"]
+    return Result(share, stage["steps_per_second"], *(step[name] for name in ("p50_ms", "p99_ms", "p99.9_ms")))
+
+
+if __name__ == "__main__":
+    main()

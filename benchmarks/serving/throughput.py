@@ -1,0 +1,115 @@
+"""Steps per second and latency of one lake, in process, over Starpod and over other servers.
+
+    python -m benchmarks.serving.throughput [--sessions 1,16,64,256,1024,10000] [--rounds 3] [--way NAME ...]
+
+Each server is a process of its own on this machine; the client is this process. Where there is one server, both have a
+core each; other ways use all cores. All ways are measured in turn, round after round, so that a slow minute of the
+machine hits all of them; the medians over the rounds are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections import defaultdict
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import uvloop
+from rich.console import Console
+
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, machine, only_on
+from benchmarks.serving.lake import TASK
+from benchmarks.serving.measure import Measurement
+from benchmarks.serving.report import Result, print_table, write_json, write_markdown, write_plot
+from benchmarks.serving.ways import WAYS, Way
+from starpod.client.garbage import look_rarely
+from tests.support import ROOT, ServerProcess
+
+WARM_UP_SECONDS = 0.3
+COMMANDS = {
+    "starpod": ["-m", "starpod.cli.main", "serve", *TASK.serve, "--max-sessions", "20000"],
+    "starpod_2": ["-m", "starpod.cli.main", "serve", *TASK.serve, "--max-sessions", "20000", "--workers", "2"],
+    "openenv": ["-m", "benchmarks.peers.openenv_server"],
+    "openenv_tuned": ["-m", "benchmarks.peers.openenv_server", "--tuned"],
+    "dm_env_rpc": ["-m", "benchmarks.peers.dm_env_rpc_server"],
+}
+
+SEVERAL = ("starpod_2",)
+"""Servers of several processes: they share all cores with the client."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", default="1,16,64,256,1024,10000", help="numbers of sessions, comma-separated")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--way", action="append", choices=[way.name for way in WAYS], help="only this way; repeatable")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks" / "throughput.json")
+    parser.add_argument("--no-report", action="store_true", help="print the table only, write nothing")
+    arguments = parser.parse_args()
+    ways = [way for way in WAYS if not arguments.way or way.name in arguments.way]
+    counts = [int(count) for count in arguments.sessions.split(",")]
+    look_rarely()  # as `starpod serve` and `starpod load` do
+    # The clients of all ways run in the faster event loop, as the servers do.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results = runner.run(measure(ways, counts, arguments.seconds, arguments.rounds))
+    print_table(results)
+    if not arguments.no_report:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        command = f"python -m benchmarks.serving.throughput {' '.join(sys.argv[1:])}".strip()
+        write_json(arguments.json, results, machine(), command)
+        write_markdown(arguments.json.with_suffix(".md"), results, machine(), command)
+        write_plot(arguments.json.with_suffix(".svg"), results)
+
+
+async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: int) -> list[Result]:
+    """All ways with all numbers of sessions, `rounds` times; medians."""
+    measured: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        addresses = {"none": ""}
+        for name in {way.server for way in ways} - {"none"}:
+            with nullcontext() if name in SEVERAL else only_on(SERVER_CORE):
+                server = ServerProcess([sys.executable, *COMMANDS[name]])
+            stack.callback(server.close)
+            addresses[name] = server.address
+        for number in range(rounds):
+            for count in counts:
+                for way in ways:
+                    if count > way.most:
+                        continue
+                    apart = nullcontext() if way.server in (*SEVERAL, "none") else only_on(CLIENT_CORE)
+                    status = console.status(f"round {number + 1} of {rounds}: {way.name}, {count} sessions")
+                    with apart, status:
+                        async with way.open(addresses[way.server], count) as run:
+                            await run(WARM_UP_SECONDS)
+                            before = Usage.now()
+                            measurement = await run(seconds)
+                            used = Usage.now() - before
+                            if not measurement.client_cpu:  # it did not count by itself
+                                measurement = replace(
+                                    measurement, client_cpu=used.own, server_cpu=used.descendants, wire=used.wire
+                                )
+                            measured[way.name, count].append(measurement)
+    return [
+        Result(
+            way=name,
+            sessions=count,
+            steps_per_second=median(each.rate for each in several),
+            p50_seconds=median(each.p50 for each in several),
+            p99_seconds=median(each.p99 for each in several),
+            client_cpu_seconds=median(each.client_cpu / each.steps for each in several),
+            server_cpu_seconds=median(each.server_cpu / each.steps for each in several),
+            wire_bytes=median(each.wire / each.steps for each in several),
+            rounds=[each.rate for each in several],
+        )
+        for (name, count), several in measured.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()

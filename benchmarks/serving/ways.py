@@ -1,0 +1,359 @@
+"""The ways in which the benchmark steps the lake: in this process, over Starpod's wire, and over the peers' wires."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import grpc
+
+from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK, new_episode
+from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
+from starpod.client import Fleet, Limits, Session
+from starpod.env_server.episode import Want
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.support import ROOT
+
+MOST_IN_A_GROUP = 1024
+UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """server: what `address` must serve: starpod, starpod_2 (two workers), openenv, openenv_tuned, dm_env_rpc, or none.
+    open: readies that many sessions. most: sessions beyond which it is left out, where one more costs a process, a
+    connection or a thread."""
+
+    name: str
+    server: str
+    open: Callable[[str, int], AbstractAsyncContextManager[Run]]
+    most: int = 1_000_000
+
+
+# --- in process --------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One loop over all episodes, in this process: what there is to lose."""
+    episodes = [new_episode() for _ in range(sessions)]
+    nothing = Want()
+
+    async def run(seconds: float) -> Measurement:
+        for episode in episodes:
+            episode.reset(0, 0)
+        waits: list[float] = []
+        start = perf_counter()
+        while True:
+            for place, action in enumerate(WALK, 1):
+                before = perf_counter()
+                actions = [action]
+                transitions = [episode.turn(actions, nothing) for episode in episodes]
+                after = perf_counter()
+                waits.append((after - before) / sessions)
+                check(place, transitions[-1].reward, bool(transitions[-1].end_reason))
+                if after - start >= seconds:
+                    return summarise(sessions * len(waits), after - start, waits)
+            for episode in episodes:
+                episode.reset(0, 0)
+
+    yield run
+
+
+# --- Starpod -----------------------------------------------------------------------------------------------------
+
+
+class UnaryPlayer:
+    """A session stepped with one call per step."""
+
+    def __init__(self, stub: EnvironmentServiceStub, session: pb.Session) -> None:
+        self._stub = stub
+        self._id = session.session_id
+        self._epoch, self._index = session.epoch, session.step_index
+
+    async def step(self, action: str) -> tuple[float, bool]:
+        request = pb.StepRequest(
+            session_id=self._id, epoch=self._epoch, step_index=self._index, actions=[pb.Action(text=action)]
+        )
+        response = await self._stub.Step(request)
+        self._index = response.next_step_index
+        transition = response.transition
+        return transition.reward, transition.terminated or transition.truncated
+
+    async def reset(self) -> None:
+        response = await self._stub.Reset(pb.ResetRequest(session_id=self._id, epoch=self._epoch, seed=0))
+        self._epoch, self._index = response.session.epoch, response.session.step_index
+
+
+class SessionPlayer:
+    """A session of a fleet."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def step(self, action: str) -> tuple[float, bool]:
+        transition = await self._session.step(action)
+        return transition.reward, transition.done
+
+    async def reset(self) -> None:
+        await self._session.reset(seed=0)
+
+
+@contextlib.asynccontextmanager
+async def open_unary(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One unary call per step, one coroutine per session."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        opened = await _open(stub, sessions)
+        players = [UnaryPlayer(stub, session) for session in opened]
+        yield lambda seconds: drive(players, seconds)
+        await stub.Close(pb.CloseRequest(session_ids=[session.session_id for session in opened]))
+
+
+@contextlib.asynccontextmanager
+async def open_blocking_unary(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One unary call per step, made by gRPC's blocking client: what a script without an event loop does."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = EnvironmentServiceStub(channel)
+        request = pb.OpenRequest(environment_id=ENVIRONMENT, seed=0, count=sessions, limits=UNLIMITED)
+        request.options.update(OPTIONS)
+        (session,) = stub.Open(request).sessions
+        epoch = session.epoch
+
+        async def reset() -> None:
+            nonlocal epoch
+            epoch = stub.Reset(pb.ResetRequest(session_id=session.session_id, epoch=epoch, seed=0)).session.epoch
+
+        async def step(place: int, action: str) -> None:
+            request = pb.StepRequest(
+                session_id=session.session_id, epoch=epoch, step_index=place - 1, actions=[pb.Action(text=action)]
+            )
+            transition = stub.Step(request).transition
+            check(place, transition.reward, transition.terminated or transition.truncated)
+
+        yield lambda seconds: _march(sessions, seconds, reset, step)
+        stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+
+
+@contextlib.asynccontextmanager
+async def open_stream_calls(address: str, sessions: int) -> AsyncIterator[Run]:
+    """Batches of one message per step, without columns: what any client can do with the generated messages alone."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        opened = await _open(stub, sessions)
+        stream = stub.Stream()
+        ids = [session.session_id for session in opened]
+        epoch = 1
+
+        async def exchange(calls: list[pb.Call]) -> list[pb.Reply]:
+            await stream.write(pb.StreamRequest(calls=calls))
+            replies: list[pb.Reply] = []
+            while len(replies) < len(calls):
+                replies += (await stream.read()).replies
+            return replies
+
+        async def reset() -> None:
+            nonlocal epoch
+            await exchange(
+                [
+                    pb.Call(call_id=row, reset=pb.ResetRequest(session_id=session_id, epoch=epoch, seed=0))
+                    for row, session_id in enumerate(ids)
+                ]
+            )
+            epoch += 1
+
+        async def step(place: int, action: str) -> None:
+            actions = [pb.Action(text=action)]
+            replies = await exchange(
+                [
+                    pb.Call(
+                        call_id=row,
+                        step=pb.StepRequest(session_id=session_id, epoch=epoch, step_index=place - 1, actions=actions),
+                    )
+                    for row, session_id in enumerate(ids)
+                ]
+            )
+            for reply in replies:
+                transition = reply.step.transition
+                check(place, transition.reward, transition.terminated or transition.truncated)
+
+        yield lambda seconds: _march(sessions, seconds, reset, step)
+        await stream.done_writing()
+        await stub.Close(pb.CloseRequest(session_ids=ids))
+
+
+@contextlib.asynccontextmanager
+async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
+    """Fleet.step_many, in columns over one Stream. Two groups per server march by themselves, as the groups of a
+    trainer do: the server works on the one while the replies to the other are read."""
+    async with Fleet(address) as fleet:
+        there: defaultdict[str, list[Session]] = defaultdict(list)
+        for session in await _open_fleet(fleet, sessions):
+            there[session.address].append(session)
+        groups = [group for each in there.values() for group in (each[::2], each[1::2]) if group]
+
+        async def march(group: list[Session], seconds: float) -> Measurement:
+            async def reset() -> None:
+                await fleet.reset_many(group, [0] * len(group))
+
+            async def step(place: int, action: str) -> None:
+                for transition in await fleet.step_many(group, [action] * len(group)):
+                    check(place, transition.reward, transition.done)
+
+            return await _march(len(group), seconds, reset, step)
+
+        async def run(seconds: float) -> Measurement:
+            parts = await asyncio.gather(*(march(group, seconds) for group in groups))
+            return Measurement(
+                sum(part.steps for part in parts),
+                max(part.seconds for part in parts),
+                max(part.p50 for part in parts),
+                max(part.p99 for part in parts),
+            )
+
+        yield run
+
+
+@contextlib.asynccontextmanager
+async def open_coroutines(address: str, sessions: int) -> AsyncIterator[Run]:
+    """One coroutine per session over one Stream: the fleet batches what is ready."""
+    async with Fleet(address) as fleet:
+        players = [SessionPlayer(session) for session in await _open_fleet(fleet, sessions)]
+        yield lambda seconds: drive(players, seconds)
+
+
+async def _march(
+    sessions: int, seconds: float, reset: Callable[[], Awaitable[None]], step: Callable[[int, str], Awaitable[None]]
+) -> Measurement:
+    """All sessions in step, whole walks. The wait of a step is that of its batch; the first resets are not timed."""
+    await reset()
+    waits: list[float] = []
+    start = perf_counter()
+    while True:
+        for place, action in enumerate(WALK, 1):
+            before = perf_counter()
+            await step(place, action)
+            after = perf_counter()
+            waits.append(after - before)
+            if after - start >= seconds:
+                return summarise(sessions * len(waits), after - start, waits)
+        await reset()
+
+
+async def _open(stub: EnvironmentServiceStub, sessions: int) -> Sequence[pb.Session]:
+    request = pb.OpenRequest(environment_id=ENVIRONMENT, seed=0, count=sessions, limits=UNLIMITED)
+    request.options.update(OPTIONS)
+    return (await stub.Open(request)).sessions
+
+
+async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
+    """In at least two groups, so that two servers have half of them each."""
+    opened: list[Session] = []
+    while (missing := sessions - len(opened)) > 0:
+        opened += await fleet.open(
+            ENVIRONMENT,
+            count=min(missing, (sessions + 1) // 2, MOST_IN_A_GROUP),
+            seed=0,
+            options=OPTIONS,
+            limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
+        )
+    return opened
+
+
+@contextlib.asynccontextmanager
+async def open_empty_calls(address: str, sessions: int) -> AsyncIterator[Run]:
+    """Renew without a session, as many at a time as there are sessions: what gRPC itself takes for a call."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        nothing = pb.RenewRequest()
+
+        async def run(seconds: float) -> Measurement:
+            waits: list[float] = []
+            start = perf_counter()
+
+            async def call() -> None:
+                while (before := perf_counter()) - start < seconds:
+                    await stub.Renew(nothing)
+                    waits.append(perf_counter() - before)
+
+            await asyncio.gather(*(call() for _ in range(sessions)))
+            return summarise(len(waits), perf_counter() - start, waits)
+
+        yield run
+
+
+# --- the peers ---------------------------------------------------------------------------------------------------
+
+
+def _peer(name: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
+    @contextlib.asynccontextmanager
+    async def open_peer(address: str, sessions: int) -> AsyncIterator[Run]:
+        from benchmarks.peers import clients  # only where the peers are installed
+
+        async with getattr(clients, name)(address, sessions) as run:
+            yield run
+
+    return open_peer
+
+
+@contextlib.asynccontextmanager
+async def _driver(module: str, *arguments: str) -> AsyncIterator[Run]:
+    """A program that steps its environments itself, in processes of its own: it is told for how long, and answers with
+    the measurement as JSON."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+
+    async def run(seconds: float) -> Measurement:
+        stdin.write(f"{seconds}\n".encode())
+        line = await stdout.readline()
+        if not line:
+            raise RuntimeError(f"{module} failed; run it by hand: echo 1 | python -m {module} {' '.join(arguments)}")
+        return Measurement(**json.loads(line))
+
+    try:
+        yield run
+    finally:
+        stdin.close()
+        await process.wait()
+
+
+def _vector_env(kind: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
+    return lambda _, sessions: _driver("benchmarks.peers.vector_env", kind, str(sessions))
+
+
+WAYS = (
+    Way("in process", "none", open_in_process),
+    Way("starpod, step_many", "starpod", open_step_many),
+    Way("starpod, step_many, 2 workers", "starpod_2", open_step_many),
+    Way("starpod, coroutines", "starpod", open_coroutines),
+    Way("starpod, without columns", "starpod", open_stream_calls, most=1024),
+    Way("starpod, unary", "starpod", open_unary, most=1024),
+    Way("starpod, unary, blocking", "starpod", open_blocking_unary, most=1),
+    Way("empty unary call", "starpod", open_empty_calls, most=1024),
+    Way("openenv-core", "openenv", _peer("open_openenv"), most=1024),
+    Way("openenv-core, tuned", "openenv_tuned", _peer("open_openenv"), most=1024),
+    Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env"), most=1024),
+    Way("dm-env-rpc, tuned", "dm_env_rpc", _peer("open_dm_env_rpc"), most=1024),
+    Way("Ray actors", "none", lambda _, sessions: _driver("benchmarks.peers.ray_actors", str(sessions)), most=64),
+    Way("SyncVectorEnv", "none", _vector_env("SyncVectorEnv")),
+    Way("AsyncVectorEnv", "none", _vector_env("AsyncVectorEnv"), most=256),
+)

@@ -1,0 +1,46 @@
+"""What `benchmarks.serving.throughput` measures, on steps that wait, 5 ms each or with a heavy tail, and on a shop.
+
+    python -m benchmarks.serving.workloads [--sessions 16,64,256] [--seconds 3] [--rounds 1]
+
+A step of 5 ms stands for a tool or a page; the heavy tail (Pareto, clipped at 500 ms) for the web. In process steps
+come one after the other. AsyncVectorEnv and Ray actors are stepped together, so each step is as slow as the slowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+from benchmarks.serving.lake import VARIABLE
+from tests.support import ROOT
+
+WAITING = ("in process", "starpod, coroutines", "openenv-core", "dm-env-rpc, tuned", "Ray actors", "AsyncVectorEnv")
+COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "openenv-core", "openenv-core, tuned")
+TASKS = {
+    "wait": ("steps of 5 ms", WAITING),
+    "tail": ("steps with a heavy tail", WAITING),
+    "webshop": ("webshop-v1, 1,000 products", COMPUTING),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", default="16,64,256", help="numbers of sessions, comma-separated")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--no-report", action="store_true", help="print the tables only, write nothing")
+    arguments = parser.parse_args()
+    for task, (title, ways) in TASKS.items():
+        print(title, flush=True)
+        command = [sys.executable, "-m", "benchmarks.serving.throughput", "--sessions", arguments.sessions]
+        command += ["--seconds", str(arguments.seconds), "--rounds", str(arguments.rounds)]
+        command += [word for way in ways for word in ("--way", way)]
+        command += ["--json", f"docs/benchmarks/throughput_{task}.json"]
+        command += ["--no-report"] if arguments.no_report else []
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, VARIABLE: task})
+
+
+if __name__ == "__main__":
+    main()

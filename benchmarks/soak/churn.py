@@ -1,0 +1,155 @@
+"""A client that never does the same thing for long: the load of `benchmarks.soak`, in a process of its own.
+
+    python -m benchmarks.soak.churn ADDRESS [--environment E ...] [--players N]
+
+Players open groups, play, reset, fork, snapshot, restore, close, and now and then walk away without a word; some come
+with connections of their own. A number on standard input is the steps per second from then on (0: as many as there can
+be); its end is the end. A line of JSON on standard output each second tells what was done so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+from collections import Counter
+
+from starpod.client import Fleet, Limits, Session, StarpodError
+from starpod.v1 import environment_pb2 as pb
+
+LEASE_SECONDS = 5.0
+ABANDONED = 0.1
+"""Share of the groups that are left to their leases."""
+OWN_CONNECTION = 0.02
+"""Share of the groups that are played over a fleet of their own."""
+IN_A_PROCESS = 0.01
+"""How often an environment of class `process` is taken, to once for any other: a start costs it a process."""
+ELSEWHERE = ("1,1,1", "[1]", "(1 + 2)", "stay")
+"""Actions where an environment names none; bad ones are outcomes, not errors."""
+
+
+class Pacer:
+    """Lets so many steps through each second; 0 lets all through."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self._next = 0.0
+
+    async def take(self, count: int) -> None:
+        if not self.rate:
+            return
+        now = asyncio.get_running_loop().time()
+        # What was missed for more than a moment is not made up for.
+        self._next = max(self._next, now - 0.25) + count / self.rate
+        if self._next > now:
+            await asyncio.sleep(self._next - now)
+
+
+class Churn:
+    """All players. `done` counts what they did, by kind."""
+
+    def __init__(self, address: str, environments: list[str]) -> None:
+        self.address = address
+        self.environments = environments
+        self.done: Counter[str] = Counter()
+        self.pacer = Pacer()
+        self.over = False
+        self._actions: dict[str, list[str]] = {}
+        self._shares: list[float] = []
+
+    async def run(self, players: int) -> None:
+        async with Fleet(self.address) as fleet:
+            specs = {spec.id: spec for spec in await fleet.describe()}
+            self.environments = self.environments or list(specs)
+            for environment in self.environments:
+                spec = specs[environment]
+                self._actions[environment] = list(spec.action_space.names) or list(ELSEWHERE)
+                self._shares.append(IN_A_PROCESS if spec.concurrency == pb.CONCURRENCY_CLASS_PROCESS else 1.0)
+            tasks = [asyncio.create_task(self._live(fleet, random.Random(place))) for place in range(players)]
+            tasks.append(asyncio.create_task(self._tell()))
+            await asyncio.to_thread(self._obey, asyncio.get_running_loop())
+            self.over = True
+            await asyncio.gather(*tasks)
+
+    def _obey(self, loop: asyncio.AbstractEventLoop) -> None:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(setattr, self.pacer, "rate", float(line))
+
+    async def _tell(self) -> None:
+        while not self.over:
+            print(json.dumps({**self.done, "tasks": len(asyncio.all_tasks())}), flush=True)
+            await asyncio.sleep(1)
+
+    async def _live(self, fleet: Fleet, luck: random.Random) -> None:
+        while not self.over:
+            try:
+                if luck.random() < OWN_CONNECTION:
+                    async with Fleet(self.address) as own:
+                        self.done["connections"] += 1
+                        await self._group(own, luck)
+                else:
+                    await self._group(fleet, luck)
+            except StarpodError as error:
+                self.done[f"error {type(error).__name__}"] += 1
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                await asyncio.sleep(0.1)
+
+    async def _group(self, fleet: Fleet, luck: random.Random) -> None:
+        """From an open to a close, or to nothing."""
+        (environment,) = luck.choices(self.environments, self._shares)
+        sessions = await fleet.open(
+            environment,
+            seed=luck.getrandbits(32),
+            count=luck.randrange(1, 5),
+            limits=Limits(max_turns=20),
+            lease_seconds=LEASE_SECONDS,
+        )
+        self.done["opened"] += len(sessions)
+        for episode in range(luck.randrange(1, 4)):
+            if episode:
+                await asyncio.gather(*(session.reset(seed=luck.getrandbits(32)) for session in sessions))
+                self.done["resets"] += len(sessions)
+            await self._play(fleet, sessions, luck, luck.randrange(1, 20))
+            if luck.random() < 0.2:
+                copies = await sessions[0].fork(2, reseed=luck.random() < 0.5)
+                self.done["forks"] += len(copies)
+                if not copies[0].done:
+                    await self._play(fleet, copies, luck, 3)
+                await fleet.close_sessions(copies)
+            if luck.random() < 0.1:
+                restored = await fleet.restore(await sessions[0].snapshot(), lease_seconds=LEASE_SECONDS)
+                self.done["restored"] += 1
+                await restored.close()
+        if luck.random() < ABANDONED:
+            self.done["abandoned"] += len(sessions)
+        else:
+            await fleet.close_sessions(sessions)
+            self.done["closed"] += len(sessions)
+
+    async def _play(self, fleet: Fleet, sessions: list[Session], luck: random.Random, turns: int) -> None:
+        for _ in range(turns):
+            live = [session for session in sessions if not session.done]
+            if not live or self.over:
+                return
+            await self.pacer.take(len(live))
+            actions = self._actions[live[0].environment_id]
+            await fleet.step_many(live, [luck.choice(actions) for _ in live])
+            self.done["steps"] += len(live)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address")
+    parser.add_argument("--environment", action="append", default=[])
+    parser.add_argument("--players", type=int, default=64)
+    arguments = parser.parse_args()
+    asyncio.run(Churn(arguments.address, arguments.environment).run(arguments.players))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

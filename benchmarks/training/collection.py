@@ -1,0 +1,264 @@
+"""Episodes from environments that take 5 to 500 ms a step: one coroutine each, against the lock-step loop.
+
+    python -m benchmarks.training.collection [--groups 32] [--size 8] [--turns 8] [--rounds 3]
+
+Both ways play the same episodes, token for token: a small policy that has learnt the format from random play, the same
+engine, the same server (a process of its own), the same seeds and so the same delays. In the lock-step loop all
+environments step, and when the last one has, all replies are generated. The ways take turns, and medians over the
+rounds are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from benchmarks.serving.environments import delay
+from starpod.client import Fleet
+from starpod.trainer.data.episode import Episode, episodes_of
+from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
+from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.rewards.reward import RewardConfig, Rewards
+from starpod.trainer.rollout.collect import EnvironmentConfig, Player, SamplingConfig, Start
+from starpod.trainer.rollout.services import local_services
+from starpod.trainer.warmstart import Scribe, WarmStartConfig, gather_demonstrations, imitate
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = "slow_lake-v1"
+OPTIONS = {"observation": "local", "frozen_probability": 0.9, "success_rate": 1.0, "size": 6}
+PROMPT = PromptConfig(style="compact")
+SAMPLING = SamplingConfig(max_reply_tokens=16, max_episode_tokens=512)
+LOCK_STEP, COROUTINES = "lock step", "one coroutine each"
+
+
+class LockStep(Engine):
+    """An engine that makes the episodes over it go in lock step: a meeting before all generate, and one after.
+
+    `forget` is an episode's end: the others no longer wait for it.
+    """
+
+    def __init__(self, engine: Engine, episodes: int) -> None:
+        self._engine = engine
+        self._playing = episodes
+        self._here: list[asyncio.Future[None]] = []
+
+    async def generate(self, request: Request) -> Reply:
+        await self._meet()
+        reply = await self._engine.generate(request)
+        await self._meet()
+        return reply
+
+    def forget(self, conversation: str) -> None:
+        self._engine.forget(conversation)
+        self._playing -= 1
+        self._go_if_complete()
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    async def _meet(self) -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        self._here.append(waiting)
+        self._go_if_complete()
+        await waiting
+
+    def _go_if_complete(self) -> None:
+        if len(self._here) >= self._playing:
+            for waiting in self._here:
+                if not waiting.done():
+                    waiting.set_result(None)
+            self._here.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One collection. idle: share of the time in which the engine computed nothing."""
+
+    way: str
+    seconds: float
+    episodes: int
+    steps: int
+    tokens: int
+    idle: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--size", type=int, default=8, help="episodes of a group")
+    parser.add_argument("--turns", type=int, default=8, help="of an episode, at most")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shortest", type=float, default=0.005, help="seconds of a step, at least")
+    parser.add_argument("--longest", type=float, default=0.5, help="seconds of a step, at most")
+    parser.add_argument("--imitate", type=int, default=60, help="optimiser steps in which the policy learns the format")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of the results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = asyncio.run(measure(arguments))
+    print_table(results)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    command = f"python -m benchmarks.training.collection {' '.join(sys.argv[1:])}".strip()
+    content = {"command": command, "machine": machine(), "results": [asdict(result) for result in results]}
+    (arguments.out / "collection.json").write_text(json.dumps(content, indent=2) + "\n")
+    write_plot(arguments.out / "collection.svg", results, arguments.shortest, arguments.longest)
+
+
+async def measure(arguments: argparse.Namespace) -> list[Result]:
+    environment = EnvironmentConfig(
+        id=ENVIRONMENT,
+        options=OPTIONS | {"shortest": arguments.shortest, "longest": arguments.longest},
+        max_turns=arguments.turns,
+        max_actions_per_turn=1,
+        max_actions=arguments.turns,
+    )
+    episodes = arguments.groups * arguments.size
+    # As many threads as episodes: a step waits for its delay alone.
+    serve = (
+        "--environment-module",
+        str(ROOT / "benchmarks" / "serving" / "environments.py"),
+        "--threads",
+        str(episodes),
+    )
+    results: list[Result] = []
+    with local_services([ENVIRONMENT], arguments=serve) as address:
+        async with Fleet(address) as fleet:
+            spec = next(spec for spec in await fleet.describe() if spec.id == ENVIRONMENT)
+            actions = tuple(spec.action_space.names)
+            policy = await teach(fleet, environment, actions, arguments.imitate)
+            template = Template(policy.tokenizer, prefill=PROMPT.opening)
+            starts = [Start(index, index) for index in range(arguments.groups)]
+            played: list[Episode] | None = None
+            for _ in range(arguments.rounds):
+                for way in (LOCK_STEP, COROUTINES):
+                    engine: Engine = TorchEngine(policy, slots=episodes, max_context=SAMPLING.max_episode_tokens)
+                    player = Player(
+                        fleet,
+                        LockStep(engine, episodes) if way == LOCK_STEP else engine,
+                        template,
+                        environment=environment,
+                        prompt=PROMPT,
+                        sampling=SAMPLING,
+                        rewards=Rewards(RewardConfig()),
+                        actions=actions,
+                    )
+                    result, now = await collect(way, player, starts, arguments.size)
+                    await engine.close()
+                    if played is not None:
+                        check(played, now)
+                    played = now
+                    results.append(result)
+    return results
+
+
+async def teach(fleet: Fleet, environment: EnvironmentConfig, actions: Sequence[str], steps: int) -> Policy:
+    """A tiny policy that answers in the format, with any action."""
+    quick = environment.model_copy(update={"options": {**environment.options, "shortest": 0.0}})
+    config = WarmStartConfig(steps=steps, episodes=300, lr=0.005, actions="random", noise=0.0)
+    demonstrations = await gather_demonstrations(fleet, config, quick, range(1000, 1300), actions)
+    scribe = Scribe(config, PROMPT, actions)
+    policy = build_policy(ModelConfig(), texts=list(scribe.texts(demonstrations)), critic="none", seed=1)
+    template = Template(policy.tokenizer, prefill=PROMPT.opening)
+    episodes = [scribe.episode(demonstration, template, index) for index, demonstration in enumerate(demonstrations)]
+    loss = await asyncio.to_thread(imitate, policy, episodes, config, Parallel(), micro_batch_tokens=8192)
+    print(f"the policy has learnt the format to {loss:.2f} nats per token", file=sys.stderr)
+    return policy
+
+
+async def collect(way: str, player: Player, starts: Sequence[Start], size: int) -> tuple[Result, list[Episode]]:
+    before, began = player.engine.stats(), perf_counter()
+    collected = await player.collect(starts, size)
+    seconds, after = perf_counter() - began, player.engine.stats()
+    if collected.failed:
+        raise RuntimeError(f"{collected.failed} episodes failed")
+    episodes = episodes_of(collected.groups)
+    return Result(
+        way,
+        seconds,
+        len(episodes),
+        sum(turn.executed for episode in episodes for turn in episode.turns),
+        after.sampled - before.sampled,
+        1 - (after.seconds - before.seconds) / seconds,
+    ), episodes
+
+
+def check(one: Sequence[Episode], other: Sequence[Episode]) -> None:
+    """Raises RuntimeError unless both ways played the same: else their times would not compare."""
+    for a, b in zip(one, other, strict=True):
+        if [(turn.reply, turn.actions, turn.reward) for turn in a.turns] != [
+            (turn.reply, turn.actions, turn.reward) for turn in b.turns
+        ]:
+            raise RuntimeError(f"group {a.group}, member {a.member} was played differently")
+
+
+def medians(results: Sequence[Result], way: str) -> dict[str, float]:
+    mine = [result for result in results if result.way == way]
+    return {
+        "seconds": statistics.median(result.seconds for result in mine),
+        "episodes_per_second": statistics.median(result.episodes / result.seconds for result in mine),
+        "steps_per_second": statistics.median(result.steps / result.seconds for result in mine),
+        "idle": statistics.median(result.idle for result in mine),
+    }
+
+
+def print_table(results: Sequence[Result]) -> None:
+    table = Table("Way", *(name for name in ("Seconds", "Episodes/s", "Steps/s", "Engine idle", "x lock step")))
+    baseline = medians(results, LOCK_STEP)
+    for way in (LOCK_STEP, COROUTINES):
+        values = medians(results, way)
+        table.add_row(
+            way,
+            f"{values['seconds']:.2f}",
+            f"{values['episodes_per_second']:.1f}",
+            f"{values['steps_per_second']:.0f}",
+            f"{values['idle']:.0%}",
+            f"{baseline['seconds'] / values['seconds']:.2f}",
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def write_plot(path: Path, results: Sequence[Result], shortest: float, longest: float) -> None:
+    """Episodes per second of both ways, and how long steps take. Needs matplotlib (extra `bench`)."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: matplotlib is not installed", file=sys.stderr)
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    from matplotlib import pyplot as plt
+
+    figure, (rates, delays) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    ways = (LOCK_STEP, COROUTINES)
+    for place, way in enumerate(ways):
+        each = [result.episodes / result.seconds for result in results if result.way == way]
+        rates.bar(place, statistics.median(each), width=0.6, color=("#9aa5b1", "#2f7ed8")[place])
+        rates.plot([place] * len(each), each, "k.", markersize=5)
+    rates.set(ylabel="episodes per second")
+    rates.set_xticks(range(len(ways)), ways)
+    sample = sorted(1000 * delay(seed, 1, shortest, longest) for seed in range(5000))
+    delays.plot(sample, [1 - place / len(sample) for place in range(len(sample))], color="#2f7ed8")
+    delays.set(xscale="log", xlabel="a step takes longer than this, in ms", ylabel="share of the steps")
+    delays.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

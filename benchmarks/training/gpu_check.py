@@ -1,0 +1,261 @@
+"""What only a machine with a GPU can show: vLLM and the trainer agree, and how fast both are.
+
+    python -m benchmarks.training.gpu_check [--dtype bfloat16] [--json FILE]
+
+Builds a small Qwen2-like decoder with random weights, and
+- samples the same requests from the torch engine and from vLLM, and scores the replies with the trainer: the
+  log-probabilities of sampler and trainer have to agree;
+- changes the weights, hands them over, and compares again: the new ones, and not the old, have to be in use;
+- cuts replies short with a pause, and goes on with them under new weights: each token's version has to be right;
+- measures generation and an update pass.
+
+Exit status: 0 all agree, 1 something does not, 2 there is no GPU or no vllm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from starpod.trainer.engines.base import Engine, Reply, Request
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.errors import EngineError
+from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import Policy, build_policy
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_CONTEXT = 1024
+AGREE = {"float32": (0.002, 0.02), "bfloat16": (0.02, 0.5)}
+"""Per dtype: the mean and the largest difference of log-probabilities, in nats, that rounding explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """mean, largest: difference between what sampler and trainer say, in nats. ok: within what rounding explains."""
+
+    what: str
+    mean: float
+    largest: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    what: str
+    tokens_per_second: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=list(AGREE), default="bfloat16")
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=128, help="of a reply")
+    parser.add_argument("--handover", choices=("auto", "ipc", "disk"), nargs="+", default=["ipc", "disk"])
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks" / "gpu_check.json")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu-check needs a GPU, and torch sees none on this machine", file=sys.stderr)
+        sys.exit(2)
+    policy = make_policy(arguments).to("cuda")
+    checks: list[Check] = []
+    speeds: list[Speed] = []
+    try:
+        for name, handover in (("torch", "auto"), *(("vllm", way) for way in arguments.handover)):
+            config = EngineConfig.model_validate(
+                {"name": name, "slots": arguments.requests, "dtype": arguments.dtype, "handover": handover}
+            )
+            label = name if name == "torch" else f"{name}, {handover}"
+            done, rates = asyncio.run(check_engine(label, config, policy, arguments))
+            checks += done
+            speeds += rates
+    except EngineError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        sys.exit(2)
+    speeds.append(Speed("update pass (context tokens)", measure_update(policy, arguments)))
+    print_tables(checks, speeds)
+    command = f"python -m benchmarks.training.gpu_check {' '.join(sys.argv[1:])}".strip()
+    content = {"command": command, "machine": machine() | {"gpu": torch.cuda.get_device_name()}}
+    content |= {"checks": [asdict(check) for check in checks], "speeds": [asdict(speed) for speed in speeds]}
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    sys.exit(0 if all(check.ok for check in checks) else 1)
+
+
+def make_policy(arguments: argparse.Namespace) -> Policy:
+    """Heads are 64 wide, as attention kernels want them."""
+    shape = {
+        "hidden": arguments.hidden,
+        "layers": arguments.layers,
+        "heads": arguments.hidden // 64,
+        "intermediate": 3 * arguments.hidden,
+        "positions": MAX_CONTEXT,
+    }
+    config = ModelConfig.model_validate({"name": "tiny", "tiny": shape, "dtype": arguments.dtype})
+    return build_policy(config, texts=["Left Down Right Up"], critic="none", seed=1)
+
+
+def make_requests(arguments: argparse.Namespace, vocabulary: int, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    return [
+        Request(
+            [rng.randrange(vocabulary) for _ in range(rng.randint(20, 200))],
+            arguments.tokens,
+            frozenset(),
+            seed=rng.randrange(2**31),
+        )
+        for _ in range(arguments.requests)
+    ]
+
+
+async def check_engine(
+    label: str, config: EngineConfig, policy: Policy, arguments: argparse.Namespace
+) -> tuple[list[Check], list[Speed]]:
+    """Agreement before and after a hand-over and across one; tokens per second; seconds of the hand-over."""
+    mean_bound, bound = AGREE[arguments.dtype]
+    checks: list[Check] = []
+
+    def compare(what: str, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None) -> None:
+        """keep: the version whose tokens are compared; None: all."""
+        gaps = gaps_of(policy, requests, replies, keep)
+        mean, largest = statistics.fmean(gaps), max(gaps)
+        checks.append(Check(f"{label}: {what}", mean, largest, mean <= mean_bound and largest <= bound))
+
+    engine = build_engine(config, policy, max_context=MAX_CONTEXT)
+    try:
+        requests = make_requests(arguments, policy.vocabulary, 1)
+        replies = await sample(engine, requests)
+        compare("first weights", requests, replies)
+        began = perf_counter()
+        again = await sample(engine, requests)
+        generating = perf_counter() - began
+        rate = sum(len(reply.tokens) for reply in again) / generating
+
+        change(policy, 1)
+        stale = statistics.fmean(gaps_of(policy, requests, replies))
+        seconds = await hand_over(engine, policy, 1)
+        replies = await sample(engine, requests)
+        compare("weights handed over", requests, replies)
+        # Else old weights would have passed as new ones.
+        checks.append(Check(f"{label}: the change of weights shows", stale, stale, stale > 2 * mean_bound))
+
+        calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+        await asyncio.sleep(generating / 4)
+        await engine.pause()
+        change(policy, 2)
+        await engine.load(2, policy.model)
+        await engine.resume()
+        replies = await asyncio.gather(*calls)
+        cut = sum(len(set(reply.versions)) > 1 for reply in replies)
+        if cut:
+            compare(f"the new part of {cut} replies that a pause cut", requests, replies, keep=2)
+    finally:
+        await engine.close()
+    speeds = [Speed(f"{label}: generation (sampled tokens)", rate)]
+    weights = sum(parameter.numel() for parameter in policy.model.parameters())
+    speeds.append(Speed(f"{label}: hand-over (parameters)", weights / seconds))
+    return checks, speeds
+
+
+async def sample(engine: Engine, requests: Sequence[Request]) -> list[Reply]:
+    return list(await asyncio.gather(*map(engine.generate, requests)))
+
+
+async def hand_over(engine: Engine, policy: Policy, version: int) -> float:
+    began = perf_counter()
+    await engine.pause()
+    await engine.load(version, policy.model)
+    await engine.resume()
+    return perf_counter() - began
+
+
+def change(policy: Policy, seed: int) -> None:
+    """Moves all weights, as an update would, but further."""
+    draws = torch.Generator(policy.device).manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            noise = torch.randn(parameter.shape, generator=draws, device=policy.device, dtype=torch.float32)
+            parameter.add_((0.3 * parameter.float().std().nan_to_num(0.02) * noise).to(parameter.dtype))
+
+
+@torch.no_grad()
+def gaps_of(
+    policy: Policy, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None
+) -> list[float]:
+    """|sampler - trainer| of each sampled token's log-probability, under the policy's weights as they are now."""
+    gaps: list[float] = []
+    for first in range(0, len(requests), 32):
+        rows = list(zip(requests[first : first + 32], replies[first : first + 32], strict=True))
+        packed = pack(rows, policy.device)
+        logprobs = policy.score(*packed).logprobs_N.tolist()
+        theirs = [value for _, reply in rows for value in reply.logprobs]
+        versions = [version for _, reply in rows for version in reply.versions]
+        gaps += [
+            abs(mine - other)
+            for mine, other, version in zip(logprobs, theirs, versions, strict=True)
+            if keep is None or version == keep
+        ]
+    return gaps
+
+
+def pack(
+    rows: Sequence[tuple[Request, Reply]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Padded ids, lengths, and where sampled tokens are: what `Policy.score` reads."""
+    tokens = [[*request.prompt, *reply.tokens] for request, reply in rows]
+    longest = max(map(len, tokens))
+    padded = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=device)
+    sampled = torch.zeros_like(padded, dtype=torch.bool)
+    for place, (request, reply) in enumerate(rows):
+        sampled[place, len(request.prompt) : len(request.prompt) + len(reply.tokens)] = True
+    return padded, torch.tensor(list(map(len, tokens)), device=device), sampled
+
+
+def measure_update(policy: Policy, arguments: argparse.Namespace, rounds: int = 5) -> float:
+    """Context tokens per second of scoring with its gradient; the median."""
+    requests = make_requests(arguments, policy.vocabulary, 2)
+    replies = [Reply(request.prompt[:16], [0.0] * 16, [0] * 16, "length") for request in requests]
+    total = sum(len(request.prompt) + 16 for request in requests)
+    rates = []
+    for _ in range(rounds + 1):
+        policy.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        began = perf_counter()
+        for first in range(0, len(requests), 64):
+            rows = list(zip(requests[first : first + 64], replies[first : first + 64], strict=True))
+            packed = pack(rows, policy.device)
+            policy.score(*packed).logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        rates.append(total / (perf_counter() - began))
+    return statistics.median(rates[1:])
+
+
+def print_tables(checks: Sequence[Check], speeds: Sequence[Speed]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table("Sampler against trainer, in nats", "Mean", "Largest", "")
+    for check in checks:
+        table.add_row(check.what, f"{check.mean:.5f}", f"{check.largest:.4f}", "agrees" if check.ok else "DIFFERS")
+    console.print(table)
+    table = Table("Speed", "Per second")
+    for speed in speeds:
+        table.add_row(speed.what, f"{speed.tokens_per_second:,.0f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What the trainer learns: whole runs over several seeds, and the pictures of docs/benchmarks.md.
+
+    python -m benchmarks.training.learning frozen_lake       the default job, three seeds, beside the reference ladder
+    python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
+    python -m benchmarks.training.learning sokoban bandit countdown webshop
+    python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
+    python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
+
+Every run is a process of its own, `starpod train`, as a user would start it, with nothing else on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
+from starpod.trainer.output.comparison import EVALUATION, RETURN, write_comparison
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import is_graded, return_with_interval
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "benchmarks"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One curve: a configuration, what is changed in it, and how the picture calls it."""
+
+    name: str
+    config: str
+    changes: tuple[str, ...] = ()
+
+
+EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
+    "frozen_lake": (Variant("StarPO-S", "frozen_lake"),),
+    "sokoban": (Variant("StarPO-S", "sokoban"),),
+    "bandit": (Variant("StarPO-S", "bandit"),),
+    "countdown": (Variant("StarPO-S", "countdown"),),
+    "webshop": (Variant("StarPO-S", "webshop"),),
+    "filter": tuple(
+        Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=40"))
+        for share in (0.25, 0.5, 0.75, 1.0)
+    ),
+    "echo_trap": (
+        Variant("GRPO", "echo_trap"),
+        Variant("PPO", "echo_trap", ("algorithm=starpo-ppo",)),
+        Variant("StarPO-S", "echo_trap", ("algorithm=starpo-s",)),
+        Variant("StarPO-S, GRPO", "echo_trap", ("algorithm=starpo-s", "algorithm.advantage=grpo")),
+    ),
+    "echo_trap_parts": (
+        Variant("the filter alone", "echo_trap", ("algorithm.filter.strategy=top_fraction",)),
+        Variant("no KL, clip 0.28", "echo_trap", ("algorithm.kl.where=off", "algorithm.clip_high=0.28")),
+        Variant("no deviation", "echo_trap", ("algorithm.advantage=dr_grpo",)),
+        Variant("16 x 16", "echo_trap", ("collect.groups=16", "collect.group_size=16")),
+    ),
+}
+
+TRAP = (EVALUATION, "collect/reward_std_in_group", "policy/entropy", "update/grad_norm")
+METRICS = {"echo_trap": TRAP, "echo_trap_parts": TRAP, "webshop": (RETURN, EVALUATION)}
+"""What the picture shows where success alone does not tell it."""
+
+
+def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
+    """Trains once; says what came of it. A folder of the same configuration is gone on with, and kept if finished."""
+    command = [sys.executable, "-m", "starpod.cli.main", "train", variant.config, *variant.changes, *words]
+    command += [f"seed={seed}", "monitor.screen=plain"]
+    asked = subprocess.run([*command, "--dry-run"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    before = folder / "asked.yaml"
+    if not before.exists() or before.read_text() != asked:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not (folder / "report.html").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        before.write_text(asked)
+        began = perf_counter()
+        subprocess.run([*command, "--run-dir", str(folder), "--resume"], check=True)
+        (folder / "seconds").write_text(f"{perf_counter() - began:.1f}\n")
+    evaluations = RunFolder(folder).read_evaluations()
+    first, last = evaluations[0], evaluations[-1]
+    steps = RunFolder(folder).read_metrics()
+    keys = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
+    return {
+        "variant": variant.name,
+        "seed": seed,
+        "seconds": float((folder / "seconds").read_text()),
+        "before": {key: first[key] for key in keys},
+        "after": {key: last[key] for key in keys},
+        "best": max(evaluation["success"] for evaluation in evaluations),
+        "greedy": (last.get("greedy") or {}).get("success"),
+        "reference": first.get("reference", {}),
+        "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
+        "warnings": [
+            {"step": step["step"], "text": text.partition(". To do")[0]}
+            for step in steps
+            for text in step.get("warnings", ())
+        ],
+    }
+
+
+def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five."""
+    values = [step["metrics"][signal.metric] for step in steps if step["metrics"].get(signal.metric) is not None]
+    medians = [statistics.median(values[max(0, end - 5) : end]) for end in range(1, len(values) + 1)]
+    worst = max(medians) if signal.rises else min(medians)
+    return {"start": statistics.fmean(values[:10]), "worst": worst, "end": medians[-1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="+", choices=sorted(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs go")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changed in every run")
+    arguments = parser.parse_args()
+    console = Console()
+    for name in arguments.experiments:
+        results, folders = [], {}
+        for variant in EXPERIMENTS[name]:
+            for seed in range(1, arguments.seeds + 1):
+                slug = "".join(letter if letter.isalnum() else "-" for letter in variant.name.lower())
+                folder = arguments.runs / name / f"{slug}-{seed}"
+                results.append(run(variant, seed, folder, arguments.set))
+                folders.setdefault(variant.name, []).append(folder)
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+        page = arguments.runs / name / f"learning_{name}.html"
+        _, together, *charts = write_comparison(folders, page, metrics=METRICS.get(name, (EVALUATION,)))
+        for chart in (together,) if name in METRICS else charts:
+            shutil.copy(chart, RESULTS)
+        console.print(_table(name, results))
+
+
+def _table(name: str, results: list[dict[str, object]]) -> Table:
+    table = Table("Variant", "Seed", "Before", "After", "Best", "Seconds", "Deviation", "Warned at", title=name)
+    for result in results:
+        table.add_row(
+            str(result["variant"]),
+            str(result["seed"]),
+            _interval(result["before"]),
+            _interval(result["after"]),
+            f"{result['best']:.1%}",
+            f"{result['seconds']:.0f}",
+            f"{result['signals']['reward_std']['end']:.3f}",  # type: ignore[index]
+            ", ".join(str(warning["step"]) for warning in result["warnings"]) or "-",  # type: ignore[attr-defined]
+        )
+    for variant in dict.fromkeys(result["variant"] for result in results):
+        ends = [result["after"]["success"] for result in results if result["variant"] == variant]  # type: ignore[index]
+        if len(ends) > 1:
+            spread = f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}"
+            table.add_row(str(variant), "mean", "", spread)
+    for policy, summary in results[0]["reference"].items():  # type: ignore[attr-defined]
+        table.add_row(f"reference: {policy}", "", "", _interval(summary))
+    return table
+
+
+def _interval(summary: object) -> str:
+    assert isinstance(summary, dict)
+    text = f"{summary['success']:.1%} ({summary['success_low']:.1%} to {summary['success_high']:.1%})"
+    return f"{text}, return {return_with_interval(summary)}" if is_graded(summary) else text
+
+
+if __name__ == "__main__":
+    main()

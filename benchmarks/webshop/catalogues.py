@@ -1,0 +1,200 @@
+"""WebShop at growing catalogues: build, start, memory, the wait for each kind of step, steps per second. Linux only.
+
+    python -m benchmarks.webshop.catalogues [--products 1000 100000 1181436] [--store PATH ...] [--seconds 10]
+
+Builds a store of made-up products for each number, or takes stores that `starpod webshop build` has made. Servers are
+`starpod serve webshop` with that store; the client is this process, and what it plays was recorded before, by a process
+of its own, with searches that no cache answers. Steps per second are over the wire, in observation mode text, at the
+smallest catalogue also text_rich and html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.machine import machine
+from benchmarks.webshop import episodes, wire
+from benchmarks.webshop.episodes import Played, Waits
+from benchmarks.webshop.original import CLICKS
+from benchmarks.webshop.report import Build, Result, Steps, Wait, print_tables, write
+from starpod.environments.webshop.store.store import Manifest
+from tests.support import ROOT, children_of
+
+WARM_UP, TIMED = 200, 500
+"""Episodes of a latency measurement."""
+STARTS = 3
+WORKERS = 2
+POLL_SECONDS = 0.05
+PACKAGES = ("numpy", "numba", "textblob", "scipy")
+"""Besides those that every benchmark names. scipy is not needed, but makes starts slower where it is installed."""
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+Tell = Callable[[str], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--products", type=int, nargs="*", default=[1_000, 100_000, 1_181_436], help="sizes to build")
+    parser.add_argument("--store", type=Path, action="append", default=[], help="a store that is there; repeatable")
+    parser.add_argument("--folder", type=Path, help="where to build and keep the stores; default: a temporary folder")
+    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement of steps per second")
+    parser.add_argument("--rounds", type=int, default=3, help="of them; medians are reported")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks" / "webshop.json")
+    parser.add_argument("--no-report", action="store_true", help="print the tables only, write nothing")
+    arguments = parser.parse_args()
+    sizes = sorted((Manifest.read(store).products, store) for store in arguments.store)
+    built_already = {size for size, _ in sizes}
+    to_do = [*sizes, *((size, None) for size in arguments.products if size not in built_already)]
+    results: list[Result] = []
+    with ExitStack() as stack:
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="webshop-")))
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        progress = stack.enter_context(Progress(*columns, console=Console(stderr=True), refresh_per_second=2))
+        for size, given in sorted(to_do, key=lambda each: each[0]):
+            task = progress.add_task(f"{size:,} products", total=None)
+
+            def tell(what: str, size: int = size, task: int = task) -> None:
+                progress.update(task, description=f"{size:,} products: {what}")  # type: ignore[arg-type]
+
+            built = None
+            if given is None:
+                tell("building")
+                given = folder / str(size)
+                built = build(size, given)
+            modes = ["text"] if results else ["text", "text_rich", "html"]
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                result = runner.run(
+                    measure(given, modes, arguments.sessions, arguments.seconds, arguments.rounds, tell)
+                )
+            results.append(replace(result, build=built))
+            progress.update(task, description=f"{size:,} products", total=1, completed=1)
+    print_tables(results)
+    if not arguments.no_report:
+        command = f"python -m benchmarks.webshop.catalogues {' '.join(sys.argv[1:])}".strip()
+        where = machine()
+        where["versions"] |= {name: version(name) for name in PACKAGES if find_spec(name)}
+        write(arguments.json, results, where, command)
+
+
+def build(products: int, out: Path) -> Build:
+    """Runs `starpod webshop build --synthetic N`. Raises RuntimeError with what it printed if it fails."""
+    command = [sys.executable, "-m", "starpod.cli.main", "webshop", "build", "--synthetic", str(products)]
+    with tempfile.TemporaryFile(mode="w+") as log:
+        begin, peak = time.perf_counter(), 0
+        process = subprocess.Popen(
+            [*command, "--out", str(out), "--force"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        while process.poll() is None:
+            peak = max(peak, peak_bytes(process.pid))
+            time.sleep(POLL_SECONDS)
+        if process.returncode:
+            log.seek(0)
+            raise RuntimeError(log.read())
+        return Build(time.perf_counter() - begin, peak)
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that was resident of a process so far, 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
+async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: float, rounds: int, tell: Tell) -> Result:
+    """Everything about one store. tell: hears what is being measured."""
+    tell("recording what is played")
+    played = apart(episodes.record_at, store)
+    warm_up, timed = played[:WARM_UP], played[WARM_UP : WARM_UP + TIMED]
+    tell("steps in the environment")
+    inside = apart(episodes.inside, store, warm_up, timed)
+    tell("starts")
+    starts = [await wire.start(store) for _ in range(STARTS)]
+    memory: dict[str, list[wire.Memory]] = {}
+    tell("one worker")
+    server = wire.serve(store)
+    try:
+        memory["one server, started"] = [wire.Memory.of(server.pid)]
+        over_the_wire = await wire.one_by_one(server.address, warm_up, timed)
+        memory["one server, used"] = [wire.Memory.of(server.pid)]
+        steps = []
+        for mode in modes:
+            tell(f"{sessions} sessions, {mode}")
+            loads = await wire.all_at_once(server, played, sessions, seconds, rounds, mode)
+            steps.append(Steps.of(mode, sessions, loads))
+            memory.setdefault(f"one server, after {sessions} sessions", [wire.Memory.of(server.pid)])
+    finally:
+        server.close()
+    tell(f"{WORKERS} workers")
+    memory |= await memory_of_workers(store, warm_up, timed)
+    manifest = Manifest.read(store)
+    return Result(
+        products=manifest.products,
+        store_bytes=manifest.bytes,
+        build=None,
+        start=wire.Start(*(median(getattr(each, name) for each in starts) for name in ("ready", "first_open", "cpu"))),
+        used_steps=sum(len(each.actions) for each in (*warm_up, *timed)),
+        memory=memory,
+        wire=summaries(over_the_wire),
+        inside=summaries(inside),
+        steps=steps,
+    )
+
+
+async def memory_of_workers(
+    store: Path, warm_up: Sequence[Played], timed: Sequence[Played]
+) -> dict[str, list[wire.Memory]]:
+    """Of each of the workers of one server, which all play the same."""
+    server = wire.serve(store, "--workers", str(WORKERS))
+    try:
+        workers = children_of(server.pid)
+        started = [wire.Memory.of(worker) for worker in workers]
+        for address in await wire.endpoints_of(server):
+            await wire.one_by_one(address, warm_up, timed)
+        used = [wire.Memory.of(worker) for worker in workers]
+    finally:
+        server.close()
+    return {f"each of {WORKERS} workers, started": started, f"each of {WORKERS} workers, used": used}
+
+
+def apart(call: Callable[Parameters, Returned], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+    """What a call returns that is made in a process of its own: this one maps no store, so no server shares pages."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *args, **kwargs).result()
+
+
+def summaries(waits: Waits) -> dict[str, Wait]:
+    """Medians and 99th percentiles, and those of all clicks."""
+    clicks = [wait for kind in episodes.KINDS if kind != episodes.SEARCH for wait in waits[kind]]
+    found = {}
+    for kind, all_of_it in {**waits, CLICKS: clicks}.items():
+        p50, p99 = np.percentile(all_of_it, (50, 99))
+        found[kind] = Wait(len(all_of_it), float(p50), float(p99))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What the original WebShop costs, measured once: it needs Java, and a benchmark cannot install it everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.webshop.episodes import (
+    BUY,
+    DESCRIPTION,
+    OPTION,
+    PAGE,
+    PRODUCT,
+    RESET,
+    SEARCH,
+    TO_PRODUCT,
+    TO_RESULTS,
+)
+
+HOW = """\
+The original (princeton-nlp/WebShop) was measured once, in text mode with human goals, in process, one process on an
+otherwise idle machine with two hardware threads of an AMD EPYC, CPython 3.11, OpenJDK 17, Lucene 8.11; on made-up
+catalogues of the same sizes, of another generator; 1,700 steps after a warm-up, medians of two runs. Its part-of-speech
+model was replaced by a blank tokenizer and it loaded no image features: all of it costs more. A p99 far above the rest
+is a pause of its garbage collector. Ratios to it are across runs, its steps in process beside ours over the wire."""
+CLICKS = "all clicks"
+STEPS_PER_SECOND = 70.0
+"""Of one process on one core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """start: seconds, from and to. resident: MB after the start and after 220 episodes. waits: ms, p50 and p99."""
+
+    start: tuple[float, float]
+    resident: tuple[int, int]
+    waits: dict[str, tuple[float, float]]
+
+
+ORIGINAL = {
+    1_000: Original(
+        start=(4.2, 5.2),
+        resident=(545, 822),
+        waits={
+            SEARCH: (14.4, 20),
+            CLICKS: (12.0, 23.5),
+            PAGE: (19.0, 27),
+            PRODUCT: (14.2, 266),
+            OPTION: (11.2, 19),
+            DESCRIPTION: (4.5, 7.0),
+            TO_PRODUCT: (9.5, 12),
+            TO_RESULTS: (16.0, 19),
+            BUY: (6.5, 9),
+            RESET: (2.4, 4.2),
+        },
+    ),
+    10_000: Original(
+        start=(4.7, 5.0),
+        resident=(606, 904),
+        waits={
+            SEARCH: (15.0, 20),
+            CLICKS: (12.4, 23.0),
+            PAGE: (19.6, 26),
+            PRODUCT: (13.9, 17),
+            OPTION: (11.3, 16),
+            DESCRIPTION: (4.3, 6.6),
+            TO_PRODUCT: (9.3, 347),
+            TO_RESULTS: (15.8, 19),
+            BUY: (6.4, 28),
+            RESET: (2.4, 4.3),
+        },
+    ),
+    100_000: Original(
+        start=(10.3, 12.2),
+        resident=(1217, 1648),
+        waits={
+            SEARCH: (16.0, 25),
+            CLICKS: (13.2, 26.4),
+            PAGE: (21.0, 27),
+            PRODUCT: (14.6, 20),
+            OPTION: (11.8, 17),
+            DESCRIPTION: (4.5, 7.8),
+            TO_PRODUCT: (9.7, 14),
+            TO_RESULTS: (17.3, 23),
+            BUY: (6.7, 10),
+            RESET: (2.5, 5.5),
+        },
+    ),
+}
+"""By the number of products."""

@@ -1,0 +1,311 @@
+"""What WebShop's benchmark leaves behind: tables on the terminal, JSON, Markdown and a plot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.webshop.episodes import KINDS, RESET, SEARCH
+from benchmarks.webshop.original import CLICKS, HOW, ORIGINAL, STEPS_PER_SECOND
+from benchmarks.webshop.wire import Load, Memory, Start
+
+MB = 1e6
+LARGE = 1_000_000
+"""Products from which on a catalogue is the full one of the aims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """seconds: from nothing to a complete store. peak_bytes: the most that was resident, mapped files included."""
+
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Seconds that `count` steps of a kind took."""
+
+    count: int
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps per second in an observation mode: medians over the rounds, and the rate of each round. CPU: per step."""
+
+    mode: str
+    sessions: int
+    steps_per_second: float
+    p50_seconds: float
+    p99_seconds: float
+    client_cpu_seconds: float
+    server_cpu_seconds: float
+    rounds: list[float]
+
+    @classmethod
+    def of(cls, mode: str, sessions: int, loads: Sequence[Load]) -> Steps:
+        rates = [load.steps_per_second for load in loads]
+        p50, p99, client, server = (
+            median(getattr(load, name) for load in loads) for name in ("p50", "p99", "client_cpu", "server_cpu")
+        )
+        return cls(mode, sessions, median(rates), p50, p99, client, server, rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything about one catalogue. used_steps: what a server had played when its memory is called used.
+
+    build: None where the store was there before. start: medians. memory: by situation, one per process. wire, inside:
+    waits by kind of action, over the wire in one session and in the environment alone.
+    """
+
+    products: int
+    store_bytes: int
+    build: Build | None
+    start: Start
+    used_steps: int
+    memory: dict[str, list[Memory]]
+    wire: dict[str, Wait]
+    inside: dict[str, Wait]
+    steps: list[Steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table; the columns from `left` on hold numbers."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    left: int = 1
+
+
+def sheets(results: Sequence[Result]) -> list[Sheet]:
+    """All tables."""
+    return [aims(results), stores(results), memory(results), latency(results), throughput(results)]
+
+
+# --- the tables --------------------------------------------------------------------------------------------------
+
+
+def aims(results: Sequence[Result]) -> Sheet:
+    """What was aimed at, for the catalogues that were measured."""
+    rows: list[list[str]] = []
+
+    def add(result: Result, aim: str, shown: str, reached: bool) -> None:
+        rows.append([f"{aim}, {result.products:,} products", shown, "met" if reached else "missed"])
+
+    for result in results:
+        if result.products >= LARGE:
+            for aim, measured, limit, form in _large_aims(result):
+                add(result, aim, form(measured), measured < limit)
+        elif result.products == 1_000 and _text(result).sessions == 256:
+            rate = _text(result).steps_per_second
+            add(result, "7,000 steps/s, 256 sessions", f"{rate:,.0f}", rate >= 7_000)
+    return Sheet("Aims", ["Aim", "Measured", ""], rows)
+
+
+def _large_aims(result: Result) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
+    yield "warm start under 2 s, to the first Open", result.start.first_open, 2.0, _seconds
+    used = next(each for name, each in result.memory.items() if "workers, used" in name)
+    yield "private memory of a worker under 400 MB", max(each.private for each in used), 400 * MB, _megabytes
+    yield "search under 10 ms at p50, over the wire", result.wire[SEARCH].p50, 10e-3, _milliseconds
+    yield "search under 40 ms at p99, over the wire", result.wire[SEARCH].p99, 40e-3, _milliseconds
+    if result.build:
+        yield "build under 15 min", result.build.seconds, 900.0, _seconds
+
+
+def stores(results: Sequence[Result]) -> Sheet:
+    headings = ["Products", "Build", "Its memory", "Store", "Start: ready", "first Open", "CPU", "Original's start"]
+    rows = []
+    for result in results:
+        build, original = result.build, ORIGINAL.get(result.products)
+        rows.append(
+            [
+                f"{result.products:,}",
+                _seconds(build.seconds) if build else "",
+                _megabytes(build.peak_bytes) if build else "",
+                _megabytes(result.store_bytes),
+                *(_seconds(each) for each in (result.start.ready, result.start.first_open, result.start.cpu)),
+                f"{original.start[0]} to {original.start[1]} s" if original else "",
+            ]
+        )
+    return Sheet("Build and start", headings, rows)
+
+
+def memory(results: Sequence[Result]) -> Sheet:
+    headings = ["Products", "Process", "Private (USS)", "of no file", "Proportional (PSS)", "Original, resident"]
+    rows = []
+    for result in results:
+        original = ORIGINAL.get(result.products)
+        resident = iter(original.resident if original else ())
+        for situation, processes in result.memory.items():
+            parts = ([getattr(each, name) for each in processes] for name in ("private", "own", "proportional"))
+            theirs = next(resident, None) if situation.startswith("one server") else None
+            rows.append(
+                [
+                    f"{result.products:,}",
+                    situation.replace("used", f"after {result.used_steps:,} steps"),
+                    *(_megabytes(max(each)) for each in parts),
+                    "" if theirs is None else f"{theirs:,} MB",
+                ]
+            )
+    return Sheet("Memory", headings, rows, left=2)
+
+
+def latency(results: Sequence[Result]) -> Sheet:
+    headings = ["Products", "Step", "In the environment", "Over the wire", "Original", "Original / wire"]
+    rows = []
+    for result in results:
+        original = ORIGINAL.get(result.products)
+        for kind in (SEARCH, CLICKS, *KINDS[1:], RESET):
+            theirs = original.waits[kind] if original else None
+            rows.append(
+                [
+                    f"{result.products:,}",
+                    kind,
+                    *(
+                        f"{_milliseconds(each.p50)} / {_milliseconds(each.p99)}"
+                        for each in (result.inside[kind], result.wire[kind])
+                    ),
+                    f"{theirs[0]} ms / {theirs[1]} ms" if theirs else "",
+                    f"{theirs[0] / 1e3 / result.wire[kind].p50:.1f}" if theirs else "",
+                ]
+            )
+    return Sheet("What a step takes, p50 / p99", headings, rows, left=2)
+
+
+def throughput(results: Sequence[Result]) -> Sheet:
+    headings = [
+        "Products",
+        "Observation",
+        "Sessions",
+        "Steps/s",
+        "p50",
+        "p99",
+        "CPU: server",
+        "client",
+        "Ours / original",
+    ]
+    rows = [
+        [
+            f"{result.products:,}",
+            each.mode,
+            f"{each.sessions:,}",
+            f"{each.steps_per_second:,.0f}",
+            *(_milliseconds(wait) for wait in (each.p50_seconds, each.p99_seconds)),
+            *(f"{cpu * 1e6:,.0f} µs" for cpu in (each.server_cpu_seconds, each.client_cpu_seconds)),
+            f"{each.steps_per_second / STEPS_PER_SECOND:,.0f}" if each.mode == "text" else "",
+        ]
+        for result in results
+        for each in result.steps
+    ]
+    return Sheet("Steps per second over the wire", headings, rows, left=2)
+
+
+def _text(result: Result) -> Steps:
+    return next(each for each in result.steps if each.mode == "text")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value < 60 else f"{value / 60:.1f} min"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / MB:,.1f} MB" if value < 10 * MB else f"{value / MB:,.0f} MB"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value * 1e6:,.0f} µs" if value < 1e-3 else f"{value * 1e3:,.1f} ms"
+
+
+# --- where they go -----------------------------------------------------------------------------------------------
+
+
+def print_tables(results: Sequence[Result]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for sheet in sheets(results):
+        if sheet.rows:
+            table = Table(title=sheet.title, title_justify="left")
+            for place, heading in enumerate(sheet.headings):
+                table.add_column(heading, justify="left" if place < sheet.left else "right")
+            for row in sheet.rows:
+                table.add_row(*row)
+            console.print(table)
+
+
+def write(path: Path, results: Sequence[Result], where: dict[str, Any], command: str) -> None:
+    """JSON to `path`, Markdown and the plot beside it. The plot needs matplotlib (extra `bench`)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"command": command, "machine": where, "results": [asdict(result) for result in results]}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.with_suffix(".md").write_text(_markdown(results, where, command))
+    _plot(path.with_suffix(".svg"), results)
+
+
+def _markdown(results: Sequence[Result], where: dict[str, Any], command: str) -> str:
+    there = where["versions"]
+    names = (name for name in ("starpod", "grpcio", "numpy", "numba", "textblob", "scipy") if name in there)
+    versions = ", ".join(f"{name} {there[name]}" for name in names)
+    lines = [
+        f"Made by `{command}` on {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}.",
+        "",
+        HOW,
+    ]
+    for sheet in sheets(results):
+        if sheet.rows:
+            rules = ("---" if place < sheet.left else "---:" for place in range(len(sheet.headings)))
+            lines += ["", f"### {sheet.title}", ""]
+            lines += [f"| {' | '.join(sheet.headings)} |", f"|{'|'.join(rules)}|"]
+            lines += [f"| {' | '.join(row)} |" for row in sheet.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _plot(path: Path, results: Sequence[Result]) -> None:
+    """Waits and steps per second over the number of products."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+    sizes = [result.products for result in results]
+    there = sorted(ORIGINAL)
+    for kind, colour in ((SEARCH, "C0"), (CLICKS, "C1")):
+        for name, style in (("p50", "-"), ("p99", ":")):
+            ours = [getattr(result.wire[kind], name) * 1e3 for result in results]
+            left.plot(sizes, ours, style, marker="o", color=colour, label=f"{kind}, {name}")
+        theirs = [ORIGINAL[size].waits[kind][0] for size in there]
+        left.plot(there, theirs, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process")
+    left.set(xscale="log", yscale="log", xlabel="products", ylabel="milliseconds, ours over the wire")
+    right.plot(sizes, [_text(result).steps_per_second for result in results], "-o", label="text")
+    for mode in ("text_rich", "html"):
+        points = [
+            (result.products, each.steps_per_second) for result in results for each in result.steps if each.mode == mode
+        ]
+        right.plot(*zip(*points, strict=True), "o", label=mode)
+    right.axhline(STEPS_PER_SECOND, linestyle="--", color="grey", label="original in process, one core")
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="products",
+        ylabel=f"steps per second, {results[0].steps[0].sessions} sessions",
+    )
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

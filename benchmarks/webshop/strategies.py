@@ -1,0 +1,174 @@
+"""Other ways to find the best documents, exact as well, that benchmarks/webshop/search.py holds against the chosen one.
+
+Each takes the arrays of an index and the postings and weights of a query's terms, and returns numbers of documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from starpod.environments.webshop.search.bm25 import BLOCK, insert, length_factors
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """The arrays of an index as `best` in the webshop's search takes them, and the sums of dense ways."""
+
+    documents: NDArray[np.uint32]
+    frequencies: NDArray[np.uint8]
+    values: NDArray[np.float32]
+    lengths: NDArray[np.uint8]
+    factors: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+    peaks: NDArray[np.float32]
+    sums: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, arrays: dict[str, NDArray[Any]]) -> Postings:
+        """peaks: per term the largest frequency times factor, from which the bound of its score follows."""
+        lengths, values = arrays["lengths"], arrays["values"].astype(np.float32)
+        factors = length_factors(int(arrays["total"][0]) / np.count_nonzero(lengths))
+        postings = arrays["documents"], arrays["frequencies"], values, lengths, factors
+        offsets = arrays["posting_offsets"]
+        return cls(*postings, offsets, _peaks(*postings, offsets), np.zeros(len(lengths)))
+
+
+Way = Callable[[Postings, NDArray[np.int64], NDArray[np.float32], int], list[int]]
+"""Postings, rows of the query's terms, their weights, how many -> numbers of the best documents, best first."""
+
+
+def dense_numpy(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
+    """A sum for every document, terms added one after another by NumPy; then the k best of what was touched."""
+    index.sums[:] = 0
+    for row, weight in zip(rows, weights, strict=True):
+        part = slice(index.offsets[row], index.offsets[row + 1])
+        documents = index.documents[part]
+        saturation = 1 + index.values[index.frequencies[part]] * index.factors[index.lengths[documents]]
+        index.sums[documents] += weight - weight / saturation
+    scores = index.sums.astype(np.float32)
+    hits = np.flatnonzero(scores)
+    if len(hits) > k:
+        hits = hits[scores[hits] >= np.partition(scores[hits], len(hits) - k)[len(hits) - k]]
+    best: list[int] = hits[np.argsort(-scores[hits], kind="stable")[:k]].tolist()
+    return best
+
+
+def dense_compiled(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
+    """The same as one compiled loop over postings and one over documents."""
+    found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
+    starts, ends = index.offsets[rows], index.offsets[rows + 1]
+    best: list[int] = found[: _dense(*_arrays(index), starts, ends, weights, index.sums, found, scores)].tolist()
+    return best
+
+
+def bounded(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
+    """MaxScore in blocks: once k documents beat what the weakest terms can give together, these are only looked up."""
+    found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
+    starts, ends = index.offsets[rows], index.offsets[rows + 1]
+    size = _bounded(*_arrays(index), starts, ends, weights, index.peaks[rows], found, scores)
+    best: list[int] = found[:size].tolist()
+    return best
+
+
+def _arrays(index: Postings) -> tuple[NDArray[Any], ...]:
+    return index.documents, index.frequencies, index.values, index.lengths, index.factors
+
+
+@njit(nogil=True)
+def _peaks(documents, frequencies, values, lengths, factors, offsets):
+    peaks = np.zeros(len(offsets) - 1, np.float32)
+    for term in range(len(peaks)):
+        for place in range(offsets[term], offsets[term + 1]):
+            peaks[term] = max(peaks[term], values[frequencies[place]] * factors[lengths[documents[place]]])
+    return peaks
+
+
+@njit(nogil=True)
+def _dense(documents, frequencies, values, lengths, factors, starts, ends, weights, sums, found, scores):
+    one = np.float32(1)
+    for term in range(len(starts)):
+        weight = weights[term]
+        for place in range(starts[term], ends[term]):
+            document = documents[place]
+            saturation = one + values[frequencies[place]] * factors[lengths[document]]
+            sums[document] += weight - weight / saturation
+    count, least = 0, np.float32(0)
+    for document in range(len(lengths)):
+        total = sums[document]
+        sums[document] = 0
+        if total > least and np.float32(total) > least:
+            count = insert(found, scores, count, document, np.float32(total))
+            if count == len(found):
+                least = scores[count - 1]
+    return count
+
+
+@njit(nogil=True)
+def _bounded(documents, frequencies, values, lengths, factors, starts, ends, weights, peaks, found, scores):
+    one = np.float32(1)
+    bounds = weights - weights / (one + peaks)
+    order = np.argsort(bounds)
+    starts, ends, weights = starts[order], ends[order], weights[order]
+    together = np.cumsum(bounds[order].astype(np.float64)) * (1 + 1e-6)  # of a term and all weaker ones
+    places = starts.copy()
+    sums = np.zeros(BLOCK)
+    count, least, weak = 0, np.float32(0), 0
+    while weak < len(starts):
+        first = len(lengths)
+        for term in range(weak, len(starts)):
+            if places[term] < ends[term] and documents[places[term]] < first:
+                first = documents[places[term]]
+        if first == len(lengths):
+            break
+        end = min(first + BLOCK, len(lengths))
+        for term in range(weak, len(starts)):
+            place, weight = places[term], weights[term]
+            while place < ends[term] and documents[place] < end:
+                document = documents[place]
+                saturation = one + values[frequencies[place]] * factors[lengths[document]]
+                sums[document - first] += weight - weight / saturation
+                place += 1
+            places[term] = place
+        for document in range(first, end):
+            total = sums[document - first]
+            sums[document - first] = 0
+            if total == 0:
+                continue
+            for term in range(weak - 1, -1, -1):
+                if total + together[term] <= least:
+                    break
+                place = _seek(documents, places[term], ends[term], document)
+                places[term] = place
+                if place < ends[term] and documents[place] == document:
+                    saturation = one + values[frequencies[place]] * factors[lengths[document]]
+                    total += weights[term] - weights[term] / saturation
+            if total > least and np.float32(total) > least:
+                count = insert(found, scores, count, document, np.float32(total))
+                if count == len(found):
+                    least = scores[count - 1]
+        while weak < len(starts) and together[weak] <= least:
+            weak += 1
+    return count
+
+
+@njit(nogil=True)
+def _seek(documents, place, end, document):
+    """The first posting from the place on that is not before the document, found by doubling steps and halving."""
+    step = 1
+    while place + step < end and documents[place + step] < document:
+        place += step
+        step *= 2
+    high = min(place + step, end)
+    while place < high:
+        middle = (place + high) // 2
+        if documents[middle] < document:
+            place = middle + 1
+        else:
+            high = middle
+    return place

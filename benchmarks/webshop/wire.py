@@ -1,0 +1,196 @@
+"""WebShop's server from outside: its start, its memory, the wait for a step, and steps per second."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from time import perf_counter, process_time
+
+import grpc
+
+from benchmarks.machine import cpu_seconds
+from benchmarks.serving.measure import summarise
+from benchmarks.webshop.episodes import ENVIRONMENT, KINDS, NAME, OPTIONS, RESET, Played, Waits
+from starpod.client import Fleet, Limits, Session
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.support import ServerProcess
+
+SETTLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Seconds from the start of the process to its ready line and to the reply to the first Open; cpu: of CPU time."""
+
+    ready: float
+    first_open: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one process, from /proc/PID/smaps_rollup.
+
+    private: pages of this process alone (USS), of the store's files too where no other process has them mapped.
+    own: of them those of no file. proportional: shared pages divided among those that share them (PSS).
+    """
+
+    private: int
+    own: int
+    proportional: int
+
+    @classmethod
+    def of(cls, pid: int) -> Memory:
+        sizes: dict[str, int] = {}
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, size, _ = line.split()
+            sizes[name.rstrip(":")] = int(size) * 1024
+        return cls(sizes["Private_Clean"] + sizes["Private_Dirty"], sizes["Anonymous"], sizes["Pss"])
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """All sessions as fast as they get answers, resets included. Waits are of a batch; CPU is in seconds per step."""
+
+    steps_per_second: float
+    p50: float
+    p99: float
+    client_cpu: float
+    server_cpu: float
+
+
+def serve(store: Path, *arguments: str) -> ServerProcess:
+    """`starpod serve webshop` with one store."""
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", "webshop", "--store", f"{NAME}={store}"]
+    return ServerProcess([*command, *arguments])
+
+
+async def start(store: Path) -> Start:
+    """Starts a server, opens a session, and ends it."""
+    begin = perf_counter()
+    server = serve(store)
+    try:
+        ready = perf_counter() - begin
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            await _open(EnvironmentServiceStub(channel))
+        return Start(ready, perf_counter() - begin, cpu_seconds(server.pid))
+    finally:
+        server.close()
+
+
+async def endpoints_of(server: ServerProcess) -> list[str]:
+    """The addresses of a server's workers."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        return list((await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())).endpoints)
+
+
+async def one_by_one(address: str, warm_up: Sequence[Played], episodes: Sequence[Played]) -> Waits:
+    """What one session waits for its steps, one unary call each."""
+    waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        session = await _open(stub)
+        epoch = session.epoch
+        for number, played in enumerate((*warm_up, *episodes)):
+            marks = [perf_counter()]
+            reset = pb.ResetRequest(session_id=session.session_id, epoch=epoch, seed=played.goal)
+            epoch = (await stub.Reset(reset)).session.epoch
+            marks.append(perf_counter())
+            for place, action in enumerate(played.actions):
+                step = pb.StepRequest(
+                    session_id=session.session_id, epoch=epoch, step_index=place, actions=[pb.Action(text=action)]
+                )
+                transition = (await stub.Step(step)).transition
+                marks.append(perf_counter())
+                played.check(place, transition.reward, transition.terminated or transition.truncated)
+            if number >= len(warm_up):
+                for kind, begin, end in zip((RESET, *played.kinds), marks, marks[1:], strict=False):
+                    waits[kind].append(end - begin)
+        await stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+    return waits
+
+
+async def _open(stub: EnvironmentServiceStub) -> pb.Session:
+    request = pb.OpenRequest(environment_id=ENVIRONMENT, seed=0)
+    request.options.update(OPTIONS)
+    response: pb.OpenResponse = await stub.Open(request)  # type: ignore[misc]
+    return response.sessions[0]
+
+
+async def all_at_once(
+    server: ServerProcess, episodes: Sequence[Played], sessions: int, seconds: float, rounds: int, observation: str
+) -> list[Load]:
+    """Fleet.step_many on two groups, each of half the sessions, for that many seconds; a measurement per round."""
+    loads = []
+    async with Fleet(server.address) as fleet:
+        opened = await fleet.open(
+            ENVIRONMENT,
+            count=sessions,
+            seed=0,
+            options={**OPTIONS, "observation": observation},
+            limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
+        )
+        source = cycle(episodes)
+        groups = [Group(fleet, opened[place::2], source) for place in range(2) if opened[place::2]]
+        await asyncio.gather(*(group.march(SETTLE_SECONDS) for group in groups))
+        for _ in range(rounds):
+            client_cpu, server_cpu, begin = process_time(), cpu_seconds(server.pid), perf_counter()
+            waits = await asyncio.gather(*(group.march(seconds) for group in groups))
+            elapsed = perf_counter() - begin
+            steps = sum(len(each) * len(group.sessions) for each, group in zip(waits, groups, strict=True))
+            summary = summarise(steps, elapsed, [wait for each in waits for wait in each])
+            loads.append(
+                Load(
+                    summary.rate,
+                    summary.p50,
+                    summary.p99,
+                    (process_time() - client_cpu) / steps,
+                    (cpu_seconds(server.pid) - server_cpu) / steps,
+                )
+            )
+    return loads
+
+
+class Group:
+    """Sessions that step together; those whose episode is over are reset first. `source`: what they play."""
+
+    def __init__(self, fleet: Fleet, sessions: Sequence[Session], source: Iterator[Played]) -> None:
+        self.sessions = sessions
+        self._fleet = fleet
+        self._source = source
+        self._played = [next(source) for _ in sessions]
+        self._places = [0] * len(sessions)
+        # The first episodes are cut to different lengths, else all sessions would search at the same time.
+        self._ends = [1 + place % len(played.actions) for place, played in enumerate(self._played)]
+        self._over = list(range(len(sessions)))
+
+    async def march(self, seconds: float) -> list[float]:
+        """Steps all of them for a while. Returns the waits, one for each time that all stepped."""
+        waits: list[float] = []
+        end = perf_counter() + seconds
+        while True:
+            await asyncio.gather(*(self.sessions[row].reset(seed=self._played[row].goal) for row in self._over))
+            before = perf_counter()
+            turns = [played.actions[place] for played, place in zip(self._played, self._places, strict=True)]
+            transitions = await self._fleet.step_many(self.sessions, turns)
+            after = perf_counter()
+            waits.append(after - before)
+            for played, place, transition in zip(self._played, self._places, transitions, strict=True):
+                played.check(place, transition.reward, transition.done)
+            self._move_on()
+            if after >= end:
+                return waits
+
+    def _move_on(self) -> None:
+        self._places = [place + 1 for place in self._places]
+        self._over = [
+            row for row, (place, end) in enumerate(zip(self._places, self._ends, strict=True)) if place == end
+        ]
+        for row in self._over:
+            self._played[row] = played = next(self._source)
+            self._places[row], self._ends[row] = 0, len(played.actions)
