@@ -1,4 +1,4 @@
-"""What an environment author writes: one class with `spec`, `reset`, `step` and `render`.
+"""Base class of environments: an author writes one class with `spec`, `reset`, `step` and `render`.
 
     class Doors(Environment):
         spec = EnvironmentSpec(id="doors-v1", version="1.0.0", title="Two doors", actions=("left", "right"))
@@ -34,7 +34,7 @@ from starpod.env_server.seeding import derive_seed
 
 
 class Concurrency(enum.Enum):
-    """Where an environment's steps run."""
+    """Place where an environment's steps run."""
 
     INLINE = "inline"
     """In the event loop. For steps of microseconds that never wait."""
@@ -45,21 +45,21 @@ class Concurrency(enum.Enum):
 
 
 class OptionsError(ValueError):
-    """For `reset` to raise where only the search for a start shows that the options cannot be met; says how to mend it.
+    """Options that cannot be met, raised by `reset` where only the search for a start shows it; says how to fix them.
 
     The caller gets it as a bad argument, not as a bug of the environment.
     """
 
 
 class Unavailable(Exception):
-    """For `prepare` to raise where something that the environment needs is missing, and for `render` where a mode's is.
+    """Something that the environment needs is missing: raised by `prepare`, or by `render` where only a mode needs it.
 
     Says what, and how to get it.
     """
 
 
 class Busy(Exception):
-    """What the environment needs is in use by others, or not ready: the same call may succeed later.
+    """A resource of the environment is in use by others, or not ready: the same call may succeed later.
 
     `reset`, `render` and `observe` may raise it, and `step` before it has changed anything. The caller gets an overload
     with the seconds after which to try again, never a failed episode, and the session is as it was before the call.
@@ -140,14 +140,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """What Describe says of an environment.
+    """Description of an environment, as Describe gives it.
 
     id: `name-vN`; N grows when rewards, observations or rules change incompatibly.
     version: semantic, MAJOR.MINOR.PATCH.
     actions: every action by name where the set is fixed; matched whatever their case, handed to `step` as written here.
     grammar: how an action is written where there is no fixed set, for people and prompts.
     observation_modes: values of the option `observation`, where there is one.
-    fork, snapshot: whether a live episode can be copied, and written as bytes: what `twin` and `get_state` do.
+    fork, snapshot: whether a live episode can be copied, and written as bytes: what `copy` and `get_state` do.
     restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
     slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
     slow_render: run `render` on a thread, and what observes with a picture; such a turn can be undone if it meets Busy.
@@ -182,7 +182,7 @@ class EnvironmentSpec:
 
 
 class Outcome(NamedTuple):
-    """What one sub-action did. (A tuple, because one is made per sub-action.)
+    """Result of one sub-action. (A tuple, because one is made per sub-action.)
 
     reward: finite; the turn's reward is the sum.
     terminated: the task itself ended. truncated: a limit of the environment's own cut it short. Never both.
@@ -265,7 +265,7 @@ class Environment(ABC):
         return False
 
     def observe(self) -> str | Sequence[Part]:
-        """What the agent sees after a reset and after each turn. By default the text picture."""
+        """The agent's observation after a reset and after each turn. By default the text picture."""
         text = self.render("text")
         assert isinstance(text, str)
         return text
@@ -290,7 +290,7 @@ class Environment(ABC):
         return None
 
     def score(self) -> float | None:
-        """How far the episode has come, in [0, 1], and 1 only when it is solved."""
+        """Progress of the episode in [0, 1], and 1 only when it is solved."""
         return None
 
     def get_state(self) -> dict[str, Any]:
@@ -303,12 +303,12 @@ class Environment(ABC):
         """Takes over what `get_state` gave. `options` is already set."""
         self.__dict__.update(state)
 
-    def twin(self) -> Self:
+    def copy(self) -> Self:
         """An independent copy, for a fork. By default one that takes over a deep copy of the state."""
-        twin = type(self)()
-        twin.options, twin.seed = self.options, self.seed
-        twin.set_state(copy.deepcopy(self.get_state()))
-        return twin
+        copied = type(self)()
+        copied.options, copied.seed = self.options, self.seed
+        copied.set_state(copy.deepcopy(self.get_state()))
+        return copied
 
     # --- what the server provides --------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from starpod.env_server.state import StateError, decode, encode
 
 
 class EndReason(enum.IntEnum):
-    """Why an episode is over; the numbers are the protocol's."""
+    """Reason why an episode is over; the numbers are the protocol's."""
 
     NONE = 0
     TERMINAL = 1
@@ -38,7 +38,7 @@ class EndReason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What observations carry beyond their own parts."""
+    """Selection of what observations carry beyond their own parts."""
 
     valid_actions: bool = False
     state_key: bool = False
@@ -55,7 +55,7 @@ class Want:
 
 
 class Extras(NamedTuple):
-    """What an observation carries only if it is wanted."""
+    """Parts of an observation that are there only if they are wanted."""
 
     valid_actions: Sequence[Any] | None = None
     expert_action: Any | None = None
@@ -67,7 +67,7 @@ Pictures = dict[bytes, bytes]
 
 
 class Details(NamedTuple):
-    """What a transition carries only if the environment gives it."""
+    """Parts of a transition that are there only if the environment gives them."""
 
     reward_parts: Mapping[str, float] | None = None
     criteria: Mapping[str, bool] | None = None
@@ -75,7 +75,7 @@ class Details(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What the agent sees. `parts` is a plain str for the common case of one text."""
+    """Observation of the agent. `parts` is a plain str for the common case of one text."""
 
     parts: str | Sequence[Part]
     state_key: bytes = b""
@@ -137,7 +137,7 @@ _new_tuple = tuple.__new__
 
 
 class Episode:
-    """An environment instance between two resets, with its limits.
+    """An episode of an environment instance, with its limits.
 
     Every method leaves the episode as it was if the arguments are wrong. An exception out of the environment's own
     code may leave it in any state: the caller gives the session up.
@@ -241,7 +241,7 @@ class Episode:
             raise
 
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
-        """The same, for an environment with `slow_render`: Busy or Unavailable leave the episode as it was.
+        """Plays a turn of an environment with `slow_render`: Busy or Unavailable leave the episode as it was.
 
         Costs a copy of the state, which is little beside a picture or a wait.
         """
@@ -256,7 +256,7 @@ class Episode:
             raise late.error from None
 
     def observe(self, want: Want, pictures: Pictures | None = None) -> Observation:
-        """What the agent sees now, with what is wanted of valid actions, state key, expert action, score and image.
+        """The present observation, with what is wanted of valid actions, state key, expert action, score and image.
 
         pictures: those of other members of the group are taken from there, and new ones added.
         """
@@ -298,11 +298,11 @@ class Episode:
 
     def fork(self, dynamics_seed: int | None) -> Episode:
         """An independent copy; with `dynamics_seed` it gets a new stream of transitions, else a copy of this one."""
-        twin = self.environment.twin()
+        copied = self.environment.copy()
         if dynamics_seed is not None:
-            twin.dynamics_seed = dynamics_seed
-            twin._dynamics = None
-        episode = Episode(twin, self.limits)
+            copied.dynamics_seed = dynamics_seed
+            copied._dynamics = None
+        episode = Episode(copied, self.limits)
         episode.seed, episode.turns, episode.actions = self.seed, self.turns, self.actions
         episode.end_reason = self.end_reason
         return episode
@@ -344,7 +344,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class SavedEpisode:
-    """What `Episode.save` wrote, checked; read without running any code of the environment but its options."""
+    """A saved episode, checked; read without running any code of the environment but its options."""
 
     options: EnvironmentOptions
     limits: Limits

@@ -39,7 +39,7 @@ _LOADED_PREFIX = "starpod_environment_"
 
 
 class RegistryError(ValueError):
-    """An environment class or name that cannot be hosted; the message says why and how to mend it."""
+    """An environment class or name that cannot be hosted; the message says why and how to fix it."""
 
 
 def _means(name: str, id: str) -> bool:
@@ -73,7 +73,7 @@ follow: then the name is a function's, which makes the class of them."""
 
 
 def reference_to(environment: type[Environment]) -> Reference:
-    """Where another process finds a class: its own `reference`, where a function made it."""
+    """Reference by which another process finds a class: its own `reference`, where a function made it."""
     if made := environment.__dict__.get("reference"):
         return tuple(made)
     module = environment.__module__
@@ -146,7 +146,7 @@ class Registry:
 
     @classmethod
     def installed(cls, names: Collection[str] = ()) -> Registry:
-        """What installed packages register in the entry-point group `starpod.environments`.
+        """Environments that installed packages register in the entry-point group `starpod.environments`.
 
         names: what is wanted of it, as for `select`; the rest is not imported, where entry points bear these names.
         """

@@ -18,8 +18,8 @@ from PIL import Image as Pillow
 from starpod.client import JSON, BadArgument, EndReason, Image, SyncFleet, Unsupported, Want
 from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosting.gymnasium import host
-from starpod.env_server.hosting.hosted import MOST_REPLAYED
-from starpod.env_server.hosting.wanted import HostingError
+from starpod.env_server.hosting.hosted import MAX_REPLAYED_ACTIONS
+from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.state import StateError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.hosting.conftest import STRANGE
@@ -250,10 +250,10 @@ def test_the_word_of_the_operator_counts() -> None:
 
 def test_what_would_take_too_long_to_play_again_is_not_saved() -> None:
     environment = host("CliffWalking-v1")()
-    environment._past = ["0"] * (MOST_REPLAYED + 1)
-    with pytest.raises(StateError, match=f"episodes of up to {MOST_REPLAYED} are saved"):
+    environment._past = ["0"] * (MAX_REPLAYED_ACTIONS + 1)
+    with pytest.raises(StateError, match=f"episodes of up to {MAX_REPLAYED_ACTIONS} are saved"):
         environment.get_state()
-    forged = {"past": ["0"] * (MOST_REPLAYED + 1), "luck": 1, "dynamics_seed": 1, "placed": True}
+    forged = {"past": ["0"] * (MAX_REPLAYED_ACTIONS + 1), "luck": 1, "dynamics_seed": 1, "placed": True}
     for state in (forged, forged | {"past": [{}]}, forged | {"past": "00"}):
         with pytest.raises(ValueError, match="played"):
             environment.set_state(state)

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from starpod.client import JSON, BadArgument, SyncFleet, ToolCall
 from starpod.env_server.hosting.openenv import host
-from starpod.env_server.hosting.wanted import HostingError
+from starpod.env_server.hosting.request import HostingError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.hosting.checks import check_all
 from tests.support import ServerProcess, start_server

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.cli.main import starpod
-from starpod.env_server.hosting.wanted import SHARED_SETTINGS
+from starpod.env_server.hosting.request import SHARED_SETTINGS
 from starpod.env_server.registry import Registry
 from tests.support import ROOT
 
@@ -79,6 +79,6 @@ def test_it_names_every_setting() -> None:
     own = [
         setting
         for source in sources
-        for setting in re.findall(r'"(\w+)"', source.split("Wanted.parse(", 1)[1].split("))", 1)[0])
+        for setting in re.findall(r'"(\w+)"', source.split("HostingRequest.parse(", 1)[1].split("))", 1)[0])
     ]
     assert sorted(told) == sorted([*SHARED_SETTINGS, *own])

@@ -14,8 +14,8 @@ import skyrl_gym
 from skyrl_gym.envs.gsm8k.multi_turn_env import GSM8kMultiTurnEnv
 
 from starpod.client import JSON, BadArgument, SyncFleet
+from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.hosting.skyrl_gym import host
-from starpod.env_server.hosting.wanted import HostingError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.hosting.checks import check_all
 from tests.support import ServerProcess, start_server
@@ -117,7 +117,7 @@ def test_arguments_are_its_configuration(tmp_path: Path) -> None:
     """With the defaults of the class that the constructor names."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(ROWS[1], ensure_ascii=False).replace("End", "\u2028End"))
-    game = host(f"search?topk=7#rows={rows}").maker.begin(0)  # type: ignore[attr-defined]
+    game = host(f"search?topk=7#rows={rows}").factory.begin(0)  # type: ignore[attr-defined]
     tools = game.environment.tool_group
     assert (tools.topk, tools.search_url) == (7, "http://127.0.0.1:8000/retrieve")
     with pytest.raises(HostingError, match="Key 'top' not in 'SearchEnvConfig'"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.env_server.environment import Image
-from starpod.env_server.hosting.spaces import Uncarried, plain_colours, plain_info, reader, words, writer
+from starpod.env_server.hosting.spaces import UnsupportedSpace, plain_colours, plain_info, reader, words, writer
 
 small = st.integers(1, 4)
 actions = st.recursive(
@@ -100,7 +100,7 @@ def test_a_picture_takes_its_number_in_the_text() -> None:
     ],
 )
 def test_what_cannot_be_carried_is_named(make: Any, space: Space[Any], problem: str) -> None:
-    with pytest.raises(Uncarried, match=problem):
+    with pytest.raises(UnsupportedSpace, match=problem):
         make(space)
 
 

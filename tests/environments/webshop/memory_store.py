@@ -21,7 +21,7 @@ from starpod.environments.webshop.catalogue.records import Malformed, read_produ
 from starpod.environments.webshop.catalogue.synthetic import write_files
 from starpod.environments.webshop.search.index import Index
 from starpod.environments.webshop.search.nouns import Tagger
-from starpod.environments.webshop.shop.shelves import Searcher
+from starpod.environments.webshop.shop.items import Searcher
 from tests.environments.webshop.catalogues import real, recorded
 from tests.environments.webshop.in_memory import ListCatalogue, draw_prices
 from tests.golden import ROOT, golden

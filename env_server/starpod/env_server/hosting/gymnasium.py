@@ -21,18 +21,18 @@ from starpod.env_server.environment import (
     OptionsError,
     digest_observation,
 )
-from starpod.env_server.hosting.gymnasium_game import GymnasiumGame, Maker, Plan, make
-from starpod.env_server.hosting.hosted import Facts, Hosted, package_version, publish, starpod_id
-from starpod.env_server.hosting.spaces import Uncarried, reader, words, writer
-from starpod.env_server.hosting.wanted import (
+from starpod.env_server.hosting.gymnasium_game import GameFactory, GymnasiumGame, Plan, make
+from starpod.env_server.hosting.hosted import Hosted, ProbeResult, package_version, publish, starpod_id
+from starpod.env_server.hosting.request import (
     HostingError,
-    Wanted,
+    HostingRequest,
     check_arguments,
     constructor,
     import_named,
     nearest,
     options_model,
 )
+from starpod.env_server.hosting.spaces import UnsupportedSpace, reader, words, writer
 
 _MOST_NAMES = 256
 _PROBED_STEPS = 40
@@ -42,34 +42,34 @@ _MAKE_ARGUMENTS = ("max_episode_steps",)
 """Arguments of gymnasium.make itself, not of the environment's constructor."""
 
 
-def host(text: str, facts: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted]:
     """The environment class for `ID?argument=value#setting=value`. Raises HostingError.
 
-    facts: what was found out about it, where another process asks.
+    probed: the result of trying it, where another process asks.
     """
-    wanted = Wanted.parse(text, ("actions", "observation", "render", "instructions", "info"))
-    gym_spec = _find(wanted)
-    creator = _creator(wanted, gym_spec)
+    request = HostingRequest.parse(text, ("actions", "observation", "render", "instructions", "info"))
+    gym_spec = _find(request)
+    creator = _creator(request, gym_spec)
     signature = constructor(creator)
-    check_arguments(wanted, signature, _MAKE_ARGUMENTS)
-    drawn = _render_mode(wanted, creator)
-    first = make(wanted, gym_spec, {**wanted.arguments, **drawn})
+    check_arguments(request, signature, _MAKE_ARGUMENTS)
+    drawn = _render_mode(request, creator)
+    first = make(request, gym_spec, {**request.arguments, **drawn})
     try:
-        plan = _plan(wanted, gym_spec, first)
-        instructions = _instructions(wanted, gym_spec, first, plan)
-    except Uncarried as error:
-        raise wanted.fail(error) from error
+        plan = _plan(request, gym_spec, first)
+        instructions = _instructions(request, gym_spec, first, plan)
+    except UnsupportedSpace as error:
+        raise request.fail(error) from error
     finally:
         first.close()
-    options = options_model(wanted, signature, {**gym_spec.kwargs, **wanted.arguments}, ("render_mode",))
+    options = options_model(request, signature, {**gym_spec.kwargs, **request.arguments}, ("render_mode",))
 
-    maker = Maker(wanted, gym_spec, drawn, plan)
+    factory = GameFactory(request, gym_spec, drawn, plan)
     module = getattr(creator, "__module__", "") or ""
-    known = Facts(**json.loads(facts)) if facts else _examine(maker, module)
+    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory, module)
     name, number = gym_spec.id.rpartition(":")[2], gym_spec.version or 0
     short = re.sub(r"-v[0-9]+$", "", name)
     spec = EnvironmentSpec(
-        id=starpod_id(wanted, "gymnasium", short, number),
+        id=starpod_id(request, "gymnasium", short, number),
         version=known.version,
         title=f"{name} of Gymnasium",
         instructions=instructions,
@@ -81,19 +81,19 @@ def host(text: str, facts: str = "") -> type[Hosted]:
         concurrency=Concurrency.INLINE if module.startswith("gymnasium.") else Concurrency.PROCESS,
     )
     base = NamedGymnasiumEnvironment if plan.names else GymnasiumEnvironment
-    return publish(base, wanted, spec, known, module, Options=options, maker=maker)
+    return publish(base, request, spec, known, module, Options=options, factory=factory)
 
 
 class GymnasiumEnvironment(Hosted):
     """One Gymnasium environment per session."""
 
-    maker: ClassVar[Maker]
+    factory: ClassVar[GameFactory]
     options: EnvironmentOptions
 
     def begin(self, luck: int) -> GymnasiumGame:
         try:
-            return self.maker.begin(self.options.model_dump(), self.seed, luck)
-        except (HostingError, Uncarried) as error:
+            return self.factory.begin(self.options.model_dump(), self.seed, luck)
+        except (HostingError, UnsupportedSpace) as error:
             raise OptionsError(str(error)) from error
 
     def render(self, mode: str = "text") -> str | bytes:
@@ -119,11 +119,11 @@ class NamedGymnasiumEnvironment(GymnasiumEnvironment):
         return [name for name, allowed in zip(self.spec.actions, mask.tolist(), strict=True) if allowed]
 
 
-def _find(wanted: Wanted) -> EnvSpec:
+def _find(request: HostingRequest) -> EnvSpec:
     """The registration of an id, `MODULE:ID` for one that a module registers."""
-    module, _, name = wanted.name.rpartition(":")
+    module, _, name = request.name.rpartition(":")
     if module:
-        import_named(wanted, module)
+        import_named(request, module)
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -132,53 +132,53 @@ def _find(wanted: Wanted) -> EnvSpec:
             return gymnasium.spec(latest[name])
         others = [id for id in gymnasium.registry if id.rpartition("-v")[0] == name.rpartition("-v")[0]]
         if "/" in name and not any(id.startswith(name.partition("/")[0] + "/") for id in gymnasium.registry):
-            raise wanted.fail(
+            raise request.fail(
                 f"no package here registers {name.partition('/')[0]}/...; install the one that does, and name its "
                 f"module first: --gymnasium MODULE:{name}"
             ) from error
-        raise wanted.fail(f"Gymnasium has no such id{nearest(name, others or list(gymnasium.registry))}") from error
+        raise request.fail(f"Gymnasium has no such id{nearest(name, others or list(gymnasium.registry))}") from error
 
 
-def _creator(wanted: Wanted, gym_spec: EnvSpec) -> Callable[..., Any]:
+def _creator(request: HostingRequest, gym_spec: EnvSpec) -> Callable[..., Any]:
     try:
         point = gym_spec.entry_point
         return load_env_creator(point) if isinstance(point, str) else point  # type: ignore[return-value]
     except ModuleNotFoundError as error:
-        raise wanted.fail(f"it needs the package {error.name}: pip install {error.name}") from error
+        raise request.fail(f"it needs the package {error.name}: pip install {error.name}") from error
     except (ImportError, gymnasium.error.Error) as error:
-        raise wanted.fail(error) from error
+        raise request.fail(error) from error
 
 
-def _render_mode(wanted: Wanted, creator: Callable[..., Any]) -> dict[str, str]:
+def _render_mode(request: HostingRequest, creator: Callable[..., Any]) -> dict[str, str]:
     """The constructor's render_mode: an environment has one, so that text and pictures exclude each other."""
-    text = wanted.choice("observation", "text", "json", "ansi") == "ansi"
-    picture = wanted.choice("render", "no", "png") == "png"
+    text = request.choice("observation", "text", "json", "ansi") == "ansi"
+    picture = request.choice("render", "no", "png") == "png"
     if text and picture:
-        raise wanted.fail("it draws either text (observation=ansi) or pictures (render=png); choose one")
+        raise request.fail("it draws either text (observation=ansi) or pictures (render=png); choose one")
     if not text and not picture:
         return {}
     mode = "ansi" if text else "rgb_array"
     known = getattr(creator, "metadata", {"render_modes": [mode]}).get("render_modes", [])
     if mode not in known:
-        raise wanted.fail(f"it does not render {mode}; it has {', '.join(known) or 'no render mode'}")
+        raise request.fail(f"it does not render {mode}; it has {', '.join(known) or 'no render mode'}")
     return {"render_mode": mode}
 
 
-def _plan(wanted: Wanted, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> Plan:
+def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> Plan:
     space = first.action_space
     read = reader(space)
     names: tuple[str, ...] = ()
     if isinstance(space, Discrete) and space.n <= _MOST_NAMES:
         numbers = range(int(space.start), int(space.start + space.n))
         names = tuple(map(str, numbers))
-        if given := wanted.settings.get("actions"):
+        if given := request.settings.get("actions"):
             names = tuple(name.strip() for name in given.split(","))
             if len(names) != len(numbers) or len({name.lower() for name in names if name}) != len(numbers):
-                raise wanted.fail(f"actions={given!r} must be {len(numbers)} different names, separated by commas")
-    elif "actions" in wanted.settings:
-        raise wanted.fail(f"its actions cannot be named: they are {words(space)}")
+                raise request.fail(f"actions={given!r} must be {len(numbers)} different names, separated by commas")
+    elif "actions" in request.settings:
+        raise request.fail(f"its actions cannot be named: they are {words(space)}")
     elements = [read(number) for number in numbers] if names else []
-    success_at = wanted.number("success_at")
+    success_at = request.number("success_at")
     return Plan(
         space,
         first.observation_space,
@@ -186,23 +186,23 @@ def _plan(wanted: Wanted, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> 
         dict(zip(names, elements, strict=True)),
         read,
         writer(first.observation_space),
-        wanted.choice("observation", "text", "json", "ansi"),
-        wanted.choice("info", "yes", "no") == "yes",
+        request.choice("observation", "text", "json", "ansi"),
+        request.choice("info", "yes", "no") == "yes",
         gym_spec.reward_threshold if success_at is None else success_at,
     )
 
 
-def _instructions(wanted: Wanted, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any], plan: Plan) -> str:
-    """What the package itself says of the environment, then how to read and write here."""
+def _instructions(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any], plan: Plan) -> str:
+    """Instructions: the package's own text about the environment, then the forms of observations and actions."""
     told = ""
-    if wanted.choice("instructions", "full", "brief") == "full":
+    if request.choice("instructions", "full", "brief") == "full":
         told = _description(inspect.getdoc(type(first.unwrapped)) or "")
     lines = [f"This is {gym_spec.id}.", told]
     if plan.observation == "ansi":
         lines.append("You see it drawn in text.")
     else:
         lines.append(f"You see {words(first.observation_space)}.")
-    if plan.names and "actions" in wanted.settings:
+    if plan.names and "actions" in request.settings:
         meanings = ", ".join(f"{name} ({number})" for name, number in plan.by_name.items())
         lines.append(f"An action is one of these names: {meanings}.")
     else:
@@ -220,22 +220,22 @@ def _description(doc: str) -> str:
     return "\n".join(part for part in kept if part)[:_LONGEST_DESCRIPTION]
 
 
-def _examine(maker: Maker, module: str) -> Facts:
+def _probe(factory: GameFactory, module: str) -> ProbeResult:
     """Plays some random turns, again, and with a copy in their middle."""
-    wanted = maker.wanted
+    request = factory.request
     try:
-        games = [maker.begin({}, 1, 2) for _ in range(3)]
+        games = [factory.begin({}, 1, 2) for _ in range(3)]
         space = games[0].plan.action_space
         space.seed(1)
         actions = [space.sample() for _ in range(_PROBED_STEPS)]
         one, other = (_played(game, actions) for game in games[:2])
-        if "png" in wanted.settings.get("render", ""):
+        if "png" in request.settings.get("render", ""):
             games[0].draw()
         middle = len(one) // 2
         start = _played(games[2], actions[:middle])
         try:
-            twin = games[2].copy()
-            ends = [_played(game, actions[middle:]) for game in (twin, games[2])]
+            copied = games[2].copy()
+            ends = [_played(game, actions[middle:]) for game in (copied, games[2])]
             copies = ends[0] == ends[1] and (one != other or start + ends[0] == one)
         except Exception:  # whatever a copy may raise: then there is none
             copies = False
@@ -244,13 +244,13 @@ def _examine(maker: Maker, module: str) -> Facts:
     except HostingError:
         raise
     except Exception as error:
-        raise wanted.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
-    same = one == other and not maker.gym_spec.nondeterministic
-    return Facts(package_version(module), same, copies).settled(wanted)
+        raise request.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
+    same = one == other and not factory.gym_spec.nondeterministic
+    return ProbeResult(package_version(module), same, copies).overridden(request)
 
 
 def _played(game: GymnasiumGame, actions: Sequence[Any]) -> list[Any]:
-    """What comes of actions, until the end."""
+    """Plays actions until the episode ends; returns what was seen."""
     record: list[Any] = []
     for action in actions:
         seen, reward, terminated, truncated, _ = game.environment.step(action)

@@ -18,9 +18,10 @@ from PIL import Image as Pillow
 from starpod.env_server.drawing import encode_png
 from starpod.env_server.environment import INVALID, JSON, Action, Image, Outcome, Part
 from starpod.env_server.hosting.hosted import Game, own_luck
+from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.hosting.spaces import (
     Reader,
-    Uncarried,
+    UnsupportedSpace,
     Writer,
     is_picture,
     plain_colours,
@@ -28,12 +29,11 @@ from starpod.env_server.hosting.spaces import (
     words,
     writer,
 )
-from starpod.env_server.hosting.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an environment's actions are read and its observations written.
+    """Translation of an environment's actions and observations.
 
     names: its actions by name, where there are not too many; by_name: what they stand for.
     observation: text, json, or ansi (its own drawing). info: whether transitions carry its info.
@@ -51,28 +51,28 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class GameFactory:
     """Makes games as the operator asked. drawn: the constructor's render_mode, where there is one."""
 
-    wanted: Wanted
+    request: HostingRequest
     gym_spec: EnvSpec
     drawn: Mapping[str, str]
     plan: Plan
 
     def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> GymnasiumGame:
-        """A new game with a caller's choice of arguments. Raises HostingError or Uncarried."""
-        arguments = {**self.wanted.arguments, **chosen, **self.drawn}
-        return GymnasiumGame(make(self.wanted, self.gym_spec, arguments), self.plan, seed, luck)
+        """A new game with a caller's choice of arguments. Raises HostingError or UnsupportedSpace."""
+        arguments = {**self.request.arguments, **chosen, **self.drawn}
+        return GymnasiumGame(make(self.request, self.gym_spec, arguments), self.plan, seed, luck)
 
 
-def make(wanted: Wanted, gym_spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def make(request: HostingRequest, gym_spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """The environment as gymnasium.make gives it, time limit included. Raises HostingError."""
     try:
         return gymnasium.make(gym_spec, disable_env_checker=True, **arguments)
     except gymnasium.error.Error as error:
-        raise wanted.fail(error) from error
+        raise request.fail(error) from error
     except Exception as error:
-        raise wanted.fail(f"its constructor raised {type(error).__name__}: {error}") from error
+        raise request.fail(f"its constructor raised {type(error).__name__}: {error}") from error
 
 
 class GymnasiumGame(Game):
@@ -83,7 +83,7 @@ class GymnasiumGame(Game):
         self.plan = plan
         self.environment = environment
         if environment.action_space != plan.action_space:
-            raise Uncarried(f"with these options the action space is {environment.action_space}")
+            raise UnsupportedSpace(f"with these options the action space is {environment.action_space}")
         self.write = plan.write
         if environment.observation_space != plan.observation_space:
             self.write = writer(environment.observation_space)
@@ -140,9 +140,9 @@ class GymnasiumGame(Game):
         return encode_png(Pillow.fromarray(np.ascontiguousarray(self.environment.render())))
 
     def copy(self) -> GymnasiumGame:
-        twin = copy.copy(self)
-        twin.environment, twin.seen, twin.info = copy.deepcopy((self.environment, self.seen, self.info))
-        return twin
+        copied = copy.copy(self)
+        copied.environment, copied.seen, copied.info = copy.deepcopy((self.environment, self.seen, self.info))
+        return copied
 
     def close(self) -> None:
         self.environment.close()

@@ -1,4 +1,4 @@
-"""What hosted environments share: an episode is what was played, and a copy plays it again."""
+"""Base of hosted environments: an episode's state is its list of actions, and a copy plays them again."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from starpod.env_server.environment import (
     Part,
     ToolCall,
 )
-from starpod.env_server.hosting.wanted import Wanted
+from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.registry import Reference
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError
 
-MOST_REPLAYED = 20_000
+MAX_REPLAYED_ACTIONS = 20_000
 """Actions of the longest episode that is saved: who restores it plays them all again."""
 
 _WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -46,8 +46,8 @@ _PLACED = random.Random(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What was found out when it was first made, so that its processes need not find out again.
+class ProbeResult:
+    """Result of trying an environment once, handed to its other processes so that they need not try again.
 
     version: its package's. deterministic: equal seeds and actions gave equal episodes. copies: a deep copy went on as
     the original did, and left it alone. tools: what it listed, as [name, description, schema of the arguments].
@@ -58,16 +58,16 @@ class Facts:
     copies: bool = False
     tools: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
 
-    def settled(self, wanted: Wanted) -> Facts:
-        """The same with the operator's own word on `deterministic`."""
-        word = wanted.choice("deterministic", "unsaid", "yes", "no")
+    def overridden(self, request: HostingRequest) -> ProbeResult:
+        """Replaces `deterministic` with the operator's setting, if there is one."""
+        word = request.choice("deterministic", "unsaid", "yes", "no")
         return self if word == "unsaid" else replace(self, deterministic=word == "yes")
 
 
-def starpod_id(wanted: Wanted, family: str, name: str, number: int) -> str:
+def starpod_id(request: HostingRequest, family: str, name: str, number: int) -> str:
     """`family-some-name-vN` for SomeName, or the id that the operator gave."""
     words = re.sub(r"[^a-z0-9_]+", "-", _WORD_BORDER.sub("-", name).lower()).strip("-")
-    return wanted.settings.get("id", f"{family}-{words}-v{number}")
+    return request.settings.get("id", f"{family}-{words}-v{number}")
 
 
 def package_version(module: str) -> str:
@@ -114,7 +114,7 @@ class Game(ABC):
     def outcome(
         self, reward: Any, terminated: bool, truncated: bool = False, info: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """What was played, with the success that the return tells at the end."""
+        """The outcome of an action; at the end with the success that the return tells."""
         self.total += float(reward)
         success = None
         if self.success_at is not None and (terminated or truncated):
@@ -178,27 +178,31 @@ class Hosted(Environment):
     def observe(self) -> str | Sequence[Part]:
         return self.game.observe()
 
-    def twin(self) -> Self:
-        twin = type(self)()
-        twin.options, twin.seed = self.options, self.seed
-        twin.set_state(self._state())
+    def copy(self) -> Self:
+        copied = type(self)()
+        copied.options, copied.seed = self.options, self.seed
+        copied.set_state(self._state())
         if self.copies and self._cached_game is not None:
             try:
-                twin._keep(self._cached_game.copy())
+                copied._keep(self._cached_game.copy())
             except Exception as error:
                 if not self.spec.deterministic:
                     raise StateError(f"cannot be copied here: {error}") from error
-        return twin
+        return copied
 
     def get_state(self) -> dict[str, Any]:
-        if len(self._past) > MOST_REPLAYED:
-            raise StateError(f"has played {len(self._past)} actions; episodes of up to {MOST_REPLAYED} are saved")
+        if len(self._past) > MAX_REPLAYED_ACTIONS:
+            raise StateError(
+                f"has played {len(self._past)} actions; episodes of up to {MAX_REPLAYED_ACTIONS} are saved"
+            )
         return self._state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         past, luck, seed = state["past"], state["luck"], state["dynamics_seed"]
         if not (
-            isinstance(past, list) and len(past) <= MOST_REPLAYED and all(isinstance(n, int) for n in (luck, seed))
+            isinstance(past, list)
+            and len(past) <= MAX_REPLAYED_ACTIONS
+            and all(isinstance(n, int) for n in (luck, seed))
         ):
             raise ValueError("not what was played")
         for action in past:
@@ -231,27 +235,27 @@ def own_luck(seed: int, dynamics_seed: int) -> bool:
 
 
 def publish(
-    base: type[Hosted], wanted: Wanted, spec: EnvironmentSpec, facts: Facts, module: str, **members: Any
+    base: type[Hosted], request: HostingRequest, spec: EnvironmentSpec, probed: ProbeResult, module: str, **members: Any
 ) -> type[Hosted]:
     """The class that is hosted: `base` with its spec, and with what else it needs as class attributes.
 
     module: the environment's own, which processes of their own need too.
     """
-    concurrency = Concurrency(wanted.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
+    concurrency = Concurrency(request.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
     alone = concurrency is Concurrency.PROCESS
     spec = replace(
         spec,
-        version=facts.version,
+        version=probed.version,
         concurrency=concurrency,
-        deterministic=facts.deterministic,
-        fork=facts.deterministic or (facts.copies and not alone),  # between processes only what was played can travel
-        snapshot=facts.deterministic,
+        deterministic=probed.deterministic,
+        fork=probed.deterministic or (probed.copies and not alone),  # between processes only what was played can travel
+        snapshot=probed.deterministic,
     )
     if alone:
         needed = (base.__module__, module)
         process_host.preloaded += [name for name in needed if name not in process_host.preloaded]
-    reference = (base.__module__, "host", wanted.text, json.dumps(asdict(facts)))
-    members |= {"spec": spec, "reference": reference, "copies": facts.copies, "__module__": base.__module__}
+    reference = (base.__module__, "host", request.text, json.dumps(asdict(probed)))
+    members |= {"spec": spec, "reference": reference, "copies": probed.copies, "__module__": base.__module__}
     return type(base.__name__, (base,), members)
 
 

@@ -23,30 +23,37 @@ from starpod.env_server.environment import (
     Outcome,
     Part,
 )
-from starpod.env_server.hosting.hosted import Facts, Game, Hosted, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
 from starpod.env_server.hosting.openenv_actions import Actions, list_tools
-from starpod.env_server.hosting.wanted import Wanted, check_arguments, constructor, import_named, nearest, options_model
+from starpod.env_server.hosting.request import (
+    HostingRequest,
+    check_arguments,
+    constructor,
+    import_named,
+    nearest,
+    options_model,
+)
 from starpod.env_server.seeding import derive_seed
 
 _WEB = ("app", "__main__")
 """Modules of a package's server that start its web application: not needed here."""
 
 
-def host(text: str, facts: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted]:
     """The environment class for `MODULE:CLASS?argument=value#setting=value`. Raises HostingError.
 
-    facts: what was found out about it, where another process asks.
+    probed: the result of trying it, where another process asks.
     """
-    wanted = Wanted.parse(text, ("action",))
-    found = _find(wanted)
+    request = HostingRequest.parse(text, ("action",))
+    found = _find(request)
     signature = constructor(found)
-    check_arguments(wanted, signature)
-    known = Facts(**json.loads(facts)) if facts else _examine(wanted, found)
-    actions = Actions.of(wanted, found, known.tools)
+    check_arguments(request, signature)
+    known = ProbeResult(**json.loads(probed)) if probed else _probe(request, found)
+    actions = Actions.of(request, found, known.tools)
     name = re.sub(r"(?<=.)(Environment|Env)$", "", found.__name__)
     told = [inspect.getdoc(found) if found.__doc__ else "", f"An action is {actions.grammar}."]
     spec = EnvironmentSpec(
-        id=starpod_id(wanted, "openenv", name, 1),
+        id=starpod_id(request, "openenv", name, 1),
         version=known.version,
         title=f"{found.__name__} of OpenEnv",
         instructions="\n".join(line for line in told if line),
@@ -54,16 +61,16 @@ def host(text: str, facts: str = "") -> type[Hosted]:
         tools=tuple(actions.tools.values()),
         concurrency=Concurrency.PROCESS,
     )
-    options = options_model(wanted, signature, wanted.arguments)
-    maker = Maker(wanted, found, actions)
-    return publish(OpenEnvEnvironment, wanted, spec, known, found.__module__, Options=options, maker=maker)
+    options = options_model(request, signature, request.arguments)
+    factory = GameFactory(request, found, actions)
+    return publish(OpenEnvEnvironment, request, spec, known, found.__module__, Options=options, factory=factory)
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """What makes an environment as the operator asked, and reads its actions."""
+class GameFactory:
+    """Makes environments as the operator asked, and reads their actions."""
 
-    wanted: Wanted
+    request: HostingRequest
     found: type[OpenEnvironment[Any, Any, Any]]
     actions: Actions
 
@@ -71,17 +78,17 @@ class Maker:
 class OpenEnvEnvironment(Hosted):
     """One OpenEnv environment per session. Its `render` shows its state."""
 
-    maker: ClassVar[Maker]
+    factory: ClassVar[GameFactory]
 
     def begin(self, luck: int) -> OpenEnvGame:
         chosen = self.options.model_dump()
         try:
-            environment = self.maker.found(**{**self.maker.wanted.arguments, **chosen})
+            environment = self.factory.found(**{**self.factory.request.arguments, **chosen})
         except (TypeError, ValueError) as error:
             if not chosen:
                 raise
             raise OptionsError(str(error)) from error
-        return OpenEnvGame(environment, self.maker, self.seed, luck)
+        return OpenEnvGame(environment, self.factory, self.seed, luck)
 
     def render(self, mode: str = "text") -> str:
         game = self.game
@@ -92,10 +99,10 @@ class OpenEnvEnvironment(Hosted):
 class OpenEnvGame(Game):
     """A live environment with what was last seen."""
 
-    def __init__(self, environment: OpenEnvironment[Any, Any, Any], maker: Maker, seed: int, luck: int) -> None:
-        super().__init__(maker.wanted.number("success_at"))
+    def __init__(self, environment: OpenEnvironment[Any, Any, Any], factory: GameFactory, seed: int, luck: int) -> None:
+        super().__init__(factory.request.number("success_at"))
         self.environment = environment
-        self.maker = maker
+        self.factory = factory
         taken = inspect.signature(environment.reset).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         # Generators of many packages take 32 bits. The name of the episode must be the same when it is played again.
@@ -104,7 +111,7 @@ class OpenEnvGame(Game):
 
     def play(self, action: Action) -> Outcome:
         try:
-            own = self.maker.actions.read(action)
+            own = self.factory.actions.read(action)
         except ValueError:
             return INVALID
         seen = self.seen = self.environment.step(own)
@@ -129,31 +136,31 @@ class OpenEnvGame(Game):
 # --- finding it --------------------------------------------------------------------------------------------------
 
 
-def _find(wanted: Wanted) -> type[OpenEnvironment[Any, Any, Any]]:
+def _find(request: HostingRequest) -> type[OpenEnvironment[Any, Any, Any]]:
     """The class that is meant: in the module itself, or in the `server` folder where OpenEnv's packages have theirs."""
-    source, _, name = wanted.name.partition(":")
-    found = {cls.__name__: cls for module in _modules(wanted, source, name) for cls in _environments(module)}
+    source, _, name = request.name.partition(":")
+    found = {cls.__name__: cls for module in _modules(request, source, name) for cls in _environments(module)}
     if name in found:
         return found[name]
     if not name and len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        raise wanted.fail(f"neither {source} nor {source}.server defines a subclass of OpenEnv's Environment")
+        raise request.fail(f"neither {source} nor {source}.server defines a subclass of OpenEnv's Environment")
     if not name:
-        raise wanted.fail(f"it has several environments; name one: {', '.join(f'{source}:{n}' for n in found)}")
-    raise wanted.fail(f"{source} has no environment {name!r}{nearest(name, found)}")
+        raise request.fail(f"it has several environments; name one: {', '.join(f'{source}:{n}' for n in found)}")
+    raise request.fail(f"{source} has no environment {name!r}{nearest(name, found)}")
 
 
-def _modules(wanted: Wanted, source: str, name: str) -> Iterator[Any]:
-    module = import_named(wanted, source)
+def _modules(request: HostingRequest, source: str, name: str) -> Iterator[Any]:
+    module = import_named(request, source)
     yield module
     if hasattr(module, name) or not hasattr(module, "__path__"):
         return
     folder = f"{source}.server"
     if any(info.name == "server" for info in pkgutil.iter_modules(module.__path__)):
-        for info in pkgutil.iter_modules(import_named(wanted, folder).__path__):
+        for info in pkgutil.iter_modules(import_named(request, folder).__path__):
             if info.name not in _WEB:
-                yield import_named(wanted, f"{folder}.{info.name}")
+                yield import_named(request, f"{folder}.{info.name}")
 
 
 def _environments(module: Any) -> Iterator[type[OpenEnvironment[Any, Any, Any]]]:
@@ -162,17 +169,17 @@ def _environments(module: Any) -> Iterator[type[OpenEnvironment[Any, Any, Any]]]
             yield value
 
 
-def _examine(wanted: Wanted, found: type[OpenEnvironment[Any, Any, Any]]) -> Facts:
+def _probe(request: HostingRequest, found: type[OpenEnvironment[Any, Any, Any]]) -> ProbeResult:
     """Whether it can be made, and what tools it lists. That it is deterministic nobody but the operator can say."""
     try:
-        first = found(**wanted.arguments)
+        first = found(**request.arguments)
         try:
             tools = list_tools(first)
         finally:
             first.close()
     except Exception as error:
-        raise wanted.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
-    return Facts(package_version(found.__module__), tools=tools).settled(wanted)
+        raise request.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
+    return ProbeResult(package_version(found.__module__), tools=tools).overridden(request)
 
 
 # --- values ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What an OpenEnv environment takes: its own action model, calls of its MCP tools, or both."""
+"""Actions of an OpenEnv environment: its own action model, calls of its MCP tools, or both."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openenv.core.env_server.types import Action as OpenAction
 from pydantic import TypeAdapter, ValidationError
 
 from starpod.env_server.environment import JSON, Action, Tool, ToolCall
-from starpod.env_server.hosting.wanted import Wanted, import_named
+from starpod.env_server.hosting.request import HostingRequest, import_named
 
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """How actions are read.
+    """Reads actions.
 
     model: what its `step` takes; None where that is calls of tools alone. typed: the model's name.
     only_field: the model's one required field, for which plain text can stand; empty if it has none or several.
@@ -29,11 +29,13 @@ class Actions:
     tools: Mapping[str, Tool]
 
     @classmethod
-    def of(cls, wanted: Wanted, found: type[Any], listed: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Actions:
-        """What a class takes, and `listed` as `list_tools` gives it. Raises HostingError."""
+    def of(
+        cls, request: HostingRequest, found: type[Any], listed: Sequence[tuple[str, str, Mapping[str, Any]]]
+    ) -> Actions:
+        """Reads the actions of a class; `listed` is what `list_tools` gives. Raises HostingError."""
         tools: dict[str, Tool] = {}
         typed = only_field = ""
-        model = _action_type(wanted, found)
+        model = _action_type(request, found)
         if model is not None:
             schema = model.json_schema()
             schema.get("properties", {}).pop("metadata", None)
@@ -43,12 +45,12 @@ class Actions:
             only_field = required[0] if len(required) == 1 else ""
         tools |= {name: Tool(name, description, schema) for name, description, schema in listed}
         if not tools:
-            raise wanted.fail("it lists no tools")
+            raise request.fail("it lists no tools")
         return cls(model, typed, only_field, tools)
 
     @property
     def grammar(self) -> str:
-        """How to write one, for people and prompts."""
+        """The grammar of an action, for people and prompts."""
         ways = []
         if self.model is not None:
             schema = self.tools[self.typed].parameters
@@ -114,21 +116,21 @@ def list_tools(environment: Any) -> list[tuple[str, str, Mapping[str, Any]]]:
     return [(tool.name, tool.description, tool.input_schema) for tool in environment.step(ListToolsAction()).tools]
 
 
-def _action_type(wanted: Wanted, found: type[Any]) -> TypeAdapter[Any] | None:
-    """What its step takes: by the setting `action`, the annotation, or the parameters of its base class."""
-    if "action" in wanted.settings:
-        source, _, name = wanted.settings["action"].partition(":")
-        kind = getattr(import_named(wanted, source), name, None)
+def _action_type(request: HostingRequest, found: type[Any]) -> TypeAdapter[Any] | None:
+    """The type that its step takes: by the setting `action`, the annotation, or the parameters of its base class."""
+    if "action" in request.settings:
+        source, _, name = request.settings["action"].partition(":")
+        kind = getattr(import_named(request, source), name, None)
     else:
         kind = _annotation(found)
     if kind in (None, Any, OpenAction):
         if _is_mcp(found):
             return None
-        raise wanted.fail("its step does not say what an action is; name the model: #action=MODULE:CLASS")
+        raise request.fail("its step does not say what an action is; name the model: #action=MODULE:CLASS")
     try:
         return TypeAdapter(kind)
     except Exception as error:
-        raise wanted.fail(f"its actions of type {kind} have no schema: {error}") from error
+        raise request.fail(f"its actions of type {kind} have no schema: {error}") from error
 
 
 def _annotation(found: type[Any]) -> Any:

@@ -26,30 +26,30 @@ from starpod.env_server.environment import (
     Outcome,
     Part,
 )
-from starpod.env_server.hosting.hosted import Facts, Game, Hosted, package_version, plain, publish, starpod_id
-from starpod.env_server.hosting.wanted import Wanted, constructor, import_named, nearest
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.request import HostingRequest, constructor, import_named, nearest
 
 _OWN_COLUMNS = ("prompt", "env_class")
 
 
-def host(text: str, facts: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted]:
     """The environment class for `ID?argument=value#rows=FILE&setting=value`. Raises HostingError.
 
-    facts: what was found out about it, where another process asks.
+    probed: the result of trying it, where another process asks.
     """
-    wanted = Wanted.parse(text, ("rows", "max_turns"))
-    name = _find(wanted)
+    request = HostingRequest.parse(text, ("rows", "max_turns"))
+    name = _find(request)
     point = registry[name].entry_point
     creator = load_env_creator(point) if isinstance(point, str) else point
     taken = constructor(creator).parameters
-    rows = _rows(wanted, name)
-    maker = Maker(wanted, name, rows, frozenset(taken), _configuration(wanted, taken))
-    if not facts:
-        maker.begin(0).close()
+    rows = _rows(request, name)
+    factory = GameFactory(request, name, rows, frozenset(taken), _configuration(request, taken))
+    if not probed:
+        factory.begin(0).close()
     module = str(getattr(creator, "__module__", "skyrl_gym"))
-    known = Facts(**json.loads(facts)) if facts else Facts(package_version(module)).settled(wanted)
+    known = ProbeResult(**json.loads(probed)) if probed else ProbeResult(package_version(module)).overridden(request)
     spec = EnvironmentSpec(
-        id=starpod_id(wanted, "skyrl", name, 1),
+        id=starpod_id(request, "skyrl", name, 1),
         version=known.version,
         title=f"{name} of SkyRL-gym",
         instructions="The observation is a conversation; an action is your next message in it.",
@@ -57,14 +57,14 @@ def host(text: str, facts: str = "") -> type[Hosted]:
         # They run tools, databases and code that models wrote.
         concurrency=Concurrency.PROCESS,
     )
-    return publish(SkyRLEnvironment, wanted, spec, known, module, Options=EnvironmentOptions, maker=maker)
+    return publish(SkyRLEnvironment, request, spec, known, module, Options=EnvironmentOptions, factory=factory)
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class GameFactory:
     """Makes games from the operator's rows. taken: what the constructor takes. configuration: its env_config."""
 
-    wanted: Wanted
+    request: HostingRequest
     name: str
     rows: Sequence[Mapping[str, Any]]
     taken: frozenset[str]
@@ -75,25 +75,25 @@ class Maker:
         place = seed % len(self.rows)
         row = copy.deepcopy(dict(self.rows[place]))  # environments write into their extras
         extras = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
-        turns = self.wanted.number("max_turns")
+        turns = self.request.number("max_turns")
         if turns is not None:
             extras["max_turns"] = int(turns)
         given = {"env_config": self.configuration, "extras": extras}
         try:
             environment = skyrl_gym.make(self.name, **{k: v for k, v in given.items() if k in self.taken})
-            return SkyRLGame(environment, _messages(row["prompt"]), self.wanted.number("success_at"))
+            return SkyRLGame(environment, _messages(row["prompt"]), self.request.number("success_at"))
         except Exception as error:
             problem = str(error).partition("\n")[0]
-            raise self.wanted.fail(f"row {place + 1}: {type(error).__name__}: {problem}") from error
+            raise self.request.fail(f"row {place + 1}: {type(error).__name__}: {problem}") from error
 
 
 class SkyRLEnvironment(Hosted):
     """One SkyRL-gym environment per session. The seed picks its row: seed modulo their number."""
 
-    maker: ClassVar[Maker]
+    factory: ClassVar[GameFactory]
 
     def begin(self, luck: int) -> SkyRLGame:
-        return self.maker.begin(self.seed)
+        return self.factory.begin(self.seed)
 
     def render(self, mode: str = "text") -> str:
         game = self.game
@@ -101,8 +101,8 @@ class SkyRLEnvironment(Hosted):
         return _told(game.said)
 
     def state_key(self) -> bytes:
-        """Of the row and of all that was said: the environment remembers both."""
-        said = json.dumps([self.seed % len(self.maker.rows), self._past], separators=(",", ":"))
+        """A digest of the row and of all actions: the environment remembers both."""
+        said = json.dumps([self.seed % len(self.factory.rows), self._past], separators=(",", ":"))
         return blake2b(said.encode(), digest_size=16).digest()
 
 
@@ -143,38 +143,38 @@ def _told(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
-def _find(wanted: Wanted) -> str:
+def _find(request: HostingRequest) -> str:
     """The registered id, `MODULE:ID` for one that a module registers."""
-    module, _, name = wanted.name.rpartition(":")
+    module, _, name = request.name.rpartition(":")
     if module:
-        import_named(wanted, module)
+        import_named(request, module)
     if name not in registry:
-        raise wanted.fail(f"SkyRL-gym has no such id{nearest(name, registry)}")
+        raise request.fail(f"SkyRL-gym has no such id{nearest(name, registry)}")
     return name
 
 
-def _configuration(wanted: Wanted, taken: Mapping[str, inspect.Parameter]) -> Any:
+def _configuration(request: HostingRequest, taken: Mapping[str, inspect.Parameter]) -> Any:
     """The arguments as an env_config, with the defaults of its class where the constructor names one."""
     parameter = taken.get("env_config")
-    if parameter is None and wanted.arguments:
-        raise wanted.fail("it has no configuration, and so takes no arguments")
+    if parameter is None and request.arguments:
+        raise request.fail("it has no configuration, and so takes no arguments")
     kinds = [parameter.annotation, *get_args(parameter.annotation)] if parameter is not None else []
     known = next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
     try:
-        return OmegaConf.merge(OmegaConf.structured(known) if known else {}, dict(wanted.arguments))
+        return OmegaConf.merge(OmegaConf.structured(known) if known else {}, dict(request.arguments))
     except OmegaConfBaseException as error:
-        raise wanted.fail(str(error).splitlines()[0]) from error
+        raise request.fail(str(error).splitlines()[0]) from error
 
 
-def _rows(wanted: Wanted, name: str) -> list[dict[str, Any]]:
+def _rows(request: HostingRequest, name: str) -> list[dict[str, Any]]:
     """The rows of the operator's file: JSON objects with a prompt, and with what the environment calls extras."""
-    if "rows" not in wanted.settings:
-        raise wanted.fail("it needs prompts: #rows=FILE.jsonl, one object with a prompt and its extras per line")
-    path = Path(wanted.settings["rows"])
+    if "rows" not in request.settings:
+        raise request.fail("it needs prompts: #rows=FILE.jsonl, one object with a prompt and its extras per line")
+    path = Path(request.settings["rows"])
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # other line ends may stand in strings
     except (OSError, UnicodeDecodeError) as error:
-        raise wanted.fail(f"cannot read its rows: {error}") from error
+        raise request.fail(f"cannot read its rows: {error}") from error
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -183,12 +183,12 @@ def _rows(wanted: Wanted, name: str) -> list[dict[str, Any]]:
             row = json.loads(line)
             _messages(row["prompt"])
         except (KeyError, TypeError, ValueError) as error:
-            raise wanted.fail(f"{path}, line {number} is no object with a prompt of messages: {error}") from error
+            raise request.fail(f"{path}, line {number} is no object with a prompt of messages: {error}") from error
         if row.get("env_class", name) != name:
-            raise wanted.fail(f"{path}, line {number} is a row of {row['env_class']}")
+            raise request.fail(f"{path}, line {number} is a row of {row['env_class']}")
         rows.append(row)
     if not rows:
-        raise wanted.fail(f"{path} has no rows")
+        raise request.fail(f"{path} has no rows")
     return rows
 
 

@@ -28,7 +28,7 @@ Writer = Callable[[Any, list[Image]], Any]
 """From an element to a JSON value. A picture joins the list, and its number there stands in its place."""
 
 
-class Uncarried(Exception):
+class UnsupportedSpace(Exception):
     """A space that cannot be carried; says which and why."""
 
 
@@ -44,7 +44,7 @@ def is_picture(space: Space[Any]) -> bool:
 
 
 def reader(space: Space[Any], where: str = "the action space") -> Reader:
-    """How actions of a space are read. Raises Uncarried."""
+    """A function that reads actions of a space. Raises UnsupportedSpace."""
     match space:
         case Discrete():
             return lambda value: _element(space, value) if type(value) is int else _refuse(value)
@@ -70,13 +70,13 @@ def reader(space: Space[Any], where: str = "the action space") -> Reader:
                 return {name: read(value[name]) for name, read in named.items()}
 
             return read_object
-    raise Uncarried(
+    raise UnsupportedSpace(
         f"{where} is {space}; actions are Discrete, MultiDiscrete, MultiBinary, Text, Tuple or Dict of them"
     )
 
 
 def writer(space: Space[Any], where: str = "the observation space") -> Writer:
-    """How elements of a space are written. Raises Uncarried."""
+    """A function that writes elements of a space. Raises UnsupportedSpace."""
     match space:
         case Discrete():
             return lambda value, _: int(value)
@@ -88,7 +88,7 @@ def writer(space: Space[Any], where: str = "the observation space") -> Writer:
             return _draw
         case Box():
             if math.prod(space.shape) > MOST_NUMBERS:
-                raise Uncarried(
+                raise UnsupportedSpace(
                     f"{where} is a Box of shape {space.shape} and {space.dtype}; up to {MOST_NUMBERS} numbers are "
                     "written as text, and height x width x 3 of uint8 as a picture"
                 )
@@ -99,11 +99,11 @@ def writer(space: Space[Any], where: str = "the observation space") -> Writer:
         case Dict():
             named = {name: writer(part, f"{where}[{name!r}]") for name, part in space.spaces.items()}
             return lambda value, drawn: {name: write(value[name], drawn) for name, write in named.items()}
-    raise Uncarried(f"{where} is {space}; observations are numbers, Text, Box, Tuple or Dict of them")
+    raise UnsupportedSpace(f"{where} is {space}; observations are numbers, Text, Box, Tuple or Dict of them")
 
 
 def words(space: Space[Any]) -> str:
-    """What an element looks like, for people and prompts."""
+    """Describes an element of a space, for people and prompts."""
     match space:
         case Discrete():
             return f"a whole number from {space.start} to {space.start + space.n - 1}"
@@ -174,7 +174,7 @@ def plain_colours(text: str) -> str:
 
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an info dictionary can travel."""
+    """The entries of an info dictionary that have a form on the wire."""
     return {str(name): plain for name, value in info.items() if (plain := _plain(value)) is not None}
 
 

@@ -70,7 +70,7 @@ def describe(value: Number | None) -> str:
 
 
 def _value(node: ast.expr) -> Number:
-    """What Python would make of it, floating point included. Raises ArithmeticError where it has no value."""
+    """The value as Python computes it, floating point included. Raises ArithmeticError where there is none."""
     match node:
         case ast.BinOp(left=left, op=operation, right=right):
             return _OPERATORS[type(operation)](_value(left), _value(right))

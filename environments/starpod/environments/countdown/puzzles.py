@@ -77,7 +77,7 @@ def _search(pool: list[tuple[Fraction, str]], target: int) -> str | None:
 
 
 def _results(a: Fraction, a_text: str, b: Fraction, b_text: str) -> list[tuple[Fraction, str]]:
-    """What two values make, by any operator and in either order."""
+    """Every result of two values, by any operator and in either order."""
     results = [
         (a + b, f"({a_text} + {b_text})"),
         (a - b, f"({a_text} - {b_text})"),

@@ -31,7 +31,10 @@ def _shortest_way(rows: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _likeliest_way(rows: tuple[str, ...], success_rate: float) -> tuple[str, ...]:
-    """The same for moves that may slip, by value iteration. Far from the goal values are tiny: errors are relative."""
+    """The best actions for moves that may slip, by value iteration.
+
+    Far from the goal values are tiny: errors are relative.
+    """
     tiles = "".join(rows)
     ways = moves_on(len(rows), len(rows[0]))
     targets = np.array([ways[action] for action in ACTIONS])  # action x position x (before, straight, after)

@@ -14,7 +14,7 @@ _STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
 @functools.lru_cache(maxsize=64)
 def moves_on(rows: int, columns: int) -> dict[str, list[tuple[int, int, int]]]:
-    """Where moves lead on a board of this shape: its border holds the player in place."""
+    """Targets of all moves on a board of this shape, whose border holds the player in place."""
 
     def move(place: int, action: int) -> int:
         row, column = divmod(place, columns)

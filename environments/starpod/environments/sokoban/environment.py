@@ -20,7 +20,7 @@ from .solver import Unsolvable, solve
 
 
 class SokobanOptions(EnvironmentOptions):
-    """What a room is like, how it is shown and what it pays."""
+    """Options of the room, of observations and of rewards."""
 
     rows: int = Field(6, ge=4, le=20, description="Height of the board in cells, the wall around it included.")
     columns: int = Field(6, ge=4, le=20, description="Width of the board in cells, the wall around it included.")
@@ -310,7 +310,7 @@ class Sokoban(Environment):
 
 
 def _explain(options: SokobanOptions) -> str:
-    """What the observations show."""
+    """Explains the observations to the agent."""
     legend = ", ".join(f"{symbol} {name}" for name, symbol in options.vocabulary.legend())
     match options.observation:
         case "grid" | "padded":

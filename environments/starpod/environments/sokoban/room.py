@@ -52,7 +52,7 @@ VOCABULARIES = {
 
 
 class Board:
-    """What never changes in a room. A cell is its index into `text`, so neighbours are `deltas` away.
+    """The fixed part of a room. A cell is its index into `text`, so neighbours are `deltas` away.
 
     text: the rows joined by line breaks, in the characters # (wall), _ (floor) and O (target).
     floor: cells without a wall, targets included. What lies outside the text is never in it.

@@ -24,7 +24,7 @@ def solve(board: Board, player: int, boxes: frozenset[int]) -> Plan | Unsolvable
 
 
 def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Unsolvable | None, int]:
-    """What `solve` says, and how many states it took.
+    """A shortest solution, as `solve` gives it, and the number of states that the search visited.
 
     Breadth-first over player and boxes, never pushing a box to where no target can be reached. Of all shortest
     solutions it finds the first in the order of MOVES, so each of its suffixes is what a search from there would find.

@@ -192,7 +192,7 @@ class Sudoku(Environment):
         )
 
     def _pay(self, cell: int) -> float:
-        """What a digit that clashes with nothing earns: overwriting a cell pays for the best it ever held, once."""
+        """The reward of a digit that clashes with nothing: overwriting a cell pays for the best it ever held, once."""
         correct = self.grid[cell] == self.solution[cell]
         worth = self.options.correct_reward if correct else self.options.legal_reward
         paid = self.paid.get(cell)

@@ -222,7 +222,7 @@ class WebShop(Environment):
         return [action for action in listed if action is not None]
 
     def state_key(self) -> bytes:
-        """What was opened before counts only where it is shown: it changes nothing else."""
+        """A digest of the page and the goal. Products opened before count only where the page shows them."""
         state = self._cached_shop.state
         opened = sorted(state.opened) if self.options.observation in ("text_rich", "html") else None
         options = sorted(state.options.items())
@@ -235,7 +235,7 @@ class WebShop(Environment):
         return expert_action(self._cached_shop)
 
     def score(self) -> float:
-        """What buying the open product now would be worth, a little less as long as it is not bought; 0 without one."""
+        """The reward for buying the open product now, a little less as long as it is not bought; 0 without one."""
         shop = self._cached_shop
         if not shop.state.asin:
             return 0.0
@@ -280,7 +280,7 @@ def _html(shop: Shop) -> str:
 
 
 def _lacks_for_pictures() -> str:
-    """What is missing on this machine to draw a page as a PNG; empty if nothing is."""
+    """Names what is missing on this machine to draw a page as a PNG; empty if nothing is."""
     if find_spec("selenium") is None:
         return "it needs the package selenium; from a clone of the repository: pip install '.[browser]'"
     from starpod.environments.webshop.browser.config import BrowserConfig

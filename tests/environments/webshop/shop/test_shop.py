@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.shop import actions
-from starpod.environments.webshop.shop.shelves import Kept
+from starpod.environments.webshop.shop.items import BoundedCache
 from starpod.environments.webshop.shop.shop import Shop, ShopState
 from tests.environments.webshop.little import GOAL, PRODUCTS, SANDAL, Stock, little_shop, product
 
@@ -219,7 +219,7 @@ def test_an_asin_in_lower_case_opens() -> None:
 
 @given(st.lists(st.integers(0, 20), max_size=60), st.integers(1, 6))
 def test_kept_values_are_bounded_and_right(keys: list[int], limit: int) -> None:
-    kept: Kept[int, int] = Kept(limit, lambda key: key * key)
+    kept: BoundedCache[int, int] = BoundedCache(limit, lambda key: key * key)
     for key in keys:
         assert kept[key] == key * key
         assert len(kept) <= limit

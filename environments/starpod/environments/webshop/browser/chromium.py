@@ -175,7 +175,7 @@ class Browser:
         )
 
     def draw(self, html: str) -> bytes:
-        """What a page shows without scrolling, as PNG. Nothing of the page is run or loaded."""
+        """Draws the part of a page that shows without scrolling, as PNG. Nothing of the page is run or loaded."""
         self.resize(self.config.width, self.config.height)
         self.driver.get("about:blank")
         frame = self.command("Page.getFrameTree")["frameTree"]["frame"]["id"]
@@ -187,6 +187,6 @@ class Browser:
         return self.screenshot()
 
     def screenshot(self) -> bytes:
-        """What the tab shows now, as PNG, with nothing that blinks."""
+        """The tab's present view as PNG, with nothing that blinks."""
         self.driver.execute_script(_ADD_STYLE, _STILL)
         return base64.b64decode(self.command("Page.captureScreenshot", format="png")["data"])

@@ -1,4 +1,4 @@
-"""How many browsers, how large, how patient: from environment variables, since one pool serves a whole process."""
+"""Settings of the browsers: number, size, deadlines; from environment variables, since a process has one pool."""
 
 from __future__ import annotations
 

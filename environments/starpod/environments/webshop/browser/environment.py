@@ -29,7 +29,7 @@ _SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 
 class WebShopBrowserOptions(WebShopOptions):
-    """Those of webshop-v1, and the window. How webshop-v1 puts pages into words has no effect here."""
+    """Options of webshop-v1, and the window. Those about the text of pages have no effect here."""
 
     window: Literal["desktop", "phone"] = Field(
         default="desktop", description="The size of the window: 1280 x 800 or 390 x 844 pixels."
@@ -124,7 +124,7 @@ class WebShopBrowser(WebShop):
         return page
 
     def submit(self, action: str) -> Outcome:
-        """What a form of the page does."""
+        """Does what a form of the page asks for."""
         return super().step(action)
 
     def _visit(self, work: Callable[[Visit, View], Result], undo: Callable[[], None] = lambda: None) -> Result:

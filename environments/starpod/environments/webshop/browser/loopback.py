@@ -18,14 +18,14 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 class Shown(Protocol):
-    """What stands behind an address."""
+    """A page that is shown at an address."""
 
     def page(self) -> str:
         """The page, as html."""
         ...
 
     def act(self, action: str) -> None:
-        """What a form of the page was sent with."""
+        """Takes the action that a form of the page was sent with."""
         ...
 
 

@@ -77,7 +77,7 @@ class Pool:
 
     @property
     def browsers(self) -> list[Browser]:
-        """Those that run."""
+        """The running browsers."""
         with self._change:
             return list(self._all)
 

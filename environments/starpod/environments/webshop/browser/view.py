@@ -1,4 +1,4 @@
-"""What a rendered page says: its lines in view, and its interactive elements by number."""
+"""A rendered page as text: its lines in view, and its interactive elements by number."""
 
 from __future__ import annotations
 

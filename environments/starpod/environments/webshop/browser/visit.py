@@ -33,7 +33,7 @@ _LOADED = "return document.readyState === 'complete' && !window.__shown;"
 
 
 class Session(Protocol):
-    """What is visited: a page, and what a form of it does."""
+    """The session that is visited: its page, and what a form of it does."""
 
     def html(self) -> str: ...
     def submit(self, action: str) -> Outcome: ...

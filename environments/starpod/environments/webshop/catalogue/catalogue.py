@@ -19,7 +19,7 @@ class Catalogue(Protocol):
         ...
 
     def position(self, asin: str) -> int | None:
-        """Where the product with exactly this asin is; None if there is none."""
+        """The position of the product with exactly this asin; None if there is none."""
         ...
 
     def in_category(self, category: str) -> Sequence[int]:

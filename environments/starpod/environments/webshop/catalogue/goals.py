@@ -32,7 +32,7 @@ _DRAWS_PER_GOAL = 100  # after which a selection gives up; a caller must not hol
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What to buy.
+    """A purchase that an instruction asks for.
 
     index: its place in the goals it came from. position: that of its product in the catalogue.
     asin, category, query, name (the title), product_category: its product's.
@@ -285,7 +285,7 @@ def permutation(count: int, seed: int) -> np.ndarray:
 
 
 def _shuffle(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """That order, and the words of the generator's state afterwards."""
+    """The shuffled order of 0 .. count - 1, and the words of the generator's state afterwards."""
     rng = random.Random(seed)
     numbers = array("I", range(count))
     rng.shuffle(numbers)

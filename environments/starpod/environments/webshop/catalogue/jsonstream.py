@@ -27,7 +27,7 @@ class Element(NamedTuple):
 
 
 class BrokenJson(ValueError):
-    """What was read is not JSON, or not of the expected kind, or ends too soon; nothing can be read beyond."""
+    """Text that is not JSON, not of the expected kind, or ends too soon; nothing can be read beyond."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")

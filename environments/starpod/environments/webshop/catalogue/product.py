@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HumanInstruction:
-    """What a person asked for: the text, and the attributes and option values (without group names) they chose."""
+    """A person's request: the text, and the attributes and option values (without group names) they chose."""
 
     instruction: str
     attributes: tuple[str, ...]

@@ -33,7 +33,7 @@ _NOT_A_NUMBER = re.compile(r"[^\d.]")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What could not be read: where (file, record from 1, line from 1), and why."""
+    """A record that could not be read: where (file, record from 1, line from 1), and why."""
 
     place: str
     reason: str
@@ -82,7 +82,7 @@ def read_products(
 
 
 class _UnusableError(ValueError):
-    """Why a record cannot be used."""
+    """A record that cannot be used; the message says why."""
 
 
 def _numbered(
@@ -99,7 +99,7 @@ def _numbered(
 
 
 class _ByAsin:
-    """What a file says of each product, kept on disk: a dict of 1.2 million entries would take most of a gigabyte."""
+    """Entries of a file by product, kept on disk: a dict of 1.2 million entries would take most of a gigabyte."""
 
     def __init__(self, path: Path, clean: Callable[[Any], Any], on_malformed: Callable[[Malformed], None]) -> None:
         self._table = sqlite3.connect("")  # a private file, which goes with the connection
@@ -109,7 +109,7 @@ class _ByAsin:
         self._table.execute("CREATE INDEX by_asin ON said (asin)")
 
     def get(self, asin: str) -> Any:
-        """What the file says last of a product; None if nothing."""
+        """The file's last entry about a product; None if there is none."""
         query = "SELECT what FROM said WHERE asin = ? ORDER BY rowid DESC LIMIT 1"
         found = self._table.execute(query, (asin.encode(),)).fetchone()
         return None if found is None else json.loads(found[0])
@@ -250,6 +250,6 @@ def _valid(value: Any, what: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What JSON calls a value."""
+    """The name of a value's type in JSON."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

@@ -56,7 +56,7 @@ class Index:
         return cls(arrays, queries_kept)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All that the index consists of."""
+        """The arrays that the index consists of."""
         return dict(self._arrays)
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Index:
         return list(self._found(query, k)[0])
 
     def ranked(self, query: str, k: int = 50) -> list[tuple[int, float]]:
-        """The same with their scores, which are single precision numbers."""
+        """The k best documents with their scores, which are single precision numbers."""
         return list(zip(*self._found(query, k), strict=True))
 
     def cache_info(self) -> Any:

@@ -38,7 +38,7 @@ class Tagger(Protocol):
 
     @property
     def name(self) -> str:
-        """What `info` calls the tagger that a purchase was graded with; known before anything is loaded."""
+        """The tagger's name in the `info` of a purchase; known before anything is loaded."""
         ...
 
     def nouns(self, title: str) -> tuple[str, ...]:

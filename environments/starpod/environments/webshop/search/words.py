@@ -53,7 +53,7 @@ def _longest(text: str) -> list[str]:
 
 
 def _reach(text: str, start: int) -> int:
-    """Where LONGEST UTF-16 units from the start end."""
+    """The end of the LONGEST UTF-16 units from the start."""
     units = 0
     for place in range(start, min(start + LONGEST, len(text))):
         units += 1 if text[place] < "\U00010000" else 2

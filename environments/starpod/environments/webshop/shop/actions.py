@@ -1,4 +1,4 @@
-"""How an action is written: `search[words]` or `click[text]`."""
+"""Grammar of actions: `search[words]` or `click[text]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of the shop as html: our own markup, with the texts, fields and links of the original's page.
+"""Pages of the shop as HTML: our own markup, with the texts, fields and links of the original's pages.
 
 The page is complete in itself: styles and pictures are inside, and it works without JavaScript. Whatever can be clicked
 is a button of a form that is posted to `action_url` as `action=click[...]`; the search field is posted as
@@ -124,7 +124,7 @@ def _product(shop: Shop) -> Product:
 
 
 def _title(shop: Shop) -> str:
-    """What the browser's tab and history say."""
+    """The title in the browser's tab and history."""
     state = shop.state
     match state.page:
         case "search_results":
@@ -141,7 +141,7 @@ def _title(shop: Shop) -> str:
 
 
 def _purchase(shop: Shop) -> dict[str, Any]:
-    """What the score page shows: the purchase beside the goal, and the parts of the reward."""
+    """Fields of the score page: the purchase beside the goal, and the parts of the reward."""
     goal, grade, item = shop.goal, shop.grade, shop.item()
     assert grade is not None
     assert item is not None
@@ -170,7 +170,7 @@ def _part(name: str, share: float, asked: int, adds: float) -> dict[str, Any]:
 
 
 def _kind(grade: Any) -> str:
-    """Why the product counts as the kind that was asked for, or not."""
+    """Explains why the product counts as the kind that was asked for, or not."""
     if grade.r_type < 1 and grade.title_score < 0.1:
         return "the titles have next to nothing in common"
     reasons = (

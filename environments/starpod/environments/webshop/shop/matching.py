@@ -1,4 +1,4 @@
-"""When an option or attribute counts as one of the goal's: by its colour, then by its words as thefuzz 0.19 does it."""
+"""Matching of options and attributes with the goal's: by colour, then by words as thefuzz 0.19 does it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def normalise(value: str) -> str:
 
 
 def normalise_pair(name: str, value: str) -> str:
-    """What becomes of an option of a synthetic goal, which is compared as the pair it is kept as.
+    """Normalises an option of a synthetic goal, which is compared as the pair it is kept as.
 
     Only a name or value that IS a colour counts as one; any other pair is compared as Python writes it.
     """
@@ -46,7 +46,7 @@ def normalise_pair(name: str, value: str) -> str:
 
 
 def token_set_ratio(purchased: str, goal: str, ratio: Ratio = "difflib") -> int:
-    """How alike the sets of words are, 0 to 100; 100 where one set holds the other, 0 where a text has no word.
+    """Similarity of two sets of words, 0 to 100; 100 where one set holds the other, 0 where a text has no word.
 
     Not symmetric with difflib. Words lose the characters U+0080 to U+00FF.
     """

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from starpod.env_server import EnvironmentOptions
-from starpod.environments.webshop.shop.shelves import HITS
+from starpod.environments.webshop.shop.items import HITS
 from starpod.environments.webshop.shop.shop import PAGE_SIZE
 
 Preset = Literal["original", "ragen", "verl_agent", "agentgym"]

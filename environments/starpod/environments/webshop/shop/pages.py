@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal
 
-from starpod.environments.webshop.shop.shelves import Item, Listing
+from starpod.environments.webshop.shop.items import Item, Listing
 from starpod.environments.webshop.shop.shop import Shop
 
 TextMode = Literal["text", "text_rich", "url"]
@@ -19,7 +19,7 @@ _HTML_SAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&'"
 
 
 def show(shop: Shop, mode: TextMode) -> str:
-    """What an agent reads of the page.
+    """The page as the agent reads it.
 
     text: the visible texts, stripped, between separators. text_rich: one text a line as it is, with marks around what
     can be clicked and what was. url: the address.
@@ -109,7 +109,7 @@ def _listing_text(listing: Listing) -> str:
 
 @lru_cache(maxsize=2048)
 def _entries(listing: Listing) -> tuple[tuple[str, str], ...]:
-    """Of each product the asin and the lines below it."""
+    """The asin of each product and the lines below it."""
     return tuple((entry.asin, _lines(_visible((entry.title, entry.price_tag)))) for entry in listing.entries)
 
 
@@ -142,7 +142,7 @@ def _item_text(item: Item) -> str:
 
 @lru_cache(maxsize=2048)
 def _item_rich(item: Item) -> str:
-    """What stands below the options."""
+    """The lines below the options."""
     return _lines((*_facts(item), *(f"[button] {caption} [button_]" for caption in _buttons(item))))
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from starpod.environments.webshop.shop import actions
+from starpod.environments.webshop.shop.items import HITS, SUB_PAGES, Item
 from starpod.environments.webshop.shop.matching import matches, normalise, normalise_pair
-from starpod.environments.webshop.shop.shelves import HITS, SUB_PAGES, Item
 from starpod.environments.webshop.shop.shop import Shop
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def expert_action(shop: Shop) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to search for, what to buy, and with which options (group -> value)."""
+    """The expert's plan: a query, a product to buy, and its options (group -> value)."""
 
     query: str
     item: Item
@@ -99,7 +99,7 @@ def _plan(shop: Shop) -> Plan | None:
 
 
 def _queries(shop: Shop) -> list[str]:
-    """What to search for, in the order in which it is tried, as far as it can be written as an action."""
+    """Queries in the order in which they are tried, as far as they can be written as actions."""
     texts = (shop.instruction, shop.goal.name, f"<q> {shop.goal.query}")
     return [actions.parse(action)[1] for action in map(actions.search, texts) if action]
 
@@ -124,7 +124,7 @@ def _page_of(shop: Shop, hits: Sequence[int], position: int) -> int | None:
 
 
 def _turn(shop: Shop, plan: Plan) -> str | None:
-    """On a page of results: the product, a page nearer to it, or back where it is too far or not among them."""
+    """The action on a page of results: the product, a page nearer to it, or back where it is too far or not there."""
     state, page = shop.state, _page_of(shop, shop.hits(), plan.item.position)
     if page == state.number:
         return actions.click(plan.item.product.asin.lower())

@@ -71,7 +71,7 @@ def _compact(shop: Shop) -> str:
 
 
 def _content(shop: Shop) -> Iterator[str]:
-    """What the page says besides the instruction and the buttons."""
+    """The page's text besides the instruction and the buttons."""
     state, item = shop.state, shop.item()
     if state.page == "index":
         yield "search[words]"

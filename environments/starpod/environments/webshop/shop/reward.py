@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a purchase is worth, and why.
+    """The reward of a purchase, part by part.
 
     reward: r_type * (matched attributes + matched options + r_price) / (attributes + options + 1), in [0, 1].
     r_type: 1, 0.5, 0.1 or 0, from query_match, category_match and title_score (the share of the goal's nouns found).
@@ -54,7 +54,7 @@ class Grade:
         return info | {"r_price": self.r_price, "w_price": self.w_price}
 
     def parts(self) -> dict[str, float]:
-        """What attributes, options and price add to the reward; their sum is the reward, but for rounding."""
+        """Shares of attributes, options and price in the reward; their sum is the reward, but for rounding."""
         return {
             "attributes": self.r_type * self.r_att * self.w_att,
             "options": self.r_type * (self.r_option or 0.0) * (self.w_option or 0.0),
@@ -134,7 +134,7 @@ def _r_type(query_match: bool, category_match: bool, title_score: float) -> floa
 
 
 def _matched_attributes(product: Product, wanted: tuple[str, ...], ratio: Ratio) -> int:
-    """How many attributes are among the product's, or in its texts word for word."""
+    """Counts the attributes that are among the product's, or in its texts word for word."""
     missing = [
         attribute for attribute in wanted if not any(matches(given, attribute, ratio) for given in product.attributes)
     ]
@@ -145,7 +145,7 @@ def _matched_attributes(product: Product, wanted: tuple[str, ...], ratio: Ratio)
 
 
 def _matched_options(chosen: Iterable[str], wanted: tuple[str, ...] | Mapping[str, str], ratio: Ratio) -> int:
-    """How many options some chosen value matches. Group names play no part, except in the goal's pairs."""
+    """Counts the options that some chosen value matches. Group names play no part, except in the goal's pairs."""
     values = [normalise(value) for value in chosen]
     goals = (
         [normalise_pair(name, value) for name, value in wanted.items()]

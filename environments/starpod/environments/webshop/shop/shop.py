@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from starpod.environments.webshop.shop.reward import grade
-from starpod.environments.webshop.shop.shelves import (
+from starpod.environments.webshop.shop.items import (
     BACK,
     HITS,
     NEXT,
@@ -22,8 +21,9 @@ from starpod.environments.webshop.shop.shelves import (
     Item,
     Listing,
     Stock,
-    shelves_of,
+    cache_of,
 )
+from starpod.environments.webshop.shop.reward import grade
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.catalogue.goals import Goal
@@ -43,7 +43,7 @@ _INDEX = {SEARCH.text: SEARCH}
 
 @dataclass(slots=True)
 class ShopState:
-    """Where a session is, in plain values that snapshot.
+    """State of a session, in plain values that snapshot.
 
     goal: index into the goals. session: the name in the addresses.
     keywords: words of the search; None before the first. number: the page of its results; it has no upper end.
@@ -102,7 +102,7 @@ class Shop:
         self.page_size = page_size
         self.ratio: Ratio = ratio
         self._stream = stream
-        self._shelves = shelves_of(stock)
+        self._cache = cache_of(stock)
         self._item: Item | None = None
         self._appraised: tuple[Any, Grade] | None = None
 
@@ -125,16 +125,16 @@ class Shop:
         state = self.state
         if state.drawn is not None:
             return state.drawn
-        return () if state.keywords is None else self._shelves.find(state.keywords)
+        return () if state.keywords is None else self._cache.find(state.keywords)
 
     def find(self, text: str) -> Sequence[int]:
-        """What a search for this text would find, in the same form; `<r>` finds nothing here. Raises TooManyTerms."""
+        """Positions that a search for this text would find; none for `<r>`. Raises TooManyTerms."""
         keywords = text.lower().split(" ")
-        return () if keywords[0] == "<r>" else self._shelves.find(keywords)
+        return () if keywords[0] == "<r>" else self._cache.find(keywords)
 
     def item_at(self, position: int) -> Item:
         """The product at a position, with what could be clicked on its page."""
-        return self._shelves.items[position, self.show_attributes]
+        return self._cache.items[position, self.show_attributes]
 
     def page_hits(self) -> Sequence[int]:
         """The positions on this page of results: at most `page_size`, none beyond the ends."""
@@ -143,7 +143,7 @@ class Shop:
 
     def listing(self) -> Listing:
         """The products on this page of results."""
-        return self._shelves.listings[tuple(map(int, self.page_hits()))]
+        return self._cache.listings[tuple(map(int, self.page_hits()))]
 
     def item(self) -> Item | None:
         """The product that is open or bought; None on the index and on results."""
@@ -156,7 +156,7 @@ class Shop:
         return self._item
 
     def clickables(self) -> Mapping[str, Clickable]:
-        """What can be clicked, by its text, in the page's order. `search` stands for the search bar."""
+        """Everything that can be clicked, by its text, in the page's order. `search` stands for the search bar."""
         state = self.state
         match state.page:
             case "index":
@@ -173,7 +173,7 @@ class Shop:
         return {}
 
     def clickable(self, text: str) -> Clickable | None:
-        """What a click on this text (in any case) would hit; None if nothing."""
+        """The target of a click on this text (in any case); None if there is none."""
         text = text.lower()
         return None if text == SEARCH.text else self.clickables().get(text)
 
@@ -241,10 +241,10 @@ class Shop:
 
     def _show_results(self, keywords: list[str], number: int) -> bool:
         if keywords[0] == "<r>":
-            size = self._shelves.size
+            size = self._cache.size
             drawn = self._stream().sample(range(size), min(HITS, size))
         else:
-            self._shelves.find(keywords)
+            self._cache.find(keywords)
             drawn = None
         state = self.state
         changed = drawn is not None or (state.page, state.number, state.keywords) != (
@@ -264,7 +264,7 @@ class Shop:
     # --- what it is worth ----------------------------------------------------------------------------------------
 
     def appraise(self) -> Grade:
-        """What buying the open product with the chosen options is worth, or was. Raises ValueError if none is open."""
+        """Grades the purchase of the open product with the chosen options. Raises ValueError if none is open."""
         state, item = self.state, self.item()
         if item is None:
             raise ValueError("no product is open")
@@ -274,7 +274,7 @@ class Shop:
         return self._appraised[1]
 
     def worth(self, item: Item, options: Mapping[str, str]) -> Grade:
-        """What buying a product with these options (group -> value) would be worth."""
+        """Grades the purchase of a product with these options (group -> value)."""
         goal, stock = self.goal, self.stock
         price = float(stock.prices[item.position])
         target = self.item_at(goal.position).product
@@ -282,5 +282,5 @@ class Shop:
 
     @property
     def grade(self) -> Grade | None:
-        """How the purchase was graded; None unless this is the final page."""
+        """The grade of the purchase; None unless this is the final page."""
         return self.appraise() if self.state.page == "done" else None

@@ -1,4 +1,4 @@
-"""Where an episode starts: the store, its goals, and which of them."""
+"""Start of an episode: its store, the goals, and the choice of one."""
 
 from __future__ import annotations
 

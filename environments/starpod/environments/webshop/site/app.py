@@ -144,13 +144,13 @@ class Site:
         )  # fmt: skip
 
     async def frame(self, request: Request, session: str) -> Response:
-        """What the session shows, to look at only."""
+        """The session's page, to look at only."""
         page = await self._look(session)
         request.state.framed = True
         return HTMLResponse(re.sub(r"<body\b", "<body inert", page.html, count=1))
 
     async def state(self, request: Request, session: str) -> Response:
-        """Where the session stands and what was seen of it, for pages that refresh themselves."""
+        """The session's place and history, for pages that refresh themselves."""
         place = await self.service.place(session)
         if self.trail.last(session) != place:
             place = (await self._look(session)).place
@@ -273,7 +273,7 @@ def _code(place: Place) -> str:
 
 
 def _place(form: Mapping[str, str]) -> Place:
-    """Where the form's page stood. Raises 400."""
+    """The step that the form's page was made for. Raises 400."""
     epoch, index = form.get("epoch", ""), form.get("step_index", "0")
     if not (epoch.isdecimal() and index.isdecimal() and max(int(epoch), int(index)) < 2**32):
         raise HTTPException(400, "The form does not say for which step it was meant. Open the page again.")

@@ -46,7 +46,7 @@ def site(
     """Shop as a person, or watch an agent's session, in a web browser.
 
     ADDRESS (host:port) is an environment server that hosts webshop-v1; without it, one is started in this process.
-    Prints one line with the site's address when ready. Whoever reaches the site uses the server with its token.
+    Prints one line with the site's address when ready. Everybody who reaches the site uses the server with its token.
     """
     if address and not re.fullmatch(r"\S*:\d+", address):
         raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")

@@ -1,4 +1,4 @@
-"""What keeps other sites out: tokens in forms, the same-origin rule, headers, and a limit on what is read."""
+"""Protection against other sites: tokens in forms, the same-origin rule, headers, and a limit on bodies."""
 
 from __future__ import annotations
 

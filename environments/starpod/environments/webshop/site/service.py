@@ -27,7 +27,7 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How to reach the server. token: a file with the bearer token. The rest are PEM files; `ca` turns TLS on."""
+    """Credentials for the server. token: a file with the bearer token. The rest are PEM files; `ca` turns TLS on."""
 
     token: Path | None = None
     ca: Path | None = None
@@ -47,7 +47,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a session stands: what its next Step must carry."""
+    """A session's place: the epoch and index that its next Step must carry."""
 
     epoch: int
     index: int
@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a session shows, and a place that is not later than the page."""
+    """The page that a session shows, and a place that is not later than it."""
 
     place: Place
     html: str
@@ -90,7 +90,7 @@ class Service:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def environment(self, environment: str) -> pb.EnvironmentSpec | None:
-        """What the server says of its newest version of the environment; None if it does not host it."""
+        """The server's description of its newest version of the environment; None if it does not host it."""
         description = await self._call(self.address, "Describe", pb.DescribeRequest())
         host = self.address.rpartition(":")[0]
         for endpoint in description.endpoints:
@@ -115,7 +115,7 @@ class Service:
         return session
 
     async def page(self, session: str) -> Page:
-        """What the session shows now. Changes nothing but its lease.
+        """Fetches the page that the session shows now. Changes nothing but its lease.
 
         The place is read before the page, so that a click on it can only be refused, never hit a later page.
         """
@@ -124,7 +124,7 @@ class Service:
         return Page(place, picture.data.decode("utf-8", "replace"))
 
     async def place(self, session: str) -> Place:
-        """Where the session stands. A snapshot tells that, and changes nothing."""
+        """The session's place, read from a snapshot, which changes nothing."""
         found = await self._of(session, "Snapshot", pb.SnapshotRequest(session_id=session))
         return Place(found.epoch, found.step_index)
 
@@ -183,7 +183,7 @@ class Service:
 
 
 def _refused(error: grpc.aio.AioRpcError) -> Refused:
-    """What the details of a failed call say."""
+    """Reads the details of a failed call."""
     refused = Refused(error.code(), error.code().name, error.details() or "")
     trailers: Sequence[tuple[str, Any]] = tuple(error.trailing_metadata() or ())
     packed = next((value for name, value in trailers if name == "grpc-status-details-bin"), b"")

@@ -1,4 +1,4 @@
-"""What the site has seen of sessions: the pages at each step, and the actions that were taken through the site."""
+"""History of sessions as the site has seen them: the page at each step, and the actions taken through the site."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ class Trail:
         return Place(steps[-1].epoch, steps[-1].step) if steps else None
 
     def of(self, session: str) -> list[dict[str, Any]]:
-        """What was seen of a session, oldest first, as plain values."""
+        """The history of a session, oldest first, as plain values."""
         return [asdict(seen) for seen in self._sessions.get(session, ())]

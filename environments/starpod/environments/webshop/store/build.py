@@ -93,7 +93,7 @@ def _present(out: Path) -> Manifest | None:
 
 
 def _folder(out: Path, present: Manifest | None, key: str) -> Path:
-    """Where to build: what an earlier try with the same key has left, or a new folder."""
+    """The folder to build in: what an earlier try with the same key has left, or a new one."""
     folder = out / ("data-2" if present is not None and present.data == "data-1" else "data-1")
     if _key_of(folder) != key:
         shutil.rmtree(folder, ignore_errors=True)

@@ -35,7 +35,7 @@ def encode(product: Product) -> bytes:
 
 
 def decode(data: bytes) -> Product:
-    """What `encode` wrote."""
+    """The product that `encode` wrote."""
     row = list(msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass"))
     row[-1] = tuple(HumanInstruction(*asked) for asked in row[-1])
     return Product(*row)

@@ -129,7 +129,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, lasting: bool = False) -
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote. Raises OSError, and ValueError if it is anything else."""
+    """Reads what `write_json` wrote. Raises OSError, and ValueError if it is anything else."""
     value = json.loads(path.read_bytes())
     if not isinstance(value, dict) or value.pop("checksum", None) != checksum(value):
         raise ValueError("its checksum is wrong")

@@ -109,7 +109,7 @@ def _open_bundled(name: str) -> Store:
 
 
 def _cache_folders() -> Iterator[Path]:
-    """Where this user's things may be kept, best first; the last is gone with the process."""
+    """Folders for this user's cached files, best first; the last is gone with the process."""
     named = os.environ.get(CACHE_VARIABLE)
     yield Path(named) if named else platformdirs.user_cache_path("starpod")
     shared = Path(tempfile.gettempdir()) / f"starpod-{os.getuid()}"

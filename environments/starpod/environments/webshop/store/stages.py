@@ -60,7 +60,7 @@ class Files:
         return f"{self.products.name}{cut}"
 
     def key(self) -> list[Any]:
-        """What tells these files from others. Raises BuildError if one is not there."""
+        """Identity of the files: paths, sizes and times. Raises BuildError if one is not there."""
         marks: list[Any] = [self.num_products]
         for path in (self.products, self.attributes, self.human):
             if path is not None:

@@ -35,7 +35,7 @@ CHECKED_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store holds.
+    """Contents of a store.
 
     products: that are loaded. documents: that search ranks; more than products where the rows were cut.
     price_seed: of the drawn prices and caps. tagger: whose nouns the store holds; empty for none.

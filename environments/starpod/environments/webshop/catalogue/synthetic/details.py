@@ -1,4 +1,4 @@
-"""What only one product has: its measures, its part numbers, and the stories that sellers tell."""
+"""Details of a single product: its measures, its part numbers, and the stories that sellers tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kind of product is made of: the words of its titles, texts, attributes and options."""
+"""Kinds of products: the words of their titles, texts, attributes and options."""
 
 from __future__ import annotations
 

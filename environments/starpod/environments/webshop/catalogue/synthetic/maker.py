@@ -124,7 +124,7 @@ class Maker:
         return line
 
     def _attributes(self, kind: Kind, line: Line) -> list[Attribute]:
-        """What this product of the line has; often one attribute is not that of its neighbours."""
+        """Attributes of this product of the line; often one is not that of its neighbours."""
         random = self._random
         has = list(line.attributes[: bisect(_ATTRIBUTES, random())])
         if has and random() < 0.6:

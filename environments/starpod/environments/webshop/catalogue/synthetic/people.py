@@ -1,4 +1,4 @@
-"""What a person would ask for when shown a product: human instructions in many phrasings."""
+"""Human instructions: requests that a person would make when shown a product, in many phrasings."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def pick(random: Random, choices: Sequence[str]) -> str:
 
 
 def spoken(attribute: str) -> str:
-    """How a person says an attribute: easy clean -> easy to clean."""
+    """An attribute as a person says it: easy clean -> easy to clean."""
     first, _, rest = attribute.partition(" ")
     if first in ("easy", "ready"):
         return f"{first} to {rest}"

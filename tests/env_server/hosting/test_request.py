@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from starpod.env_server.hosting.wanted import HostingError, Wanted, check_arguments, options_model
+from starpod.env_server.hosting.request import HostingError, HostingRequest, check_arguments, options_model
 from starpod.env_server.registry import Registry, RegistryError
 
 
@@ -40,11 +40,11 @@ def test_an_id_is_hosted_once() -> None:
 
 
 def test_arguments_are_json_or_text_and_settings_are_text() -> None:
-    wanted = Wanted.parse("a.b:C-v1?x=1&y=two&z=[1,%22a%26b%22]&flag=true#actions=a,b&id=my-v1", ("actions",))
+    wanted = HostingRequest.parse("a.b:C-v1?x=1&y=two&z=[1,%22a%26b%22]&flag=true#actions=a,b&id=my-v1", ("actions",))
     assert wanted.name == "a.b:C-v1"
     assert wanted.arguments == {"x": 1, "y": "two", "z": [1, "a&b"], "flag": True}
     assert wanted.settings == {"actions": "a,b", "id": "my-v1"}
-    assert Wanted.parse("X-v0", ()).arguments == {}
+    assert HostingRequest.parse("X-v0", ()).arguments == {}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_arguments_are_json_or_text_and_settings_are_text() -> None:
 )
 def test_what_cannot_be_read_says_why(text: str, problem: str) -> None:
     with pytest.raises(HostingError, match=problem):
-        Wanted.parse(text, ())
+        HostingRequest.parse(text, ())
 
 
 def construct(
@@ -79,7 +79,7 @@ SIGNATURE = inspect.signature(construct, eval_str=True)
 
 
 def test_callers_choose_switches_numbers_and_closed_choices_and_never_text() -> None:
-    options = options_model(Wanted.parse("X?size=6", ()), SIGNATURE, {"size": 6})
+    options = options_model(HostingRequest.parse("X?size=6", ()), SIGNATURE, {"size": 6})
     assert options().model_dump() == {"size": 6, "share": 0.5, "hard": False, "mode": "a", "old": 3}
     for refused in ({"name": "/etc/passwd"}, {"path": "x"}, {"code": "x"}, {"mode": "c"}, {"share": float("nan")}):
         with pytest.raises(ValueError, match=next(iter(refused))):
@@ -87,11 +87,11 @@ def test_callers_choose_switches_numbers_and_closed_choices_and_never_text() -> 
 
 
 def test_the_operator_says_which_of_them() -> None:
-    options = options_model(Wanted.parse("X#options=hard,size", ()), SIGNATURE, {})
+    options = options_model(HostingRequest.parse("X#options=hard,size", ()), SIGNATURE, {})
     assert [*options.model_fields] == ["hard", "size"]
-    assert not options_model(Wanted.parse("X#options=", ()), SIGNATURE, {}).model_fields
+    assert not options_model(HostingRequest.parse("X#options=", ()), SIGNATURE, {}).model_fields
     with pytest.raises(HostingError, match="'name' cannot be open to callers"):
-        options_model(Wanted.parse("X#options=name", ()), SIGNATURE, {})
+        options_model(HostingRequest.parse("X#options=name", ()), SIGNATURE, {})
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_the_operator_says_which_of_them() -> None:
 )
 def test_the_operators_arguments_are_checked(arguments: str, problem: str) -> None:
     with pytest.raises(HostingError, match=problem):
-        check_arguments(Wanted.parse(f"X?{arguments}", ()), SIGNATURE)
+        check_arguments(HostingRequest.parse(f"X?{arguments}", ()), SIGNATURE)
 
 
 def test_what_the_constructor_takes_passes() -> None:
-    check_arguments(Wanted.parse("X?size=3&path=a&old=7", ()), SIGNATURE)
+    check_arguments(HostingRequest.parse("X?size=3&path=a&old=7", ()), SIGNATURE)

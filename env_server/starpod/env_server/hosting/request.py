@@ -1,4 +1,4 @@
-"""How a hosted environment is asked for: its name, arguments for its constructor, settings, and what callers choose."""
+"""Requests to host an environment: its name, constructor arguments, settings, and the options of callers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FORM = re.compile(r"(?P<name>[^?#]+)(\?(?P<arguments>[^#]*))?(#(?P<settings>.*)
 
 
 class HostingError(RegistryError):
-    """Something that cannot be hosted, or not as asked; one line says why and how to mend it."""
+    """An environment that cannot be hosted, or not as asked; one line says why and how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HostingRequest:
     """`NAME?argument=value&...#setting=value&...`: arguments for its constructor, and settings of how it is hosted.
 
     Arguments are JSON where they can be read as such, else text. `text` is the whole, for another process.
@@ -41,7 +41,7 @@ class Wanted:
     settings: Mapping[str, str]
 
     @classmethod
-    def parse(cls, text: str, settings: Collection[str]) -> Wanted:
+    def parse(cls, text: str, settings: Collection[str]) -> HostingRequest:
         """Raises HostingError on anything else, and on a setting that is neither shared nor among `settings`."""
         match = _FORM.fullmatch(text)
         if match is None:
@@ -100,36 +100,36 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def constructor(target: Callable[..., Any]) -> inspect.Signature:
-    """What a class or function takes, with annotations resolved where they can be."""
+    """The signature of a class or function, with annotations resolved where they can be."""
     try:
         return inspect.signature(target, eval_str=True)
     except Exception:
         return inspect.signature(target)
 
 
-def import_named(wanted: Wanted, module: str) -> ModuleType:
+def import_named(request: HostingRequest, module: str) -> ModuleType:
     """A module that the operator named. Raises HostingError with what to install, perhaps."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = (error.name or module).partition(".")[0]
-        raise wanted.fail(
+        raise request.fail(
             f"there is no module {error.name}; perhaps pip install {missing.replace('_', '-')}"
         ) from error
     except ImportError as error:
-        raise wanted.fail(error) from error
+        raise request.fail(error) from error
 
 
-def check_arguments(wanted: Wanted, signature: inspect.Signature, more: Collection[str] = ()) -> None:
+def check_arguments(request: HostingRequest, signature: inspect.Signature, more: Collection[str] = ()) -> None:
     """Raises HostingError for an argument that the constructor does not take, or not of that type."""
     parameters = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    for name, value in wanted.arguments.items():
+    for name, value in request.arguments.items():
         if name in more:
             continue
         if name not in parameters:
-            raise wanted.fail(f"its constructor takes no {name!r}{nearest(name, parameters)}")
+            raise request.fail(f"its constructor takes no {name!r}{nearest(name, parameters)}")
         annotation = parameters[name].annotation
         if annotation is inspect.Parameter.empty or isinstance(annotation, str):
             continue
@@ -138,11 +138,11 @@ def check_arguments(wanted: Wanted, signature: inspect.Signature, more: Collecti
         except PydanticSchemaGenerationError:
             continue
         except ValidationError as error:
-            raise wanted.fail(f"{name}={value!r}: {error.errors(include_url=False)[0]['msg']}") from error
+            raise request.fail(f"{name}={value!r}: {error.errors(include_url=False)[0]['msg']}") from error
 
 
 def options_model(
-    wanted: Wanted, signature: inspect.Signature, defaults: Mapping[str, Any], hidden: Collection[str] = ()
+    request: HostingRequest, signature: inspect.Signature, defaults: Mapping[str, Any], hidden: Collection[str] = ()
 ) -> type[EnvironmentOptions]:
     """The arguments that a caller may choose: switches, numbers and closed choices, never text.
 
@@ -156,11 +156,11 @@ def options_model(
             kind = type(default)
         closed = kind in (bool, int, float) or get_origin(kind) is Literal
         if closed and default is not parameter.empty and name not in hidden and not hasattr(BaseModel, name):
-            fields[name] = kind, Field(default=default, description=f"{name} of {wanted.name}'s constructor.")
-    if "options" in wanted.settings:
-        chosen = [name for name in wanted.settings["options"].split(",") if name]
+            fields[name] = kind, Field(default=default, description=f"{name} of {request.name}'s constructor.")
+    if "options" in request.settings:
+        chosen = [name for name in request.settings["options"].split(",") if name]
         for name in chosen:
             if name not in fields:
-                raise wanted.fail(f"{name!r} cannot be open to callers{nearest(name, fields)}")
+                raise request.fail(f"{name!r} cannot be open to callers{nearest(name, fields)}")
         fields = {name: fields[name] for name in chosen}
     return create_model("Options", __base__=EnvironmentOptions, **fields)

@@ -1,4 +1,4 @@
-"""What is on sale and how a page can be clicked: shared by all sessions of a store, worked out once, within bounds."""
+"""Items, listings and what can be clicked on them: shared by all sessions of a store in caches with bounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUB_PAGES: Final = ("Description", "Features", "Reviews", "Attributes")
 
 
 class Clickable(NamedTuple):
-    """What can be clicked. `text` is what to click, in lower case.
+    """Something that can be clicked. `text` is what to click, in lower case.
 
     kind: a caption of the page's own, a product of a page of results, or a value of an option.
     value: the product's asin, or the option's group; empty for a caption.
@@ -47,7 +47,7 @@ class Searcher(Protocol):
 
 
 class Stock(Hashable, Protocol):
-    """What the shop needs of a store. Hashable by identity: sessions of one store share what is worked out once."""
+    """The part of a store that the shop needs. Hashable by identity: sessions of one store share a cache."""
 
     @property
     def catalogue(self) -> Catalogue: ...
@@ -109,7 +109,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Kept(dict[Key, Value], Generic[Key, Value]):
+class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     """Values by key, made when first asked for; beyond `limit` the oldest goes. Safe to use from threads."""
 
     def __init__(self, limit: int, make: Callable[[Key], Value]) -> None:
@@ -127,15 +127,15 @@ class Kept(dict[Key, Value], Generic[Key, Value]):
         return value
 
 
-class Shelves:
-    """What all sessions of a store share: items, pages and results that were asked for lately, within bounds."""
+class StoreCache:
+    """Cache of a store's items, listings and search results, shared by all sessions, within bounds."""
 
     def __init__(self, stock: Stock) -> None:
         self.stock = stock
         self.size = len(stock.catalogue)
-        self.items: Kept[tuple[int, bool], Item] = Kept(2048, self._item)
-        self.listings: Kept[tuple[int, ...], Listing] = Kept(2048, self._listing)
-        self.found: Kept[str, tuple[int, ...]] = Kept(4096, self._search)
+        self.items: BoundedCache[tuple[int, bool], Item] = BoundedCache(2048, self._item)
+        self.listings: BoundedCache[tuple[int, ...], Listing] = BoundedCache(2048, self._listing)
+        self.found: BoundedCache[str, tuple[int, ...]] = BoundedCache(4096, self._search)
 
     def _item(self, key: tuple[int, bool]) -> Item:
         position, show_attributes = key
@@ -163,6 +163,6 @@ class Shelves:
 
 
 @lru_cache(maxsize=8)
-def shelves_of(stock: Stock) -> Shelves:
+def cache_of(stock: Stock) -> StoreCache:
     """The shelves of a store, one per process."""
-    return Shelves(stock)
+    return StoreCache(stock)
