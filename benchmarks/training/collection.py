@@ -27,6 +27,7 @@ from rich.table import Table
 from benchmarks.machine import machine
 from benchmarks.serving.environments import delay
 from starpod.client import Fleet
+from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.data.episode import Episode, episodes_of
 from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
@@ -36,9 +37,9 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
-from starpod.trainer.rollout.collect import EnvironmentConfig, Player, SamplingConfig, Start
-from starpod.trainer.rollout.services import local_services
-from starpod.trainer.warmstart import Scribe, WarmStartConfig, gather_demonstrations, imitate
+from starpod.trainer.rollout.collect import Collector, Start
+from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
+from starpod.trainer.warmstart import DemonstrationWriter, WarmStartConfig, collect_demonstrations, imitate
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "slow_lake-v1"
@@ -148,17 +149,15 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
             for _ in range(arguments.rounds):
                 for way in (LOCK_STEP, COROUTINES):
                     engine: Engine = TorchEngine(policy, slots=episodes, max_context=SAMPLING.max_episode_tokens)
-                    player = Player(
-                        fleet,
-                        LockStep(engine, episodes) if way == LOCK_STEP else engine,
-                        template,
-                        environment=environment,
+                    agents = EngineAgents(
+                        engine=LockStep(engine, episodes) if way == LOCK_STEP else engine,
+                        template=template,
                         prompt=PROMPT,
                         sampling=SAMPLING,
-                        rewards=Rewards(RewardConfig()),
-                        actions=actions,
                     )
-                    result, now = await collect(way, player, starts, arguments.size)
+                    rewards = Rewards(RewardConfig())
+                    collector = Collector(fleet=fleet, agents=agents, task=environment.task(actions), rewards=rewards)
+                    result, now = await collect(way, collector, starts, arguments.size)
                     await engine.close()
                     if played is not None:
                         check(played, now)
@@ -171,20 +170,23 @@ async def teach(fleet: Fleet, environment: EnvironmentConfig, actions: Sequence[
     """A tiny policy that answers in the format, with any action."""
     quick = environment.model_copy(update={"options": {**environment.options, "shortest": 0.0}})
     config = WarmStartConfig(steps=steps, episodes=300, lr=0.005, actions="random", noise=0.0)
-    demonstrations = await gather_demonstrations(fleet, config, quick, range(1000, 1300), actions)
-    scribe = Scribe(config, PROMPT, actions)
-    policy = build_policy(ModelConfig(), texts=list(scribe.texts(demonstrations)), critic="none", seed=1)
+    demonstrations = await collect_demonstrations(fleet, config, quick.task(actions), range(1000, 1300))
+    writer = DemonstrationWriter(config, PROMPT, actions)
+    policy = build_policy(ModelConfig(), texts=list(writer.texts(demonstrations)), critic="none", seed=1)
     template = Template(policy.tokenizer, prefill=PROMPT.opening)
-    episodes = [scribe.episode(demonstration, template, index) for index, demonstration in enumerate(demonstrations)]
+    episodes = [writer.episode(demonstration, template, index) for index, demonstration in enumerate(demonstrations)]
     loss = await asyncio.to_thread(imitate, policy, episodes, config, Parallel(), micro_batch_tokens=8192)
     print(f"the policy has learnt the format to {loss:.2f} nats per token", file=sys.stderr)
     return policy
 
 
-async def collect(way: str, player: Player, starts: Sequence[Start], size: int) -> tuple[Result, list[Episode]]:
-    before, began = player.engine.stats(), perf_counter()
-    collected = await player.collect(starts, size)
-    seconds, after = perf_counter() - began, player.engine.stats()
+async def collect(
+    way: str, collector: Collector[EngineAgents], starts: Sequence[Start], size: int
+) -> tuple[Result, list[Episode]]:
+    engine = collector.agents.engine
+    before, began = engine.stats(), perf_counter()
+    collected = await collector.collect(starts, size)
+    seconds, after = perf_counter() - began, engine.stats()
     if collected.failed:
         raise RuntimeError(f"{collected.failed} episodes failed")
     episodes = episodes_of(collected.groups)

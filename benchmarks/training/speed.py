@@ -157,7 +157,15 @@ async def generate(policy: Policy, work: Workload) -> list[Episode]:
             seed = 1000 * number + place
             reply = await engine.generate(Request(context[:], length, frozenset(), seed=seed, conversation=str(number)))
             context += reply.tokens
-            turn = Turn("", added, not place, reply.tokens, reply.logprobs, reply.versions, reply.finish, "")
+            turn = Turn(
+                prompt=added,
+                fresh=not place,
+                reply=reply.tokens,
+                logprobs=reply.logprobs,
+                versions=reply.versions,
+                finish=reply.finish,
+                text="",
+            )
             episode.turns.append(turn)
         return episode
 

@@ -85,7 +85,7 @@ def test_visible_keeps_what_is_text() -> None:
 
 def hostile_turn() -> Turn:
     turn = Turn(
-        f"Observation {HARM}", [], True, [], [], [], "stop", f"<raw> {HARM}", actions=[f"act {HARM}"], reward=0.0
+        observation=f"Observation {HARM}", fresh=True, text=f"<raw> {HARM}", actions=[f"act {HARM}"], reward=0.0
     )
     turn.thought = f"Thought {HARM}"
     turn.executed = turn.valid = turn.effective = 1

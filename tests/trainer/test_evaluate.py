@@ -16,7 +16,13 @@ def bought(number: int, scores: Sequence[float]) -> Episode:
     """An episode that earned these, a turn each, and was fined in every turn."""
     turns = [
         Turn(
-            "", [1], True, [2], [0.0], [0], "stop", "", reward=score - 0.1, parts={"environment": score, "format": -0.1}
+            prompt=[1],
+            fresh=True,
+            reply=[2],
+            logprobs=[0.0],
+            versions=[0],
+            reward=score - 0.1,
+            parts={"environment": score, "format": -0.1},
         )
         for score in scores
     ]

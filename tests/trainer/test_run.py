@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, Turn
@@ -17,28 +21,27 @@ from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.output.plain import SilentScreen
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.rollout.collect import Collected, CollectionFailed, Start
-from starpod.trainer.run import Run
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start
+from starpod.trainer.run import Output, Run
 from tests.trainer.tiny_learner import make_learner
 
 Outcome = Callable[[int], list[float]]
 """The returns of the episodes of the n-th start that is asked for; fewer than asked: the others failed."""
 
 
-class ScriptedPlayer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedCollector(Collector[EngineAgents]):
     """Plays nothing: groups come out as `outcome` says. rounds: how many starts were asked for at once."""
 
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.rounds: list[int] = []
-        self.asked = 0
+    outcome: Outcome
+    rounds: list[int] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
 
-    async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1, **_: object) -> Collected:
+    async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
         collected = Collected()
         self.rounds.append(len(starts))
         for start in starts:
-            returns = self.outcome(self.asked)
-            self.asked += 1
+            returns = self.outcome(next(self.numbers))
             episodes = [episode(start.id, member, value) for member, value in enumerate(returns)]
             if size > len(episodes):
                 collected.failed += size - len(episodes)
@@ -51,7 +54,7 @@ class ScriptedPlayer:
 
 
 def episode(group: int, member: int, reward: float) -> Episode:
-    turn = Turn("", [1, 2], True, [3], [-1.0], [0], "stop", "", reward=reward)
+    turn = Turn(prompt=[1, 2], fresh=True, reply=[3], logprobs=[-1.0], versions=[0], reward=reward)
     return Episode(group, member, "lake", turns=[turn], end="terminal", success=reward > 0)
 
 
@@ -61,24 +64,21 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
     config = Config.model_validate(values)
     folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict())
     learner = make_learner(config.algorithm)
-    engine = SimpleNamespace(stats=EngineStats)
+    agents = EngineAgents(
+        engine=cast(Any, SimpleNamespace(stats=EngineStats)),
+        template=cast(Any, None),
+        prompt=config.prompt,
+        sampling=config.sampling,
+    )
+    fleet = cast(Any, SimpleNamespace(recoveries=0))
     run = Run(
         config,
-        fleet=cast(Any, SimpleNamespace(recoveries=0)),
-        policy=learner.policy,
+        collector=ScriptedCollector(fleet=fleet, agents=agents, task=Task("lake"), outcome=outcome),
         sampler=learner.policy,
-        make_reference=lambda: learner.policy,
-        engine=cast(Any, engine),
-        player=cast(Any, ScriptedPlayer(outcome)),
         learner=learner,
+        output=Output(folder, Checkpoints(folder.checkpoints, config.checkpoint), SilentScreen()),
         parallel=Parallel(),
-        folder=folder,
-        checkpoints=Checkpoints(folder.checkpoints, config.checkpoint),
-        screen=SilentScreen(),
         interrupts=cast(Any, SimpleNamespace(requested=False, signal=None)),
-        demonstrations=[],
-        scribe=cast(Any, None),
-        actions=(),
         offline=read_groups(config.replay.offline) if config.replay.offline else (),
     )
     run._loaded_version = run.version
@@ -92,7 +92,7 @@ async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configu
     collect = {"groups": 4, "group_size": 2, "max_rounds": 2}
     run = make_run(tmp_path, lambda n: [1.0, 0.0] if n == 0 else [1.0], collect=collect)
     assert [group.id for group in await run.collect()] == [0]
-    assert cast(Any, run.player).rounds == [4, 3, 3]
+    assert cast(Any, run.collector).rounds == [4, 3, 3]
     assert run.metrics["collect/groups_dropped"] == 9
 
 
@@ -121,7 +121,7 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     # Of the first four one is uniform, and so is all that is asked for instead.
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 2 or n > 3 else [1.0, 0.0], algorithm=algorithm)
     groups = await run.collect()
-    assert cast(Any, run.player).rounds == [4, 1]
+    assert cast(Any, run.collector).rounds == [4, 1]
     assert [group.id for group in groups] == [0, 1, 3]
     assert run.metrics["collect/groups_reasked"] == 2
     # The curve is of all that was played: choosing must not look like learning.
@@ -146,7 +146,7 @@ async def test_the_rate_of_sampling_is_that_of_all_ranks(tmp_path: Path) -> None
     run = make_run(tmp_path)
     run.parallel = TwoRanks(False)
     stats = iter([EngineStats(), EngineStats(sampled=30, seconds=2.0)])
-    cast(Any, run.engine).stats = lambda: next(stats)
+    cast(Any, run.collector.agents.engine).stats = lambda: next(stats)
     await run.collect()
     assert run.metrics["rate/sampled_tokens_per_s"] == 30.0
 
@@ -211,13 +211,13 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     run.save()
 
     again = make_run(tmp_path, monitor=early)
-    loaded = again.checkpoints.latest()
+    loaded = again.output.checkpoints.latest()
     assert loaded is not None and loaded.score == 0.0
     again.restore(loaded)
     assert again.reason_to_stop() == reason
     # Saved once more before anything else happened, as a signal does: its score is not lost.
     again.save()
-    saved = again.checkpoints.latest()
+    saved = again.output.checkpoints.latest()
     assert saved is not None and (saved.path, saved.score) != (loaded.path, None) and saved.score == 0.0
 
     regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
@@ -228,7 +228,7 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-s")
     run.save()
-    loaded = run.checkpoints.latest()
+    loaded = run.output.checkpoints.latest()
     assert loaded is not None
     changed = make_run(tmp_path, algorithm="starpo-ppo")
     with pytest.raises(ConfigError, match=r"kl\.where"):
@@ -244,7 +244,7 @@ async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: boo
     run.interrupts = cast(Any, SimpleNamespace(requested=mine, signal=None))
     run.parallel = TwoRanks(others)
     await run.finish("over")
-    assert bool(cast(Any, run.player).rounds) == (not mine and not others)
+    assert bool(cast(Any, run.collector).rounds) == (not mine and not others)
 
 
 async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
     run.begin_step()
     await run.evaluate()
     await run.finish("over")
-    assert len(cast(Any, run.player).rounds) == 1
-    saved = run.checkpoints.latest()
+    assert len(cast(Any, run.collector).rounds) == 1
+    saved = run.output.checkpoints.latest()
     assert saved is not None and saved.score == 0.5
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from starpod.trainer.data.episode import Turn
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
-from starpod.trainer.warmstart import Move, Scribe, WarmStartConfig
+from starpod.trainer.warmstart import DemonstrationWriter, WarmStartConfig
 
-MOVE = Move("P 0 1 G 2 2", "Left", True, 0.0)
+TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
 
 
 def say(thought: str) -> str:
-    return Scribe(WarmStartConfig(thought=thought), PromptConfig(), ("Left",)).reply(MOVE)
+    return DemonstrationWriter(WarmStartConfig(thought=thought), PromptConfig(), ("Left",)).reply(TURN)
 
 
 def test_a_thought_is_made_of_the_action_and_the_words_of_the_observation() -> None:

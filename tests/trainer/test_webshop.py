@@ -14,8 +14,8 @@ from starpod.trainer.config import load_config
 from starpod.trainer.evaluate import evaluate_reference
 from starpod.trainer.models.tokenizer import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.rollout.collect import EnvironmentConfig
-from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
+from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
 from tests.support import ServerProcess, start_server
 
 CONFIG = load_config("webshop")
@@ -31,7 +31,7 @@ def server() -> Iterator[ServerProcess]:
 async def demonstrations(server: ServerProcess, seeds: Sequence[int], noise: float) -> list[Demonstration]:
     settings = CONFIG.warm_start.model_copy(update={"noise": noise})
     async with Fleet(server.address) as fleet:
-        return await gather_demonstrations(fleet, settings, CONFIG.environment, seeds, ())
+        return await collect_demonstrations(fleet, settings, CONFIG.environment.task(()), seeds)
 
 
 async def instructions(server: ServerProcess, environment: EnvironmentConfig, seeds: Sequence[int]) -> set[str]:
@@ -60,21 +60,22 @@ async def test_evaluations_ask_for_other_things_than_training(server: ServerProc
 async def test_demonstrations_wander_among_what_a_page_offers_and_the_expert_arrives(server: ServerProcess) -> None:
     straight = await demonstrations(server, range(WARMSTART, WARMSTART + 24), noise=0.0)
     wandering = await demonstrations(server, range(WARMSTART, WARMSTART + 24), noise=0.5)
-    assert [sum(move.reward for move in each.moves) for each in straight] == [1.0] * 24
-    planned = {move.action for each in straight for move in each.moves}
-    moves = [move for each in wandering for move in each.moves]
-    assert {"click[description]", "click[back to search]"} <= {move.action for move in moves} - planned
-    for move in moves:  # each is a search, or stands in brackets on its page
-        assert move.action.startswith("search[") or move.action.removeprefix("click") in move.observation.lower()
+    assert [each.episode.total_reward for each in straight] == [1.0] * 24
+    planned = {turn.actions[0] for each in straight for turn in each.episode.turns}
+    turns = [turn for each in wandering for turn in each.episode.turns]
+    assert {"click[description]", "click[back to search]"} <= {turn.actions[0] for turn in turns} - planned
+    for turn in turns:  # each is a search, or stands in brackets on its page
+        (action,) = turn.actions
+        assert action.startswith("search[") or action.removeprefix("click") in turn.observation.lower()
 
 
 async def test_replies_and_contexts_fit_into_what_sampling_allows(server: ServerProcess) -> None:
     played = await demonstrations(server, range(WARMSTART, WARMSTART + 100), noise=0.5)
-    scribe = Scribe(CONFIG.warm_start, CONFIG.prompt, ())
-    texts = list(scribe.texts(played))
+    writer = DemonstrationWriter(CONFIG.warm_start, CONFIG.prompt, ())
+    texts = list(writer.texts(played))
     tokenizer = train_tokenizer(texts, size=CONFIG.model.tiny.vocabulary)
     template = Template(tokenizer, prefill=CONFIG.prompt.opening)
-    episodes = [scribe.episode(each, template, 0) for each in played]
+    episodes = [writer.episode(each, template, 0) for each in played]
     turns = [turn for episode in episodes for turn in episode.turns]
     reply, prompt = max(len(turn.reply) for turn in turns), max(len(turn.prompt) for turn in turns)
     print(f"longest reply {reply}, longest prompt {prompt}, vocabulary {len(tokenizer)}")
@@ -87,7 +88,8 @@ async def test_replies_and_contexts_fit_into_what_sampling_allows(server: Server
 async def test_the_ladder_of_the_shop(server: ServerProcess) -> None:
     seeds = range(48)
     async with Fleet(server.address) as fleet:
-        rungs = {name: await evaluate_reference(fleet, name, CONFIG.held_out, seeds, ()) for name in ("rule", "expert")}
+        task = CONFIG.held_out.task(())
+        rungs = {name: await evaluate_reference(fleet, name, task, seeds) for name in ("rule", "expert")}
     assert rungs["expert"]["success"] == rungs["expert"]["return_mean"] == 1.0
     assert rungs["rule"]["turns_mean"] == 3.0 and 0.4 < rungs["rule"]["return_mean"] < 0.8
 

@@ -37,14 +37,17 @@ def make_learner(algorithm: AlgorithmConfig, *, lr: float = 1e-3, budget: int = 
     with torch.no_grad():
         for parameter in policy.critic_parameters() if opinion else ():
             parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
-    return Learner(
+    learner = Learner(
         policy,
         algorithm,
         OptimizerConfig(lr=lr, critic_lr=lr, micro_batch_tokens=budget),
         Parallel(),
         max_length=64,
-        reference=copy.deepcopy(built("none")) if algorithm.needs_reference else None,
+        make_reference=lambda: copy.deepcopy(built("none")),
     )
+    if algorithm.needs_reference:
+        learner.freeze_reference(built("none").state_dict())
+    return learner
 
 
 def say(policy: Policy, episode: Episode) -> Episode:
@@ -60,14 +63,11 @@ def say(policy: Policy, episode: Episode) -> Episode:
 
 def turn(prompt: list[int], reply: list[int], reward: float, *, fresh: bool, key: bytes = b"s") -> Turn:
     return Turn(
-        "",
-        prompt,
-        fresh,
-        reply,
-        [0.0] * len(reply),
-        [VERSION] * len(reply),
-        "stop",
-        "",
+        prompt=prompt,
+        fresh=fresh,
+        reply=reply,
+        logprobs=[0.0] * len(reply),
+        versions=[VERSION] * len(reply),
         reward=reward,
         state_key=key,
     )

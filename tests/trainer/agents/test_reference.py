@@ -7,7 +7,7 @@ import random
 import pytest
 
 from starpod.client import Observation
-from starpod.trainer.agents.reference import choose_by_rule, choose_randomly
+from starpod.trainer.agents.scripted import choose_by_rule, choose_randomly
 
 RNG = random.Random(0)
 

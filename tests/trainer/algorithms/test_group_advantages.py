@@ -78,7 +78,10 @@ def test_standard_deviations_are_of_samples() -> None:
 
 def as_trained(rewards: list[list[float]]) -> Rollout:
     """One group, a turn of one token for each reward, in the precisions of a real update."""
-    turns = [[Turn("", [1], True, [2], [-1.0], [0], "stop", "", reward=reward) for reward in own] for own in rewards]
+    turns = [
+        [Turn(prompt=[1], fresh=True, reply=[2], logprobs=[-1.0], versions=[0], reward=reward) for reward in own]
+        for own in rewards
+    ]
     batch = Batch([Episode(0, member, "lake", turns=own, end="terminal") for member, own in enumerate(turns)])
     logprobs_BT = batch.sampler_logprobs_BT()
     return Rollout(

@@ -6,25 +6,28 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from starpod.client import Fleet, Limits
-from starpod.trainer.agents.base import AgentRefused, Move, Task, play_all
-from starpod.trainer.agents.chat import ChatAgent
-from starpod.trainer.agents.reference import play_reference
-from starpod.trainer.agents.scripted import Scripted
+from starpod.client import Fleet, Limits, Observation, Want
+from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Move, Stop, Task
+from starpod.trainer.agents.chat import ChatAgents
+from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.config import Config, parse_config
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import read_episodes
+from starpod.trainer.evaluate import evaluate_reference
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.results import summarise
+from starpod.trainer.rollout.collect import Collector, starts_from
+from starpod.trainer.rollout.play import play
 from starpod.trainer.statistics import pass_at_k, wilson_interval
 from tests.support import ROOT, ServerProcess, start_server
 from tests.trainer.fake_openai import fake_openai
@@ -145,10 +148,18 @@ def test_a_dead_server_and_no_address() -> None:
 async def test_references_play_as_they_do_beside_a_learning_curve(server: ServerProcess) -> None:
     task = Task("frozen_lake-v1", actions=("Left", "Down", "Right", "Up"))
     async with Fleet(server.address) as fleet:
-        episodes = await play_all(Scripted("random"), fleet, task, range(20))
-        for episode in episodes:
-            success, total, turns = await play_reference(fleet, "random", "frozen_lake-v1", episode.seed)
-            assert (success, total, turns) == (bool(episode.success), episode.total_reward, len(episode.turns))
+        alone = await played(fleet, ReferenceAgents("random"), task, range(20))
+        curve = await evaluate_reference(fleet, "random", task, range(20))
+    assert curve["success"] == summarise(alone)["success"]
+    assert (curve["return_mean"], curve["turns_mean"]) == (
+        fmean(e.own_return for e in alone),
+        fmean(len(e.turns) for e in alone),
+    )
+
+
+async def played(fleet: Fleet, agents: Agents, task: Task, seeds: Sequence[int]) -> list[Episode]:
+    collected = await Collector(fleet=fleet, agents=agents, task=task).collect(starts_from(seeds), 1, min_size=0)
+    return [episode for group in collected.groups for episode in group.members]
 
 
 # --- a model behind an endpoint ----------------------------------------------------------------------------------
@@ -236,22 +247,22 @@ def test_an_endpoint_that_refuses_for_good_ends_the_evaluation(server: ServerPro
 
 
 async def test_an_endpoint_that_is_not_there_is_said_so(server: ServerProcess) -> None:
-    agent = ChatAgent("m", base_url="http://127.0.0.1:1/v1", retries=0)
+    agents = ChatAgents("m", base_url="http://127.0.0.1:1/v1", retries=0)
     async with Fleet(server.address) as fleet:
         with pytest.raises(AgentRefused, match=r"no answer from http://127\.0\.0\.1:1/v1"):
-            await play_all(agent, fleet, Task("bandit-v1"), [0])
-    await agent.close()
+            await played(fleet, agents, Task("bandit-v1"), [0])
+    await agents.close()
 
 
 async def test_replies_that_cannot_be_read_are_turns_without_an_action(server: ServerProcess) -> None:
     """They cost a turn, are told to the model, and are not errors."""
     replies = iter(["I would rather not.", "<think>hm</think><answer>Jump</answer>", "<think>cut off..."])
     with fake_openai(lambda body: next(replies)) as endpoint:
-        agent = ChatAgent("m", base_url=endpoint.base_url)
+        agents = ChatAgents("m", base_url=endpoint.base_url)
         task = Task("frozen_lake-v1", limits=Limits(max_turns=3), actions=("Left", "Down", "Right", "Up"))
         async with Fleet(server.address) as fleet:
-            (episode,) = await play_all(agent, fleet, task, [3])
-        await agent.close()
+            (episode,) = await played(fleet, agents, task, [3])
+        await agents.close()
     assert [turn.well_formed for turn in episode.turns] == [False, False, False]
     assert [turn.actions for turn in episode.turns] == [[], ["Jump"], []]
     assert [turn.finish for turn in episode.turns] == ["stop", "stop", "length"]
@@ -260,12 +271,15 @@ async def test_replies_that_cannot_be_read_are_turns_without_an_action(server: S
 
 
 async def test_an_agent_that_has_no_further_move_ends_its_episode(server: ServerProcess) -> None:
-    class Once(Scripted):
-        async def act(self, session: Any, episode: Episode, task: Task) -> Move | None:
-            return None if episode.turns else Move("Left", ["Left"])
+    class Once(Agent):
+        async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+            return Stop() if episode.turns else Move("Left", ["Left"])
 
+    task = Task("frozen_lake-v1", options={"success_rate": 1.0})
     async with Fleet(server.address) as fleet:
-        (episode,) = await play_all(Once("random"), fleet, Task("frozen_lake-v1", options={"success_rate": 1.0}), [1])
+        (session,) = await task.open(fleet, 1, 1, Want())
+        episode = await play(Once(), session)
+        await session.close()
     assert (len(episode.turns), episode.end, episode.success) == (1, "", None)
 
 
@@ -273,9 +287,7 @@ async def test_an_agent_that_has_no_further_move_ends_its_episode(server: Server
 
 
 def make_episode(group: int, success: bool | None, reward: float = 0.0, end: Any = "terminal") -> Episode:
-    turn = Turn(
-        "x", [], True, [], [], [], "stop", "", None, ["a"], parts={"environment": reward, "format": -0.1}, valid=1
-    )
+    turn = Turn(observation="x", fresh=True, actions=["a"], parts={"environment": reward, "format": -0.1}, valid=1)
     turn.reward = reward - 0.1
     return Episode(group, 0, "x-v1", turns=[turn], end=end, success=success)
 

@@ -18,7 +18,7 @@ from tests.support import ROOT
 
 
 def make_turn(observation: str, actions: list[str], reward: float, **changes: object) -> Turn:
-    turn = Turn(observation, [], True, [], [], [], "stop", "<raw>", actions=actions, reward=reward)
+    turn = Turn(observation=observation, fresh=True, text="<raw>", actions=actions, reward=reward)
     turn.parts = {"environment": reward}
     turn.executed = turn.valid = turn.effective = len(actions)
     for name, value in changes.items():

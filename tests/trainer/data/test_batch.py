@@ -81,7 +81,9 @@ def test_any_cut_into_micro_batches_gives_every_token_once(batch_of: list[Episod
 
 def test_gradients_flow_back_to_their_tokens() -> None:
     def turn(reply: list[int]) -> Turn:
-        return Turn("", [9], True, reply, [0.0] * len(reply), [0] * len(reply), "stop", "")
+        return Turn(
+            prompt=[9], fresh=True, reply=reply, logprobs=[0.0] * len(reply), versions=[0] * len(reply), text=""
+        )
 
     batch = Batch([Episode(0, 0, "lake", turns=[turn([1, 2])]), Episode(0, 1, "lake", turns=[turn([3])])])
     flat = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)

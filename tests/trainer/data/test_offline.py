@@ -24,7 +24,7 @@ def template() -> Template:
 def sampled(template: Template, *, seed: int = 10_000, tokens: bool = True) -> list[Episode]:
     reply = template.encode_reply("<think>Left</think><answer>Left</answer>")
     text, ids = template.decode(reply), reply if tokens else []
-    turn = Turn("", [1], True, ids, [-1.0] * len(ids), [0] * len(ids), "stop", text)
+    turn = Turn(prompt=[1], fresh=True, reply=ids, logprobs=[-1.0] * len(ids), versions=[0] * len(ids), text=text)
     return [Episode(0, member, "lake", seed=seed, turns=[turn], end="terminal") for member in range(2)]
 
 

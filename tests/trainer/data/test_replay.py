@@ -18,7 +18,7 @@ from starpod.trainer.data.replay import ReplayBuffer, ReplayConfig, oldest_versi
 
 def make_episode(group: int = 0, member: int = 0, version: int = 0, *, failed: bool = False) -> Episode:
     turn = Turn(
-        "P 1 3 √",
+        observation="P 1 3 √",
         prompt=[1, 2],
         fresh=True,
         reply=[3, 4],

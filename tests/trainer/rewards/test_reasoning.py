@@ -39,7 +39,7 @@ def score(
     instructions: str = "",
     **changes: Any,
 ) -> float:
-    turn = Turn(observation, [], True, [], [], [], "stop", "", thought, ["Up"], **changes)
+    turn = Turn(observation=observation, fresh=True, thought=thought, actions=["Up"], **changes)
     episode = Episode(0, 0, environment, instructions=instructions, turns=[turn])
     return score_reasoning(CONFIG, turn, arrive(after) if after else None, episode)
 
@@ -288,7 +288,7 @@ def test_a_demonstration_that_reads_the_observation_scores_higher(
         wrong = " ".join(opposite[word] for word in thought.split())
         values = []
         for text in (thought, "so I go down", wrong):
-            turn = Turn(seen, [], True, [], [], [], "stop", "", text, ["Down"])
+            turn = Turn(observation=seen, fresh=True, thought=text, actions=["Down"])
             values.append(score_reasoning(CONFIG, turn, transition, episode))
         assert values[0] == 1.0
         assert values[1] == 0.0
@@ -305,7 +305,7 @@ def test_claims_about_the_next_state_hold_without_slips(fleet: SyncFleet) -> Non
         ("Right", "I will be at (0, 1)", 0.5),
         ("Down", "I will be at (1, 1), down is a hole", 1.0),
     ):
-        turn = Turn(session.observation.text, [], True, [], [], [], "stop", "", thought, [action])
+        turn = Turn(observation=session.observation.text, fresh=True, thought=thought, actions=[action])
         assert score_reasoning(CONFIG, turn, session.step(action), episode) == expected
     assert session.done
     session.close()

@@ -18,7 +18,15 @@ RAN = EXECUTED | VALID | EFFECTIVE
 
 def make_turn(actions: list[str], **changes: Any) -> Turn:
     return Turn(
-        "G_P", [1], True, [2, 3], [0.0, 0.0], [0, 0], changes.pop("finish", "stop"), "", None, actions, **changes
+        observation="G_P",
+        prompt=[1],
+        fresh=True,
+        reply=[2, 3],
+        logprobs=[0.0, 0.0],
+        versions=[0, 0],
+        finish=changes.pop("finish", "stop"),
+        actions=actions,
+        **changes,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from starpod.client import Fleet
+from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Request
@@ -15,7 +17,8 @@ from starpod.trainer.models.tokenizer import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
-from starpod.trainer.rollout.collect import EnvironmentConfig, Player, SamplingConfig, Start
+from starpod.trainer.rollout.collect import Collector, Start
+from starpod.trainer.rollout.environment import EnvironmentConfig
 from tests.support import ServerProcess, start_server
 from tests.trainer.scripted_engine import ScriptedEngine
 
@@ -27,6 +30,8 @@ LAKE = EnvironmentConfig(
     max_actions_per_turn=2,
     max_actions=8,
 )
+PROMPT = PromptConfig(style="compact")
+SAMPLING = SamplingConfig(max_reply_tokens=64)
 
 Say = Callable[[Request, str], str]
 
@@ -47,22 +52,24 @@ def reply(*actions: str) -> str:
     return f"<think>go</think><answer>{' || '.join(actions)}</answer>"
 
 
+def collector(
+    fleet: Fleet,
+    engine: ScriptedEngine,
+    environment: EnvironmentConfig = LAKE,
+    prompt: PromptConfig = PROMPT,
+    sampling: SamplingConfig = SAMPLING,
+) -> Collector[EngineAgents]:
+    agents = EngineAgents(engine=engine, template=engine.template, prompt=prompt, sampling=sampling)
+    rewards = Rewards(RewardConfig())
+    return Collector(fleet=fleet, agents=agents, task=environment.task(ACTIONS), rewards=rewards)
+
+
 async def collect(
-    address: str, template: Template, say: Say, starts: list[Start], size: int, **settings: object
+    address: str, template: Template, say: Say, starts: list[Start], size: int, **settings: Any
 ) -> tuple[list[list[Episode]], ScriptedEngine]:
     engine = ScriptedEngine(template, say)
     async with Fleet(address) as fleet:
-        player = Player(
-            fleet,
-            engine,
-            template,
-            environment=settings.get("environment", LAKE),  # type: ignore[arg-type]
-            prompt=settings.get("prompt", PromptConfig(style="compact")),  # type: ignore[arg-type]
-            sampling=settings.get("sampling", SamplingConfig(max_reply_tokens=64)),  # type: ignore[arg-type]
-            rewards=Rewards(RewardConfig()),
-            actions=ACTIONS,
-        )
-        collected = await player.collect(starts, size)
+        collected = await collector(fleet, engine, **settings).collect(starts, size)
     assert collected.failed == 0
     return [group.episodes for group in collected.groups], engine
 
@@ -190,16 +197,6 @@ async def test_a_lost_server_fails_episodes_not_the_run(template: Template) -> N
 
         engine = ScriptedEngine(template, say)
         async with Fleet(doomed.address, patience=6.0, timeout=1.0) as fleet:
-            player = Player(
-                fleet,
-                engine,
-                template,
-                environment=LAKE,
-                prompt=PromptConfig(style="compact"),
-                sampling=SamplingConfig(max_reply_tokens=64),
-                rewards=Rewards(RewardConfig()),
-                actions=ACTIONS,
-            )
-            collected = await player.collect([Start(0, 1)], 3, min_size=2)
+            collected = await collector(fleet, engine).collect([Start(0, 1)], 3, min_size=2)
     assert (collected.failed, collected.dropped, collected.groups) == (3, 1, [])
     assert collected.error.startswith("Unreachable: ")

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from starpod.client.spelling import nearest
+from starpod.trainer.agents.engine import SamplingConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.checkpoint import CheckpointConfig
 from starpod.trainer.data.replay import ReplayConfig
@@ -20,7 +21,8 @@ from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
-from starpod.trainer.rollout.collect import CollectConfig, EnvironmentConfig, SamplingConfig
+from starpod.trainer.rollout.collect import CollectConfig
+from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section
 from starpod.trainer.seeds import SeedsConfig

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, field_validator
 
-from starpod.client import Fleet
-from starpod.trainer.agents.reference import REFERENCES, play_reference
+from starpod.client import Fleet, StarpodError
+from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.rollout.collect import Collected, EnvironmentConfig, Start
+from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 from starpod.trainer.section import Section
 from starpod.trainer.statistics import mean_interval, wilson_interval
 
@@ -47,6 +47,10 @@ class Evaluation:
     episodes: list[Episode]
     failed: int
 
+    @classmethod
+    def of(cls, collected: Collected) -> Evaluation:
+        return cls([episode for group in collected.groups for episode in group.episodes], collected.failed)
+
     def summary(self) -> dict[str, Any]:
         """JSON values: success and the environment's own return with their 95 % intervals, means per episode, share of
         well-formed turns."""
@@ -62,46 +66,15 @@ class Evaluation:
         }
 
 
-async def evaluate(
-    play: Callable[..., Awaitable[Collected]],
-    environment: EnvironmentConfig,
-    seeds: Sequence[int],
-    *,
-    purpose: str,
-    temperature: float,
-) -> Evaluation:
-    """One episode per held-out seed. play: `Player.collect`, or what shares it out among several ranks.
-
-    The random streams of the replies depend on the run's seed, `purpose` and the place in `seeds`: passes of one
-    purpose share them on purpose, so that two of them differ by the policy and not by luck.
-    """
-    starts = [Start(index, seed) for index, seed in enumerate(seeds)]
-    collected = await play(starts, 1, purpose=purpose, temperature=temperature, environment=environment)
-    return Evaluation([episode for group in collected.groups for episode in group.episodes], collected.failed)
-
-
-async def evaluate_reference(
-    fleet: Fleet, name: str, environment: EnvironmentConfig, seeds: Sequence[int], actions: Sequence[str]
-) -> dict[str, Any]:
-    """The same for a policy that needs no model."""
-    played = await asyncio.gather(
-        *(
-            play_reference(
-                fleet,
-                name,
-                environment.id,
-                seed,
-                version=environment.version,
-                options=environment.options,
-                limits=environment.limits,
-                actions=actions,
-            )
-            for seed in seeds
-        )
-    )
+async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequence[int]) -> dict[str, Any]:
+    """The same figures for a reference policy. Raises StarpodError where the infrastructure failed an episode."""
+    collected = await Collector(fleet=fleet, agents=ReferenceAgents(name), task=task).collect(starts_from(seeds), 1)
+    if collected.failed:
+        raise StarpodError(f"the reference policy {name} could not be played: {collected.error}")
+    episodes = Evaluation.of(collected).episodes
     return {
-        **_figures([success for success, _, _ in played], [total for _, total, _ in played]),
-        "turns_mean": sum(turns for _, _, turns in played) / len(played),
+        **_figures([episode.success is True for episode in episodes], [episode.own_return for episode in episodes]),
+        "turns_mean": sum(len(episode.turns) for episode in episodes) / len(episodes),
     }
 
 

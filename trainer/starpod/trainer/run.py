@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter, time
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from starpod.client import Fleet
+from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.dynamic_sampling import needs_reask
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.rng import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.data.replay import ReplayBuffer
 from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.information import InformationProbe
 from starpod.trainer.diagnostics.metrics import episode_metrics, latency_metrics
-from starpod.trainer.engines.base import Engine
-from starpod.trainer.evaluate import evaluate, evaluate_reference
+from starpod.trainer.evaluate import Evaluation, evaluate_reference
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.rollout.collect import Collected, CollectionFailed, Player, Start
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start, starts_from
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.update import Learner
-from starpod.trainer.warmstart import Demonstration, Scribe, imitate
+from starpod.trainer.warmstart import imitate
+
+
+@dataclass(slots=True)
+class Output:
+    """Where a run writes and shows what happens. sinks: of metrics; None on ranks that write none."""
+
+    folder: RunFolder
+    checkpoints: Checkpoints
+    screen: Screen
+    sinks: Sinks | None = None
 
 
 class Run:
     """All that one training run holds. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
 
+    collector: plays the training task. sampler: the whole copy of the policy that its engine samples from; the policy
+    itself where it is not sharded. demonstrations: to imitate before training. offline: groups to train on
+    instead of collecting.
     step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, earlier
     sittings included.
     """
@@ -48,40 +61,24 @@ class Run:
         self,
         config: Config,
         *,
-        fleet: Fleet,
-        policy: Policy,
+        collector: Collector[EngineAgents],
         sampler: Policy,
-        make_reference: Callable[[], Policy],
-        engine: Engine,
-        player: Player,
         learner: Learner,
+        output: Output,
         parallel: Parallel,
-        folder: RunFolder,
-        checkpoints: Checkpoints,
-        screen: Screen,
         interrupts: Interrupts,
-        demonstrations: Sequence[Demonstration],
-        scribe: Scribe,
-        actions: Sequence[str],
+        demonstrations: Sequence[Episode] = (),
         offline: Sequence[Group] = (),
     ) -> None:
         self.config = config
-        self.fleet = fleet
-        self.policy = policy
+        self.collector = collector
         self.sampler = sampler
-        self._make_reference = make_reference
-        self.engine = engine
-        self.player = player
         self.learner = learner
+        self.output = output
+        self.screen = output.screen
         self.parallel = parallel
-        self.folder = folder
-        self.checkpoints = checkpoints
-        self.sinks: Sinks | None = None
-        self.screen = screen
         self.interrupts = interrupts
         self.demonstrations = demonstrations
-        self.scribe = scribe
-        self.actions = actions
         self.offline = offline
         self.resumed = False
         self.step = 0
@@ -105,7 +102,7 @@ class Run:
     def save(self) -> None:
         """Writes a checkpoint. Only rank 0 writes; all ranks take part."""
         optimizer, learner = self.learner.state()
-        tensors = {"policy": self.parallel.full_state_dict(self.policy), "optimizer": optimizer}
+        tensors = {"policy": self.parallel.full_state_dict(self.learner.policy), "optimizer": optimizer}
         if self.learner.reference is not None:
             tensors["reference"] = self.parallel.full_state_dict(self.learner.reference)
         if not self.parallel.is_main:
@@ -130,7 +127,7 @@ class Run:
             "rng": capture_rng(),
             "config": self.config.to_dict(),
         }
-        self.checkpoints.save(self.step, tensors, state, score=score)
+        self.output.checkpoints.save(self.step, tensors, state, score=score)
 
     def restore(self, loaded: Loaded) -> None:
         """Goes on from a checkpoint."""
@@ -141,9 +138,9 @@ class Run:
                 f"algorithm.kl.where is {self.config.algorithm.kl.where}, but the run began without a KL term, so its "
                 "checkpoint holds no reference policy: resume with algorithm.kl.where=off, or begin another run"
             )
-        self.parallel.load_full_state_dict(self.policy, loaded.tensors["policy"])
+        self.parallel.load_full_state_dict(self.learner.policy, loaded.tensors["policy"])
         if self.config.algorithm.needs_reference:
-            self._freeze_reference(loaded.tensors["reference"])
+            self.learner.freeze_reference(loaded.tensors["reference"])
         self.learner.load_state(loaded.tensors["optimizer"], state["learner"])
         self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
         self.success, self._evaluated = state["success"], state["evaluated"]
@@ -156,16 +153,6 @@ class Run:
         self.information.load_state_dict(state["information"])
         self.replay.load_state_dict(state["replay"])
         restore_rng(state["rng"])
-
-    def _freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
-        """The policy that the KL term holds on to: a saved one, or the present one."""
-        reference = self._make_reference().to(self.parallel.device).requires_grad_(False)
-        self.parallel.shard(reference)
-        if state is None:
-            reference.load_state_dict(self.policy.state_dict())
-        else:
-            self.parallel.load_full_state_dict(reference, state)
-        self.learner.reference = reference
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
@@ -203,15 +190,11 @@ class Run:
         if self.config.warm_start.steps:
             await self._imitate()
         if self.config.algorithm.needs_reference:
-            self._freeze_reference(None)
+            self.learner.freeze_reference(None)
 
     async def _imitate(self) -> None:
         config = self.config.warm_start
         self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
-        episodes = [
-            self.scribe.episode(demonstration, self.player.template, index)
-            for index, demonstration in enumerate(self.demonstrations)
-        ]
 
         def progress(step: int, loss: float) -> None:
             if step % 10 == 0 or step == config.steps:
@@ -219,8 +202,8 @@ class Run:
 
         await self.parallel.in_thread(
             imitate,
-            self.policy,
-            episodes,
+            self.learner.policy,
+            self.demonstrations,
             config,
             self.parallel,
             micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
@@ -240,11 +223,12 @@ class Run:
         if self._loaded_version == self.version:
             return
         began = perf_counter()
-        await self.engine.pause()
-        if self.sampler is not self.policy:
-            self.parallel.copy_weights(self.policy.model, self.sampler.model)
-        await self.engine.load(self.version, self.sampler.model)
-        await self.engine.resume()
+        engine, sampler = self.collector.agents.engine, self.sampler
+        await engine.pause()
+        if sampler is not self.learner.policy:
+            self.parallel.copy_weights(self.learner.policy.model, sampler.model)
+        await engine.load(self.version, sampler.model)
+        await engine.resume()
         self._loaded_version = self.version
         self.metrics["time/sync"] = perf_counter() - began
 
@@ -259,7 +243,7 @@ class Run:
             await self._diagnose(groups)
             return groups
         config = self.config.collect
-        began, before = perf_counter(), self.engine.stats()
+        began, before = perf_counter(), self.collector.agents.engine.stats()
         groups = []
         reasked: list[Group] = []
         failed = dropped = 0
@@ -272,7 +256,7 @@ class Run:
             first = self.cursor.taken
             seeds = self.cursor.take(wanted)
             starts = [Start(first + index, seed) for index, seed in enumerate(seeds)]
-            collected = await self._play(starts, config.group_size, min_size=config.min_group_size)
+            collected = await self._collect(self.collector, starts, config.group_size, config.min_group_size)
             failed += collected.failed
             error = error or collected.error
             dropped += collected.dropped
@@ -291,7 +275,7 @@ class Run:
                 f"{config.min_group_size}, the first one by: {error}. Mend the servers; --resume goes on from the last "
                 "checkpoint"
             )
-        after = self.engine.stats()
+        after = self.collector.agents.engine.stats()
         seconds = perf_counter() - began
         generating = after.seconds - before.seconds
         # Each rank samples its share; the clock is this one's.
@@ -314,9 +298,11 @@ class Run:
         await self._diagnose(played)
         return self._with_replayed(groups)
 
-    async def _play(self, starts: Sequence[Start], size: int, **settings: Any) -> Collected:
-        """As `Player.collect`, but each rank plays its share, and all get all groups, in order."""
-        collected = await self.player.collect(self.parallel.split(starts), size, **settings)
+    async def _collect(
+        self, collector: Collector[EngineAgents], starts: Sequence[Start], size: int, min_size: int = 1
+    ) -> Collected:
+        """As `Collector.collect`, but each rank plays its share, and all get all groups, in order."""
+        collected = await collector.collect(self.parallel.split(starts), size, min_size=min_size)
         if self.parallel.world > 1:
             parts: list[Collected] = self.parallel.gather_objects(collected)
             collected = Collected(
@@ -390,7 +376,7 @@ class Run:
         """Mutual information, gradients by reward deviation."""
         began = perf_counter()
         if self.information.due(self.step):
-            tokenizer = self.policy.tokenizer
+            tokenizer = self.learner.policy.tokenizer
             self.metrics |= self.information.measure(
                 episodes_of(groups),
                 self.learner.log_likelihoods,
@@ -407,7 +393,7 @@ class Run:
         """Diagnoses and logs the step."""
         metrics = self.metrics
         metrics["policy/version"] = float(self.version)
-        metrics["collect/recoveries"] = float(self.fleet.recoveries)
+        metrics["collect/recoveries"] = float(self.collector.fleet.recoveries)
         warnings = [warning.text for warning in self.echo_trap.update(self.step, metrics)]
         for warning in warnings:
             self.screen.warn(warning)
@@ -416,8 +402,8 @@ class Run:
         seconds = metrics["time/step"] = perf_counter() - self._began
         inside = metrics.get("time/generate_wait", 0.0) + metrics.get("time/update", 0.0)
         metrics["time/share_outside"] = max(0.0, 1 - inside / seconds)
-        if self.sinks is not None:
-            self.sinks.write(self.step, metrics, warnings)
+        if self.output.sinks is not None:
+            self.output.sinks.write(self.step, metrics, warnings)
         self.screen.step(self.step, self.config.stop.iterations, metrics)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
@@ -429,12 +415,11 @@ class Run:
         self.screen.phase(f"evaluating on {config.episodes} held-out start states")
         began = perf_counter()
         seeds = self.config.seeds.evaluation_seeds(config.episodes)
-        held_out = self.config.held_out
-        result = await evaluate(self._play, held_out, seeds, purpose="evaluation", temperature=config.temperature)
+        result = await self._play_held_out(seeds, config.temperature)
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         summary |= result.summary()
         if last and config.greedy:
-            greedy = await evaluate(self._play, held_out, seeds, purpose="evaluation", temperature=0.0)
+            greedy = await self._play_held_out(seeds, 0.0)
             summary["greedy"] = greedy.summary()
         if self.step == 0:
             summary["reference"] = await self._play_references(seeds)
@@ -451,16 +436,27 @@ class Run:
         else:
             self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")
         if self.parallel.is_main:
-            self.folder.append_evaluation(summary)
-            self.folder.write_episodes(self.step, result.episodes[: config.keep_episodes])
+            self.output.folder.append_evaluation(summary)
+            self.output.folder.write_episodes(self.step, result.episodes[: config.keep_episodes])
         self.screen.evaluation(self.step, summary)
+
+    async def _play_held_out(self, seeds: Sequence[int], temperature: float) -> Evaluation:
+        """One episode per held-out seed. Evaluations share the random streams of their replies on purpose: two of them
+        differ by the policy and not by luck."""
+        agents = replace(self.collector.agents, purpose="evaluation", temperature=temperature)
+        collector = replace(self.collector, agents=agents, task=self._held_out)
+        return Evaluation.of(await self._collect(collector, starts_from(seeds), 1))
+
+    @property
+    def _held_out(self) -> Task:
+        return self.config.held_out.task(self.collector.task.actions)
 
     async def _play_references(self, seeds: Sequence[int]) -> dict[str, Any]:
         """The ladder beside the curve, by name. They need no model, so one rank plays them for all."""
         played: dict[str, Any] = {}
         if self.parallel.is_main:
             for name in self.config.evaluation.reference:
-                played[name] = await evaluate_reference(self.fleet, name, self.config.held_out, seeds, self.actions)
+                played[name] = await evaluate_reference(self.collector.fleet, name, self._held_out, seeds)
         return self.parallel.broadcast_object(played)
 
     async def finish(self, reason: str) -> None:
@@ -471,4 +467,4 @@ class Run:
             await self.evaluate(last=True)
         self.save()
         if self.parallel.is_main:
-            self.folder.end(reason, seconds=self._elapsed())
+            self.output.folder.end(reason, seconds=self._elapsed())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
+from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.offline import read_offline
@@ -28,12 +29,12 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.resume import check_model
 from starpod.trainer.rewards.reward import Rewards
-from starpod.trainer.rollout.collect import EnvironmentConfig, Player
-from starpod.trainer.rollout.services import local_services
-from starpod.trainer.run import Run
+from starpod.trainer.rollout.collect import Collector
+from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
+from starpod.trainer.run import Output, Run
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.update import Learner
-from starpod.trainer.warmstart import Demonstration, Scribe, gather_demonstrations
+from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
 
 INITIAL = "initial"
 """The folder of a tiny run's first policy: its tokenizer is needed as long as the run is."""
@@ -102,17 +103,23 @@ async def open_run(
                 "does not tell states apart (it has no state_key); choose another advantage, or set "
                 "algorithm.gigpo.weight to 0"
             )
-        scribe = Scribe(config.warm_start, config.prompt, facts.actions)
+        task = config.environment.task(facts.actions)
+        writer = DemonstrationWriter(config.warm_start, config.prompt, facts.actions)
         demonstrations: list[Demonstration] = []
         if loaded is None and (config.warm_start.steps or config.model.name == TINY):
-            screen.phase(f"gathering {config.warm_start.episodes} demonstrations")
+            screen.phase(f"collecting {config.warm_start.episodes} demonstrations")
             if parallel.is_main:
-                demonstrations = await _demonstrate(config, fleet, facts)
+                seeds = SeedCursor(config.seeds.warmstart, config.seed).take(config.warm_start.episodes)
+                demonstrations = await collect_demonstrations(fleet, config.warm_start, task, seeds)
             demonstrations = parallel.broadcast_object(demonstrations)
         if loaded is None and parallel.is_main:
             shutil.rmtree(folder.path / INITIAL, ignore_errors=True)  # of a start that failed
         parallel.barrier()
-        policy = make_policy(config, scribe, demonstrations, folder, parallel)
+
+        def make_initial_policy() -> Policy:
+            return make_policy(config, lambda: writer.texts(demonstrations), folder, parallel)
+
+        policy = make_initial_policy()
         policy.to(parallel.device)
         # Sampling from a sharded model would be collective at every token: it gets a whole one, kept up to date.
         sampler = policy if parallel.world == 1 else copy.deepcopy(policy)
@@ -126,39 +133,30 @@ async def open_run(
             parallel,
             temperature=config.sampling.temperature,
             max_length=config.sampling.max_episode_tokens,
+            make_reference=make_initial_policy,
             seed=derive(config.seed, "minibatches"),
         )
         engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens)
         stack.push_async_callback(engine.close)
-        player = Player(
-            fleet,
-            engine,
-            template,
-            environment=config.environment,
+        agents = EngineAgents(
+            engine=engine,
+            template=template,
             prompt=config.prompt,
             sampling=config.sampling,
-            rewards=Rewards(config.rewards),
             seed=config.seed,
             want=Want(state_key=config.algorithm.needs_state_key),
-            actions=facts.actions,
         )
+        imitated = demonstrations if config.warm_start.steps else []
+        output = Output(folder, checkpoints, screen)
         run = Run(
             config,
-            fleet=fleet,
-            policy=policy,
+            collector=Collector(fleet=fleet, agents=agents, task=task, rewards=Rewards(config.rewards)),
             sampler=sampler,
-            make_reference=lambda: make_policy(config, scribe, demonstrations, folder, parallel),
-            engine=engine,
-            player=player,
             learner=learner,
+            output=output,
             parallel=parallel,
-            folder=folder,
-            checkpoints=checkpoints,
-            screen=screen,
             interrupts=interrupts,
-            demonstrations=demonstrations,
-            scribe=scribe,
-            actions=facts.actions,
+            demonstrations=[writer.episode(each, template, index) for index, each in enumerate(imitated)],
             offline=offline,
         )
         if loaded is not None:
@@ -168,7 +166,7 @@ async def open_run(
             folder.begin(config.to_dict(), defaults=Config().to_dict(), title=config.title)
             if resumed_step is not None:
                 folder.cut_after(resumed_step)
-            run.sinks = stack.enter_context(
+            output.sinks = stack.enter_context(
                 Sinks(
                     config.monitor.sinks,
                     folder.path,
@@ -181,17 +179,10 @@ async def open_run(
         yield run
 
 
-async def _demonstrate(config: Config, fleet: Fleet, facts: Facts) -> list[Demonstration]:
-    seeds = SeedCursor(config.seeds.warmstart, config.seed).take(config.warm_start.episodes)
-    return await gather_demonstrations(fleet, config.warm_start, config.environment, seeds, facts.actions)
-
-
-def make_policy(
-    config: Config, scribe: Scribe, demonstrations: Sequence[Demonstration], folder: RunFolder, parallel: Parallel
-) -> Policy:
+def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:
     """The policy that the run begins with: the same on all ranks, and the same again when the run is resumed.
 
-    The tokenizer of a tiny model is made of the demonstrations' texts, so it is kept in the run folder.
+    texts: what the tokenizer of a tiny model is trained on. It is kept in the run folder.
     """
     critic = config.model.critic if config.algorithm.needs_critic else "none"
     seed = derive(config.seed, "weights")
@@ -199,10 +190,9 @@ def make_policy(
         return build_policy(config.model, texts=None, critic=critic, seed=seed)
     kept = folder.path / INITIAL
     if parallel.is_main and not kept.exists():
-        texts = list(scribe.texts(demonstrations))
         temporary = folder.path / ".temporary-initial"
         shutil.rmtree(temporary, ignore_errors=True)
-        policy = build_policy(config.model, texts=texts, critic=critic, seed=seed)
+        policy = build_policy(config.model, texts=list(texts()), critic=critic, seed=seed)
         try:
             policy.save(temporary)
             temporary.rename(kept)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ from starpod.trainer.algorithms.kl import kl_divergence
 from starpod.trainer.algorithms.policy_loss import policy_loss
 from starpod.trainer.algorithms.value_loss import value_loss
 from starpod.trainer.checkpoints.optimizer_state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import Episode, Group, Turn, episodes_of
+from starpod.trainer.data.batch import Batch, Sample
+from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.data.rollout import Rollout
 from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.models.policy import Policy
@@ -76,7 +76,8 @@ class Learner:
     """Owns the optimiser.
 
     temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
-    constant of the loss average seq-mean-token-sum-norm. reference: frozen policy of the KL term.
+    constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
+    term, with any weights; `reference` is None until `freeze_reference`.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Learner:
         *,
         temperature: float = 1.0,
         max_length: int = 1,
-        reference: Policy | None = None,
+        make_reference: Callable[[], Policy] | None = None,
         seed: int = 0,
     ) -> None:
         self.policy = policy
@@ -97,7 +98,8 @@ class Learner:
         self.parallel = parallel
         self.temperature = temperature
         self.max_length = max_length
-        self.reference = reference
+        self.reference: Policy | None = None
+        self._make_reference = make_reference
         self.steps = 0
         self.generator = torch.Generator().manual_seed(seed)
         critic = list(policy.critic_parameters())
@@ -169,6 +171,17 @@ class Learner:
         )
         return rollout, metrics
 
+    def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
+        """Sets the reference policy of the KL term: a saved one, or the present one."""
+        assert self._make_reference is not None
+        reference = self._make_reference().to(self.parallel.device).requires_grad_(False)
+        self.parallel.shard(reference)
+        if state is None:
+            reference.load_state_dict(self.policy.state_dict())
+        else:
+            self.parallel.load_full_state_dict(reference, state)
+        self.reference = reference
+
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -209,7 +222,7 @@ class Learner:
     @torch.no_grad()
     def log_likelihoods(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[float]:
         """Log-probability of each continuation after its prompt, in nats."""
-        batch = _contexts(prompts, continuations, self.parallel.device)
+        batch = Batch.from_samples(list(map(Sample.of, prompts, continuations)), self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
         for rows, mine in self._share(batch, range(len(batch))):
             packed = batch.pack(rows)
@@ -255,8 +268,8 @@ class Learner:
         tails = [batch.episodes[row].tail for row in cut]
         before = [[] if batch.episodes[row].tail_fresh else batch.samples[row][-1].tokens for row in cut]
         # A value is that of the context before a token: one more token, whose own id does not matter.
-        seen = _contexts(
-            [past + tail for past, tail in zip(before, tails, strict=True)], [tail[-1:] for tail in tails], batch.device
+        seen = Batch.from_samples(
+            [Sample.of(past + tail, tail[-1:]) for past, tail in zip(before, tails, strict=True)], batch.device
         )
         for rows, mine in self._share(seen, range(len(seen))):
             packed = seen.pack(rows)
@@ -417,12 +430,3 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     returns = returns_BT[mask_BT]
     spread = returns.var(correction=0)
     return float(1 - (returns - values_BT[mask_BT]).var(correction=0) / spread) if spread > 0 else 0.0
-
-
-def _contexts(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], device: torch.device) -> Batch:
-    """One episode of one turn for each prompt, of which only what a model reads counts."""
-    turns = [
-        Turn("", list(prompt), True, list(reply), [0.0] * len(reply), [0] * len(reply), "stop", "")
-        for prompt, reply in zip(prompts, replies, strict=True)
-    ]
-    return Batch([Episode(index, 0, "", turns=[turn]) for index, turn in enumerate(turns)], device)

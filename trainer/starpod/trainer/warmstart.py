@@ -1,4 +1,4 @@
-"""Demonstrations over the wire, and imitation of them: enough for a fresh policy to speak the response grammar."""
+"""Warm start: demonstrations over the wire, and imitation of them, until a fresh policy speaks the response grammar."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from starpod.client import Fleet, Limits
-from starpod.trainer.agents.reference import REFERENCES, choose_randomly
+from starpod.client import Fleet, Limits, Observation, StarpodError
+from starpod.trainer.agents.base import Agent, Move, Stop, Task
+from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.models.policy import Policy
@@ -20,7 +21,7 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
-from starpod.trainer.rollout.collect import EnvironmentConfig
+from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError, Section
 
 
@@ -53,76 +54,70 @@ class WarmStartConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """One turn of a demonstration: what was seen, what the demonstrator says to it, and whether to imitate it."""
-
-    observation: str
-    action: str
-    imitate: bool
-    reward: float
-
-
-@dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode of a demonstrator. instructions, limits: those of its session."""
+    """One episode of a demonstrator, an action a turn. limits: those of its session. imitate: for each turn."""
 
-    environment: str
-    instructions: str
+    episode: Episode
     limits: Limits
-    moves: list[Move]
+    imitate: list[bool]
 
 
-async def gather_demonstrations(
+class Demonstrator(Agent):
+    """Plays as a reference policy does, with some moves at random. imitate: whether to imitate each turn so far."""
+
+    def __init__(self, config: WarmStartConfig, task: Task, seed: int) -> None:
+        self.imitate: list[bool] = []
+        self._config = config
+        self._task = task
+        self._choose, _ = REFERENCES[config.actions]
+        self._rng = random.Random(f"demonstration/{seed}")
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        action = self._choose(observation, self._task.actions, self._rng)
+        if action is None:
+            if not episode.turns:
+                raise ConfigError(
+                    f"{self._task.environment} shows no {self._config.actions} action to imitate; "
+                    "set warm_start.actions to random, or warm_start.steps to 0"
+                )
+            return Stop()
+        noisy = self._rng.random() < self._config.noise
+        if noisy:
+            action = choose_randomly(observation, self._task.actions, self._rng) or action
+        self.imitate.append(self._config.imitate_noise or not noisy)
+        return Move(action, [action])
+
+
+async def collect_demonstrations(
     fleet: Fleet,
     config: WarmStartConfig,
-    environment: EnvironmentConfig,
+    task: Task,
     seeds: Sequence[int],
-    actions: Sequence[str],
-    progress: Callable[[], None] = lambda: None,
 ) -> list[Demonstration]:
-    """Plays one episode per seed. Raises ConfigError if the environment has no expert and one is asked for."""
+    """Plays one episode per seed.
 
-    choose, want = REFERENCES[config.actions]
-    if config.noise and not actions:  # then what can be played at random is for the environment to list
+    Raises ConfigError if the environment has no expert and one is asked for, StarpodError where an episode fails.
+    """
+    _, want = REFERENCES[config.actions]
+    if config.noise and not task.actions:  # then what can be played at random is for the environment to list
         want = replace(want, valid_actions=True)
 
-    async def play(seed: int) -> Demonstration:
-        (session,) = await fleet.open(
-            environment.id,
-            seed=seed,
-            version=environment.version,
-            options=environment.options or None,
-            want=want,
-            limits=environment.limits,
-        )
-        rng = random.Random(f"demonstration/{seed}")
-        moves: list[Move] = []
+    async def demonstrate(seed: int) -> Demonstration:
+        (session,) = await task.open(fleet, seed, 1, want)
+        demonstrator = Demonstrator(config, task, seed)
         try:
-            while not session.done:
-                seen = session.observation
-                action = choose(seen, actions, rng)
-                if action is None:
-                    if not moves:
-                        raise ConfigError(
-                            f"{environment.id} shows no {config.actions} action to imitate; "
-                            "set warm_start.actions to random, or warm_start.steps to 0"
-                        )
-                    break
-                noisy = rng.random() < config.noise
-                played = choose_randomly(seen, actions, rng) if noisy else action
-                transition = await session.step(played or action)
-                imitate = config.imitate_noise or not noisy
-                moves.append(Move(seen.text, played or action, imitate, transition.reward))
+            episode = await play(demonstrator, session)
         finally:
             await session.close()
-        progress()
-        return Demonstration(session.environment_id, session.instructions, session.limits, moves)
+        if episode.failed:
+            raise StarpodError(f"a demonstration from seed {seed} failed: {episode.error}")
+        return Demonstration(episode, session.limits, demonstrator.imitate)
 
-    return list(await asyncio.gather(*(play(seed) for seed in seeds)))
+    return list(await asyncio.gather(*(demonstrate(seed) for seed in seeds)))
 
 
-class Scribe:
-    """Writes demonstrations down as the policy would have said them."""
+class DemonstrationWriter:
+    """Writes demonstrations as the policy would have said them: as texts, and as episodes with tokens."""
 
     def __init__(self, config: WarmStartConfig, prompt: PromptConfig, actions: Sequence[str]) -> None:
         self.config = config
@@ -130,27 +125,28 @@ class Scribe:
         self.actions = tuple(actions)
         self.grammar = Grammar(thinking=prompt.thinking, actions=self.actions)
 
-    def reply(self, move: Move) -> str:
+    def reply(self, turn: Turn) -> str:
         """The whole reply, with what a prompt may prefill. Raises ConfigError for a thought that does not fit it."""
         template = self.config.thought
+        (action,) = turn.actions
         try:
-            thought = template.format(action=move.action, words=move.observation.split())
+            thought = template.format(action=action, words=turn.observation.split())
         except (LookupError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"warm_start.thought {template!r} cannot be filled in for the observation {move.observation[:60]!r} "
+                f"warm_start.thought {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
                 f"({type(error).__name__}: {error}): it may use {{action}}, and {{words[0]}} and so on, as many as the "
                 "observation has"
             ) from error
-        return self.grammar.compose(thought, [move.action])
+        return self.grammar.compose(thought, [action])
 
     def texts(self, demonstrations: Iterable[Demonstration]) -> Iterable[str]:
         """All that a policy will read or write, for a tokenizer to be trained on."""
         for demonstration in demonstrations:
             prompter = self._prompter(demonstration)
             yield prompter.system()
-            for user, move in self._turns(prompter, demonstration):
+            for user, turn in self._turns(prompter, demonstration):
                 yield user
-                yield self.reply(move)
+                yield self.reply(turn)
             # Demonstrations make no mistakes, so what a policy is told after one would be missing.
             yield prompter.user(2, "", warning=True)
 
@@ -159,38 +155,36 @@ class Scribe:
         prompter = self._prompter(demonstration)
         conversation = Conversation(template, context=self.prompt.context, window=self.prompt.window)
         conversation.system(prompter.system())
-        episode = Episode(group, 0, demonstration.environment, instructions=demonstration.instructions)
-        for user, move in self._turns(prompter, demonstration):
+        episode = replace(demonstration.episode, group=group, turns=[])
+        for (user, turn), imitate in zip(self._turns(prompter, demonstration), demonstration.imitate, strict=True):
             prompt = conversation.ask(user)
-            text = self.reply(move)
+            text = self.reply(turn)
             ids = template.encode_reply(text)
             conversation.answer(ids, "stop", text)
-            turn = Turn(
-                move.observation,
-                prompt.appended,
-                prompt.fresh,
-                ids,
-                [0.0] * len(ids),
-                [0] * len(ids),
-                "stop",
-                text,
-                actions=[move.action],
-                reward=float(move.imitate),
+            episode.turns.append(
+                replace(
+                    turn,
+                    prompt=prompt.appended,
+                    fresh=prompt.fresh,
+                    reply=ids,
+                    logprobs=[0.0] * len(ids),
+                    versions=[0] * len(ids),
+                    text=text,
+                    reward=float(imitate),
+                )
             )
-            episode.turns.append(turn)
         return episode
 
     def _prompter(self, demonstration: Demonstration) -> Prompter:
-        limits = demonstration.limits
-        return Prompter(self.prompt, demonstration.instructions, self.actions, self.grammar, limits)
+        instructions = demonstration.episode.instructions
+        return Prompter(self.prompt, instructions, self.actions, self.grammar, demonstration.limits)
 
-    def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, Move]]:
-        limit = demonstration.limits.max_actions
-        reward: float | None = None
-        for index, move in enumerate(demonstration.moves):
-            left = max(limit - index, 0) if limit else None
-            yield prompter.user(index + 1, move.observation, reward=reward, actions_left=left, warning=False), move
-            reward = move.reward
+    def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, Turn]]:
+        """The user's message before each turn, and the turn."""
+        past = replace(demonstration.episode, turns=[])
+        for turn in demonstration.episode.turns:
+            yield prompter.following(past, turn.observation), turn
+            past.turns.append(replace(turn, executed=1, valid=1))  # a demonstration makes no mistakes
 
 
 def imitate(

@@ -1,18 +1,14 @@
-"""What plays an episode without a tokenizer of ours: scripts, and models behind an HTTP endpoint."""
+"""Agents: each plays one episode, turn by turn, and a source makes one for every episode."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from starpod.client import Fleet, Limits, Session, StarpodError, Transition, Want
-from starpod.trainer.data.episode import Episode, Finish, Turn
-
-MOST_TURNS = 1000
-"""Of one episode, where neither the environment nor the task has a limit: an agent may never find a way to end it."""
+from starpod.client import Fleet, Limits, Observation, Session, Want
+from starpod.trainer.data.episode import End, Episode, Finish
 
 
 class AgentError(Exception):
@@ -36,6 +32,18 @@ class Task:
     limits: Limits = field(default_factory=Limits)
     actions: tuple[str, ...] = ()
 
+    async def open(self, fleet: Fleet, seed: int, count: int, want: Want) -> list[Session]:
+        """A group of `count` sessions that share the start state of `seed`. Raises as `Fleet.open` does."""
+        return await fleet.open(
+            self.environment,
+            seed=seed,
+            count=count,
+            options=self.options or None,
+            want=want,
+            limits=self.limits,
+            version=self.version,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -47,117 +55,80 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a move that an engine sampled; fields as in `Turn`."""
+
+    prompt: list[int]
+    fresh: bool
+    reply: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
-    """One reply of an agent: as text, and what is to be done by it. Without an action it costs a turn."""
+    """One reply of an agent.
+
+    text: the reply. actions: what is sent in one step, in order. Empty: a step without an action, which costs a turn
+    there. None: nothing is sent, and the turn counts here alone. thought, well_formed, finish: as in `Turn`.
+    tokens: how the reply was sampled; None where no engine of the trainer sampled it.
+    """
 
     text: str
-    actions: Sequence[str]
+    actions: Sequence[str] | None
     thought: str | None = None
     well_formed: bool = True
     finish: Finish = "stop"
+    tokens: Tokens | None = None
 
 
-class Agent(Protocol):
-    """Chooses what to do, one turn at a time, for many episodes together. It is given the episode so far.
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The agent makes no further move. end: the episode's end; empty: the agent knows no move."""
 
-    want: what it needs observations to carry. at_once: episodes that it plays at the same time.
-    """
+    end: End = ""
 
-    want: Want
-    at_once: int
 
-    async def act(self, session: Session, episode: Episode, task: Task) -> Move | None:
-        """The next move in the session's present state; None if it knows none and the episode ends here.
+class Agent(ABC):
+    """Plays one episode: answers each observation with a move."""
+
+    @abstractmethod
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        """The next move. observation: what the environment shows now. episode: the turns before it, with their results.
 
         Raises AgentError and AgentRefused.
         """
 
+    def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
+        """`Episode.tail` and `tail_fresh`: the prompt of the reply that a limit prevented. Empty without tokens."""
+        return [], False
 
-async def play_all(
-    agent: Agent,
-    fleet: Fleet,
-    task: Task,
-    seeds: Sequence[int],
-    samples: int = 1,
-    watch: Callable[[Episode], None] = lambda episode: None,
-) -> list[Episode]:
-    """`samples` episodes from each seed, in the order of the seeds; `watch` gets each one that is over.
+    def close(self) -> None:
+        """Called once when the episode is over."""
+        return
 
-    Raises what opening raises, and AgentRefused.
+
+class Agents(ABC):
+    """Makes the agent of each episode.
+
+    want: what observations have to carry for them. at_once: how many may play at a time; None: any number.
     """
-    slots = asyncio.Semaphore(max(1, agent.at_once // samples))
 
-    async def play_group(group: int, seed: int) -> list[Episode]:
-        async with slots:
-            sessions = await fleet.open(
-                task.environment,
-                seed=seed,
-                count=samples,
-                options=task.options or None,
-                want=agent.want,
-                limits=task.limits,
-                version=task.version,
-            )
-            try:
-                return await asyncio.gather(*(play(agent, session, task, group, watch) for session in sessions))
-            finally:
-                await fleet.close_sessions(sessions)
+    want: Want
+    at_once: int | None
 
-    tasks = [asyncio.ensure_future(play_group(group, seed)) for group, seed in enumerate(seeds)]
-    try:
-        return [episode for group in await asyncio.gather(*tasks) for episode in group]
-    finally:
-        for each in tasks:
-            each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    @abstractmethod
+    def agent(self, session: Session, task: Task, group: int) -> Agent:
+        """The agent of the episode that `session` is about to play, as a member of `group`."""
 
+    def fit(self, task: Task) -> Task:
+        """The task with whatever it leaves open as these agents were trained on it."""
+        return task
 
-async def play(
-    agent: Agent, session: Session, task: Task, group: int = 0, watch: Callable[[Episode], None] = lambda episode: None
-) -> Episode:
-    """One episode to its end. What the infrastructure or the agent's endpoint failed has the end "failed"."""
-    episode = Episode.begin(session, group)
-    try:
-        while not session.done:
-            began = perf_counter()
-            move = await agent.act(session, episode, task)
-            if move is None:
-                break
-            await _step(session, episode, move, perf_counter() - began)
-            if len(episode.turns) >= MOST_TURNS and not session.done:
-                episode.end = "max_turns"
-                break
-    except (StarpodError, AgentError) as error:
-        episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
-    episode.final_observation = session.observation.text
-    watch(episode)
-    return episode
+    def facts(self) -> dict[str, Any]:
+        """JSON values to report beside what they came to."""
+        return {}
 
-
-async def _step(session: Session, episode: Episode, move: Move, seconds: float) -> None:
-    """Plays one move and records it. One without an action is sent too: it costs a turn there as it does here."""
-    seen = session.observation
-    turn = Turn(
-        seen.text,
-        [],
-        not episode.turns,
-        [],
-        [],
-        [],
-        move.finish,
-        move.text,
-        move.thought,
-        list(move.actions),
-        move.well_formed,
-        seen.state_key,
-        agent_id=seen.agent_id,
-        generating=seconds,
-    )
-    episode.turns.append(turn)
-    began = perf_counter()
-    transition: Transition = await session.step(list(move.actions))
-    turn.stepping = perf_counter() - began
-    turn.reward = transition.reward
-    turn.parts = {"environment": transition.reward}
-    turn.take(transition)
-    episode.take(transition)
+    async def close(self) -> None:
+        """Gives back what they hold; they play no more."""
+        return

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint, as an agent."""
+"""Agents that ask a model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
-from starpod.client import Session, Want
-from starpod.trainer.agents.base import AgentError, AgentRefused, Move, Task
+from starpod.client import Observation, Session, Want
+from starpod.trainer.agents.base import Agent, AgentError, AgentRefused, Agents, Move, Stop, Task
 from starpod.trainer.data.episode import Episode, Finish
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
@@ -19,7 +19,7 @@ RETRIES = 6
 TIMEOUT_SECONDS = 300.0
 
 
-class ChatAgent:
+class ChatAgents(Agents):
     """Asks for one chat completion per turn, with the whole conversation so far.
 
     model: as the endpoint names it. base_url: None is OpenAI's own. The key is taken from OPENAI_API_KEY; an endpoint
@@ -52,25 +52,29 @@ class ChatAgent:
         self.completion_tokens = 0
         self.prompt = PromptConfig(thinking=thinking, prefill=False)
         self._answered = False
+        self._base_url = base_url
         self._client = openai.AsyncOpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=TIMEOUT_SECONDS)
         # Newer models of OpenAI refuse the older name; many other servers know no other.
         self._settings: dict[str, Any] = {"max_tokens" if base_url else "max_completion_tokens": max_tokens}
         if temperature is not None:
             self._settings["temperature"] = temperature
 
-    async def act(self, session: Session, episode: Episode, task: Task) -> Move | None:
-        grammar = Grammar(thinking=self.prompt.thinking, actions=task.actions)
-        completion = await self._complete(conversation(self.prompt, grammar, session, episode, task))
-        choice = completion.choices[0]
-        text = choice.message.content or ""
-        parsed = grammar.parse(text, session.limits.max_actions_per_turn or None)
-        finish: Finish = "length" if choice.finish_reason == "length" else "stop"
-        return Move(text, parsed.actions, parsed.thought, parsed.well_formed, finish)
+    def agent(self, session: Session, task: Task, group: int) -> Agent:
+        return ChatAgent(self, session, task)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "temperature": self._settings.get("temperature"),
+            "base_url": self._base_url,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def _complete(self, messages: list[ChatCompletionMessageParam]) -> Any:
+    async def complete(self, messages: list[ChatCompletionMessageParam]) -> Any:
+        """The endpoint's completion of a conversation. Raises AgentError and AgentRefused."""
         try:
             completion = await self._client.chat.completions.create(
                 model=self.model, messages=messages, **self._settings
@@ -94,24 +98,21 @@ class ChatAgent:
         return completion
 
 
-def conversation(
-    prompt: PromptConfig, grammar: Grammar, session: Session, episode: Episode, task: Task
-) -> list[ChatCompletionMessageParam]:
-    """The messages up to the present turn, in the same words in which policies are trained."""
-    limits = session.limits
-    prompter = Prompter(prompt, session.instructions, task.actions, grammar, limits)
-    messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": prompter.system()}]
-    reward: float | None = None
-    used = 0
-    warning = False
-    for number, turn in enumerate(episode.turns, 1):
-        left = max(limits.max_actions - used, 0) if limits.max_actions else None
-        user = prompter.user(number, turn.observation, reward=reward, actions_left=left, warning=warning)
-        messages.append({"role": "user", "content": user})
-        messages.append({"role": "assistant", "content": turn.text})
-        reward, used, warning = turn.reward, used + turn.executed, not turn.valid
-    left = max(limits.max_actions - used, 0) if limits.max_actions else None
-    number = len(episode.turns) + 1
-    user = prompter.user(number, session.observation.text, reward=reward, actions_left=left, warning=warning)
-    messages.append({"role": "user", "content": user})
-    return messages
+class ChatAgent(Agent):
+    """One episode's messages, in the same words in which policies are trained."""
+
+    def __init__(self, shared: ChatAgents, session: Session, task: Task) -> None:
+        self._shared = shared
+        self._limits = session.limits
+        self._grammar = Grammar(thinking=shared.prompt.thinking, actions=task.actions)
+        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, self._grammar, session.limits)
+        self._messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": self._prompter.system()}]
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        self._messages.append({"role": "user", "content": self._prompter.following(episode, observation.text)})
+        choice = (await self._shared.complete(self._messages)).choices[0]
+        text = choice.message.content or ""
+        self._messages.append({"role": "assistant", "content": text})
+        parsed = self._grammar.parse(text, self._limits.max_actions_per_turn or None)
+        finish: Finish = "length" if choice.finish_reason == "length" else "stop"
+        return Move(text, parsed.actions, parsed.thought, parsed.well_formed, finish)

@@ -1,22 +1,20 @@
-"""Policies whose tokens we sample ourselves, played outside training: run folders, checkpoints, Hugging Face models."""
+"""Agents of a model that is loaded here: a run folder, a checkpoint, a Hugging Face model."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers.utils import logging
 
-from starpod.client import Fleet, Limits
-from starpod.trainer.agents.base import AgentRefused, Sampling, Task
+from starpod.client import Limits, Session, Want
+from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
+from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.config import Config, ConfigError, parse_config
-from starpod.trainer.data.episode import Episode
-from starpod.trainer.engines.base import Engine
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
@@ -26,22 +24,20 @@ from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
-from starpod.trainer.rewards.reward import RewardConfig, Rewards
-from starpod.trainer.rollout.collect import EnvironmentConfig, Player, SamplingConfig, Start
 
 TEMPERATURE = 0.5
 """Where no run says otherwise: what RAGEN evaluates at (arXiv 2504.20073)."""
 
-AT_ONCE = 512
-"""Episodes that are open at a time."""
 
-
-class TokenPolicy:
+class PretrainedAgents(Agents):
     """A model that is loaded here, with the prompt, the limits and the environment options of its run's evaluations.
 
     model: a run folder (its best checkpoint), a checkpoint's folder, a folder with a Hugging Face model, or the name of
     one. sampling: what is given there goes before what the run says. Raises AgentRefused.
     """
+
+    want = Want()
+    at_once = 512
 
     def __init__(self, model: str, sampling: Sampling, engine: Literal["torch", "vllm"] = "torch") -> None:
         self.config: Config | None = None
@@ -55,16 +51,20 @@ class TokenPolicy:
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
-            self._prompt = prompt
-            self._template = Template(self._policy.tokenizer, prefill=prompt.opening)
             values = self.config.sampling if self.config else SamplingConfig()
             if sampling.max_tokens is not None:
                 values = values.model_copy(update={"max_reply_tokens": sampling.max_tokens})
-            self._sampling = values
             usual = self.config.evaluation.temperature if self.config else TEMPERATURE
             self.temperature = usual if sampling.temperature is None else sampling.temperature
-            self._engine: Engine = build_engine(
-                EngineConfig(name=engine), self._policy, max_context=values.max_episode_tokens
+            self._engine = build_engine(EngineConfig(name=engine), self._policy, max_context=values.max_episode_tokens)
+            self._agents = EngineAgents(
+                engine=self._engine,
+                template=Template(self._policy.tokenizer, prefill=prompt.opening),
+                prompt=prompt,
+                sampling=values,
+                seed=self.config.seed if self.config else 0,
+                purpose="evaluation",
+                temperature=self.temperature,
             )
         except (CheckpointError, ConfigError, ModelError, EngineError, ValueError) as error:
             raise AgentRefused(f"{model}: {error}") from error
@@ -88,7 +88,7 @@ class TokenPolicy:
         """The task with whatever it leaves open as its run evaluated it, where it is the same environment."""
         if self.config is None or self.config.environment.id != task.environment:
             return task
-        trained = self.config.held_out
+        trained = self.config.held_out.task(task.actions)
         given, usual = task.limits, trained.limits
         limits = Limits(
             _or(given.max_turns, usual.max_turns),
@@ -98,42 +98,8 @@ class TokenPolicy:
         options = {**trained.options, **task.options}
         return Task(task.environment, task.version or trained.version, options, limits, task.actions)
 
-    async def play(
-        self, fleet: Fleet, task: Task, seeds: Sequence[int], samples: int, watch: Callable[[Episode], None]
-    ) -> list[Episode]:
-        """`samples` episodes from each seed, in their order. The same as an evaluation inside training plays."""
-        episodes: list[Episode] = []
-
-        def keep(episode: Episode) -> None:
-            episodes.append(episode)
-            watch(episode)
-
-        player = Player(
-            fleet,
-            self._engine,
-            self._template,
-            environment=EnvironmentConfig(
-                id=task.environment,
-                version=task.version,
-                options=task.options,
-                max_turns=task.limits.max_turns,
-                max_actions_per_turn=task.limits.max_actions_per_turn,
-                max_actions=task.limits.max_actions,
-            ),
-            prompt=self._prompt,
-            sampling=self._sampling,
-            rewards=Rewards(RewardConfig(format_penalty=0.0)),
-            seed=self.config.seed if self.config else 0,
-            actions=task.actions,
-            watch=keep,
-        )
-        starts = [Start(group, seed) for group, seed in enumerate(seeds)]
-        block = max(1, AT_ONCE // samples)
-        for first in range(0, len(starts), block):
-            await player.collect(
-                starts[first : first + block], samples, purpose="evaluation", temperature=self.temperature
-            )
-        return sorted(episodes, key=lambda episode: (episode.group, episode.member))
+    def agent(self, session: Session, task: Task, group: int) -> Agent:
+        return self._agents.agent(session, task, group)
 
     def facts(self) -> dict[str, Any]:
         return {**self._facts, "temperature": self.temperature}

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -22,43 +22,29 @@ from starpod.client import TLS, BadArgument, Fleet, Limits, StarpodError, Unknow
 from starpod.client.catalog import find_environment, parse_options
 from starpod.client.spelling import near
 from starpod.report.console import safe_console
-from starpod.trainer.agents.base import AgentRefused, Sampling, Task, play_all
-from starpod.trainer.agents.reference import REFERENCES
-from starpod.trainer.agents.scripted import Scripted
+from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
+from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.results import summarise
+from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.seeds import SeedsConfig
 from starpod.v1 import environment_pb2 as pb
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 CHAT = "openai:"
 
-Play = Callable[[Fleet, Task, Sequence[int], int, Callable[[Episode], None]], Awaitable[list[Episode]]]
-"""Plays episodes from seeds: as `play_all` does, with the agent given."""
-
-
-def _as_it_is(task: Task) -> Task:
-    return task
-
-
-async def _nothing_to_close() -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is evaluated: how it is called and how it plays.
+    """What is evaluated: how it is called and its agents.
 
-    fit: fills in what a task leaves open. facts: what there is to report of it afterwards. trained_on: the environment
-    of its run; empty where there is none. seeds: those of its run, or as runs have them.
+    trained_on: the environment of its run; empty where there is none. seeds: those of its run, or as runs have them.
     """
 
     kind: str
     name: str
-    play: Play
-    fit: Callable[[Task], Task] = _as_it_is
-    facts: Callable[[], dict[str, Any]] = dict
-    close: Callable[[], Awaitable[None]] = _nothing_to_close
+    agents: Agents
     trained_on: str = ""
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
 
@@ -156,7 +142,7 @@ def evaluate(
     except (StarpodError, AgentRefused) as error:
         raise click.ClickException(str(error)) from error
     report = {
-        "policy": {"kind": policy.kind, "name": policy.name, **policy.facts()},
+        "policy": {"kind": policy.kind, "name": policy.name, **policy.agents.facts()},
         "address": address,
         "seeds": [seeds.start, seeds.stop],
         "samples": samples,
@@ -205,7 +191,7 @@ async def _run(
     try:
         async with fleet:
             specs = pb.DescribeResponse(environments=await fleet.describe())
-            tasks = [policy.fit(task) for task in _tasks(specs, environments, assignments, version, limits)]
+            tasks = [policy.agents.fit(task) for task in _tasks(specs, environments, assignments, version, limits)]
             if policy.trained_on in [task.environment for task in tasks]:
                 _warn_of_trained(policy.seeds, seeds)
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -215,9 +201,11 @@ async def _run(
                     def advance(_: Episode, bar: TaskID = bar) -> None:
                         progress.advance(bar)
 
-                    played.append((task, await policy.play(fleet, task, seeds, samples, advance)))
+                    collector = Collector(fleet=fleet, agents=policy.agents, task=task, watch=advance)
+                    collected = await collector.collect(starts_from(seeds), samples, min_size=0)
+                    played.append((task, [episode for group in collected.groups for episode in group.members]))
     finally:
-        await policy.close()
+        await policy.agents.close()
     return played
 
 
@@ -230,43 +218,36 @@ def _policy(
     if base_url:
         raise click.UsageError(f"--base-url is for models of an endpoint: openai:{model}")
     if model in REFERENCES:
-        agent = Scripted(model)
-
-        async def play(fleet: Fleet, task: Task, seeds: Sequence[int], samples: int, watch: Any) -> list[Episode]:
-            return await play_all(agent, fleet, task, seeds, samples, watch)
-
-        return Policy("reference", model, play)
+        return Policy("reference", model, ReferenceAgents(model))
     close = near(model, [*REFERENCES, CHAT]) if "/" not in model and not Path(model).exists() else []
     if close:
         raise click.BadParameter(
             f"no policy {model!r}; did you mean {' or '.join(close)}?", param_hint="MODEL_OR_CHECKPOINT"
         )
+    return _pretrained_policy(model, sampling, engine)
 
-    return _token_policy(model, sampling, engine)
 
-
-def _token_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> Policy:
-    from starpod.trainer.agents.pretrained import TokenPolicy  # torch takes its time to import
+def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> Policy:
+    from starpod.trainer.agents.pretrained import PretrainedAgents  # torch takes its time to import
 
     try:
-        agent = TokenPolicy(model, sampling, engine)
+        agents = PretrainedAgents(model, sampling, engine)
     except AgentRefused as error:
         raise click.ClickException(str(error)) from error
-    policy = Policy("model", model, agent.play, agent.fit, agent.facts, agent.close)
-    if (config := agent.config) is None:
-        return policy
-    return dataclasses.replace(policy, trained_on=config.environment.id, seeds=config.seeds)
+    if (config := agents.config) is None:
+        return Policy("model", model, agents)
+    return Policy("model", model, agents, trained_on=config.environment.id, seeds=config.seeds)
 
 
 def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
-    from starpod.trainer.agents.chat import ChatAgent  # the package openai takes its time to import
+    from starpod.trainer.agents.chat import ChatAgents  # the package openai takes its time to import
 
     if not model:
         raise click.BadParameter(
             "openai: needs a model behind it, as in openai:gpt-5", param_hint="MODEL_OR_CHECKPOINT"
         )
     try:
-        agent = ChatAgent(
+        agents = ChatAgents(
             model,
             base_url=base_url,
             temperature=sampling.temperature,
@@ -276,19 +257,7 @@ def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurren
         )
     except AgentRefused as error:
         raise click.UsageError(str(error)) from error
-
-    async def play(fleet: Fleet, task: Task, seeds: Sequence[int], samples: int, watch: Any) -> list[Episode]:
-        return await play_all(agent, fleet, task, seeds, samples, watch)
-
-    def facts() -> dict[str, Any]:
-        return {
-            "temperature": sampling.temperature,
-            "base_url": base_url,
-            "prompt_tokens": agent.prompt_tokens,
-            "completion_tokens": agent.completion_tokens,
-        }
-
-    return Policy("openai", model, play, facts=facts, close=agent.close)
+    return Policy("openai", model, agents)
 
 
 def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:

@@ -55,7 +55,7 @@ def train(
     from starpod.trainer.config import ConfigError, load_config, shipped
     from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.resume import check_changes
-    from starpod.trainer.rollout.services import check_installed
+    from starpod.trainer.rollout.environment import check_installed
 
     if list_configurations:
         for name, path in shipped().items():

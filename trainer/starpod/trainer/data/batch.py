@@ -22,6 +22,11 @@ class Sample:
     tokens: list[int]
     sampled: list[bool]
 
+    @classmethod
+    def of(cls, prompt: Sequence[int], reply: Sequence[int]) -> Sample:
+        """A prompt and the reply to it."""
+        return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply))
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -61,18 +66,26 @@ class Batch:
 
     def __init__(self, episodes: Sequence[Episode], device: torch.device | str = "cpu") -> None:
         self.episodes = list(episodes)
+        self._lay_out([samples_of(episode) for episode in self.episodes], device)
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Sample], device: torch.device | str = "cpu") -> Batch:
+        """A row for each sample, to be scored: there are no episodes behind it, so no turns and no rewards."""
+        batch = cls([], device)
+        batch._lay_out([[sample] for sample in samples], device)
+        return batch
+
+    def _lay_out(self, samples: list[list[Sample]], device: torch.device | str) -> None:
+        self.samples = samples
         self.device = torch.device(device)
-        self.samples = [samples_of(episode) for episode in self.episodes]
-        self.row_tokens = [episode.sampled_tokens for episode in self.episodes]
+        self.row_tokens = [sum(sum(sample.sampled) for sample in row) for row in samples]
         if not all(self.row_tokens):
             raise ValueError("an episode has no sampled token; leave it out of the batch")
-        longest = max(self.row_tokens, default=0)
-        steps = torch.arange(longest)
+        steps = torch.arange(max(self.row_tokens, default=0))
         self.mask_BT = (steps < torch.tensor(self.row_tokens).unsqueeze(1)).to(self.device)
-        self.lengths = [sum(len(sample.tokens) for sample in samples) for samples in self.samples]
 
     def __len__(self) -> int:
-        return len(self.episodes)
+        return len(self.samples)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ End = Literal["", "terminal", "max_turns", "max_actions", "environment_limit", "
 reply; `failed`: the infrastructure did, and nothing may be learnt from it. Empty while it goes on."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Turn:
     """One reply of the policy and what came of it.
 
@@ -38,14 +38,14 @@ class Turn:
     generating, stepping: seconds spent waiting for the engine and for the environment.
     """
 
-    observation: str
-    prompt: list[int]
+    observation: str = ""
+    prompt: list[int] = field(default_factory=list)
     fresh: bool
-    reply: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    finish: Finish
-    text: str
+    reply: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Finish = "stop"
+    text: str = ""
     thought: str | None = None
     actions: list[str] = field(default_factory=list)
     well_formed: bool = True
@@ -67,6 +67,8 @@ class Turn:
             self.valid += outcome.valid
             self.effective += outcome.effective
         self.info = transition.info
+        if parts := transition.reward_parts:
+            self.info["reward_parts"] = parts
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""
@@ -171,6 +173,11 @@ class Group:
     id: int
     episodes: list[Episode]
     failed: list[Episode] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[Episode]:
+        """All episodes, failed ones too, by member."""
+        return sorted([*self.episodes, *self.failed], key=lambda episode: episode.member)
 
     @property
     def returns(self) -> list[float]:

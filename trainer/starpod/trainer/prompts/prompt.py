@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from starpod.client import Limits
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.section import Section
 
@@ -119,6 +120,23 @@ class Prompter:
             lines.append(left and f"You have {left}")
             lines.append("" if self.config.context == "single_turn" else self.reminder)
         return "\n".join(line for line in lines if line)
+
+    def following(self, episode: Episode, observation: str) -> str:
+        """The message of the episode's next turn: the result of the one before, and the observation.
+
+        The reward that is told is the environment's own: penalties and shaping are for the loss.
+        """
+        last = episode.turns[-1] if episode.turns else None
+        actions_left = None
+        if limit := self.limits.max_actions:
+            actions_left = max(limit - sum(turn.executed for turn in episode.turns), 0)
+        return self.user(
+            len(episode.turns) + 1,
+            observation,
+            reward=last.parts["environment"] if last else None,
+            actions_left=actions_left,
+            warning=last is not None and not last.valid,
+        )
 
     def _limits(self) -> str:
         limits = self.limits

@@ -1,100 +1,22 @@
-"""Episodes from environments: one coroutine each, so that a slow one never holds up the others."""
+"""Collects groups of episodes: one coroutine each, so that a slow one never holds up the others."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Generic, TypeVar
 
 from pydantic import Field, model_validator
 
-from starpod.client import Fleet, Limits, Session, StarpodError, Transition, Want
-from starpod.trainer.data.episode import End, Episode, Group, Turn
-from starpod.trainer.engines.base import Engine, Request
-from starpod.trainer.prompts.conversation import Conversation, Template
-from starpod.trainer.prompts.grammar import Grammar
-from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.client import Fleet
+from starpod.trainer.agents.base import Agents, Task
+from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.rewards.reward import Rewards
+from starpod.trainer.rollout.play import OWN_REWARD, play
 from starpod.trainer.section import Section
-from starpod.trainer.seeds import derive
-
-
-class EnvironmentConfig(Section):
-    """What is played, and where it is served."""
-
-    SHORTHAND: ClassVar[str] = "id"
-
-    id: str = Field(default="frozen_lake-v1", description="Environment, as `starpod list` shows it.")
-    version: str = Field(default="", description="Range such as '>=1,<2'; the newest hosted version that fits is used.")
-    options: dict[str, Any] = Field(default={}, description="The environment's own options.")
-    max_turns: int | None = Field(default=None, ge=1, description="Turns of an episode; null: the environment's limit.")
-    max_actions_per_turn: int | None = Field(default=None, ge=1, description="Actions of a turn; null: likewise.")
-    max_actions: int | None = Field(
-        default=None, ge=0, description="Actions of an episode; null: likewise, 0: no limit."
-    )
-    addresses: tuple[str, ...] = Field(
-        default=(), description="Servers (host:port, or dns:///name:port). Empty: started on this machine."
-    )
-    workers: int = Field(default=1, ge=1, description="Server processes to start, where `addresses` is empty.")
-    serve: tuple[str, ...] = Field(default=(), description="More arguments for `starpod serve`, likewise.")
-    token_file: str = Field(default="", description="File with the bearer token that the servers want.")
-    ca: str = Field(default="", description="PEM file of the authority that signed the servers' certificate: TLS on.")
-    certificate: str = Field(default="", description="PEM file of the client's certificate, for mTLS.")
-    key: str = Field(default="", description="PEM file of the client's key, for mTLS.")
-    timeout: float = Field(
-        default=30.0,
-        gt=0,
-        description="Seconds after which a call without a reply is asked again, and a silent server is given up.",
-    )
-    patience: float = Field(
-        default=300.0, gt=0, description="Seconds that one call may take with all that befalls its servers."
-    )
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> EnvironmentConfig:
-        if (self.certificate or self.key) and not (self.ca and self.certificate and self.key):
-            raise ValueError(
-                "environment.certificate and environment.key go together, and with environment.ca: without it the "
-                "connection would not be encrypted"
-            )
-        if self.addresses and (self.workers > 1 or self.serve):
-            raise ValueError(
-                "environment.workers and environment.serve are for services that the run starts, and "
-                "environment.addresses names servers that run already: drop them, or the addresses"
-            )
-        return self
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.max_turns, self.max_actions_per_turn, self.max_actions)
-
-    def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
-        """The same, with these options over its own."""
-        return self.model_copy(update={"options": {**self.options, **options}})
-
-
-class SamplingConfig(Section):
-    """How replies are sampled, and how long they and their context may be."""
-
-    temperature: float = Field(default=1.0, gt=0, description="Divides the logits, in sampling and in training alike.")
-    top_p: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Below 1 the sampled distribution is not the trained one: refused in training.",
-    )
-    max_reply_tokens: int = Field(default=400, ge=1, description="Tokens of one reply, its end token included.")
-    max_episode_tokens: int = Field(default=3600, ge=2, description="Tokens of a whole context, replies included.")
-
-    @model_validator(mode="after")
-    def _whole_distribution(self) -> SamplingConfig:
-        if self.top_p < 1:
-            raise ValueError(
-                "sampling.top_p below 1 samples from another distribution than the one that is trained; leave it at 1"
-            )
-        return self
 
 
 class CollectConfig(Section):
@@ -150,63 +72,34 @@ class Collected:
     seconds: float = 0.0
 
 
-class Player:
-    """Plays episodes with a policy: what is fixed for all of them.
+Players = TypeVar("Players", bound=Agents)
 
-    purpose: part of every random stream's seed, so that training and evaluation never share one.
-    watch: called with each episode that is over.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collector(Generic[Players]):
+    """Plays groups of episodes of one task.
+
+    agents: who plays. rewards: what a turn earns. watch: called with each episode that is over.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        engine: Engine,
-        template: Template,
-        *,
-        environment: EnvironmentConfig,
-        prompt: PromptConfig,
-        sampling: SamplingConfig,
-        rewards: Rewards,
-        seed: int = 0,
-        want: Want | None = None,
-        actions: Sequence[str] = (),
-        watch: Callable[[Episode], None] | None = None,
-    ) -> None:
-        self.fleet = fleet
-        self.engine = engine
-        self.template = template
-        self.environment = environment
-        self.prompt = prompt
-        self.sampling = sampling
-        self.rewards = rewards
-        self.seed = seed
-        self.want = want or Want()
-        self.actions = tuple(actions)
-        self.watch = watch
-        self.grammar = Grammar(thinking=prompt.thinking, actions=self.actions)
+    fleet: Fleet
+    agents: Players
+    task: Task
+    rewards: Rewards = OWN_REWARD
+    watch: Callable[[Episode], None] = lambda episode: None
 
-    # --- groups ------------------------------------------------------------------------------------------------------
+    async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
+        """Plays `size` episodes from each start, all at once or as many as the agents allow.
 
-    async def collect(
-        self,
-        starts: Sequence[Start],
-        size: int,
-        *,
-        purpose: str = "train",
-        temperature: float | None = None,
-        min_size: int = 1,
-        environment: EnvironmentConfig | None = None,
-    ) -> Collected:
-        """Plays `size` episodes from each start, all at once. Groups come back in the order of `starts`.
-
-        environment: instead of the player's own: the same environment with other options.
-        Raises what opening raises (the configuration is wrong, or no server is left); an episode that fails later is
-        counted and left out.
+        Groups come back in the order of `starts`; those with fewer than `min_size` episodes are dropped.
+        Raises what opening raises (the configuration is wrong, or no server is left) and AgentRefused; an episode that
+        fails later is counted and left out.
         """
         began = perf_counter()
         collected = Collected()
-        where = environment or self.environment
-        tasks = [asyncio.ensure_future(self._play_group(where, start, size, purpose, temperature)) for start in starts]
+        at_once = self.agents.at_once
+        slots = nullcontext() if at_once is None else asyncio.Semaphore(max(1, at_once // size))
+        tasks = [asyncio.ensure_future(self._play_group(start, size, slots)) for start in starts]
         try:
             groups = await asyncio.gather(*tasks)
         except BaseException:
@@ -227,120 +120,31 @@ class Player:
         collected.seconds = perf_counter() - began
         return collected
 
-    async def _play_group(
-        self, environment: EnvironmentConfig, start: Start, size: int, purpose: str, temperature: float | None
-    ) -> Group:
-        sessions = await self.fleet.open(
-            environment.id,
-            seed=start.seed,
-            count=size,
-            options=environment.options or None,
-            want=self.want,
-            limits=environment.limits,
-            version=environment.version,
-        )
-        try:
-            episodes = await asyncio.gather(
-                *(self.play(session, start.id, purpose=purpose, temperature=temperature) for session in sessions)
-            )
-        finally:
-            await self.fleet.close_sessions(sessions)
+    async def _play_group(self, start: Start, size: int, slots: asyncio.Semaphore | nullcontext[None]) -> Group:
+        async with slots:
+            sessions = await self.task.open(self.fleet, start.seed, size, self.agents.want)
+            try:
+                episodes = await asyncio.gather(
+                    *(
+                        play(
+                            self.agents.agent(session, self.task, start.id),
+                            session,
+                            group=start.id,
+                            rewards=self.rewards,
+                            watch=self.watch,
+                        )
+                        for session in sessions
+                    )
+                )
+            finally:
+                await self.fleet.close_sessions(sessions)
         return Group(
             start.id,
             [episode for episode in episodes if not episode.failed],
             [episode for episode in episodes if episode.failed],
         )
 
-    # --- one episode -------------------------------------------------------------------------------------------------
 
-    async def play(
-        self, session: Session, group: int = 0, *, purpose: str = "train", temperature: float | None = None
-    ) -> Episode:
-        """One episode from the session's present state to its end. A failure of the infrastructure is an `end`."""
-        episode = Episode.begin(session, group)
-        name = f"{purpose}/{group}/{session.member}"
-        try:
-            await self._play_turns(session, episode, name, purpose, temperature)
-        except StarpodError as error:
-            episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
-        finally:
-            self.engine.forget(name)
-        if self.watch is not None:
-            self.watch(episode)
-        return episode
-
-    async def _play_turns(
-        self, session: Session, episode: Episode, name: str, purpose: str, temperature: float | None
-    ) -> None:
-        limits = session.limits
-        prompter = Prompter(self.prompt, session.instructions, self.actions, self.grammar, limits)
-        conversation = Conversation(self.template, context=self.prompt.context, window=self.prompt.window)
-        conversation.system(prompter.system())
-        observation = session.observation
-        text, key, agent = observation.text, observation.state_key, observation.agent_id
-        reward: float | None = None
-        warning = False
-        actions_used = 0
-        while True:
-            number = len(episode.turns) + 1
-            actions_left = max(limits.max_actions - actions_used, 0) if limits.max_actions else None
-            user = prompter.user(number, text, reward=reward, actions_left=actions_left, warning=warning)
-            late = bool(limits.max_turns) and number > (limits.max_turns or 0)
-            over: End = episode.end or ("max_turns" if late else "")
-            prompt = conversation.ask(user)
-            room = self.sampling.max_episode_tokens - len(prompt.context)
-            if over or room < 1:
-                episode.end = over or "context"
-                if episode.end != "terminal":
-                    episode.tail, episode.tail_fresh = prompt.appended, prompt.fresh
-                episode.final_observation = text
-                return
-            began = perf_counter()
-            reply = await self.engine.generate(
-                Request(
-                    prompt.context,
-                    min(room, self.sampling.max_reply_tokens),
-                    self.template.stop,
-                    self.sampling.temperature if temperature is None else temperature,
-                    1.0,
-                    derive(self.seed, "reply", purpose, episode.group, episode.member, number),
-                    name,
-                )
-            )
-            generated = perf_counter()
-            reply_text = self.template.decode(reply.tokens)
-            parsed = self.grammar.parse(reply_text, limits.max_actions_per_turn or None)
-            conversation.answer(reply.tokens, reply.finish, reply_text)
-            turn = Turn(
-                text,
-                prompt.appended,
-                prompt.fresh,
-                reply.tokens,
-                reply.logprobs,
-                reply.versions,
-                reply.finish,
-                reply_text,
-                parsed.thought,
-                list(parsed.actions),
-                parsed.well_formed,
-                key,
-                agent_id=agent,
-                generating=generated - began,
-            )
-            episode.turns.append(turn)
-            transition: Transition | None = None
-            if parsed.actions:
-                transition = await session.step(parsed.actions)
-                turn.stepping = perf_counter() - generated
-                turn.take(transition)
-                if parts := transition.reward_parts:
-                    turn.info["reward_parts"] = parts
-                actions_used += turn.executed
-                observation = transition.observation
-                text, key, agent = observation.text, observation.state_key, observation.agent_id
-                episode.take(transition)
-            turn.parts = self.rewards.score(turn, transition, episode)
-            turn.reward = sum(turn.parts.values())
-            # What it is told is the environment's own reward: penalties and shaping are for the loss.
-            reward = turn.parts["environment"]
-            warning = not turn.valid
+def starts_from(seeds: Sequence[int]) -> list[Start]:
+    """A start state for each seed, numbered from 0."""
+    return [Start(index, seed) for index, seed in enumerate(seeds)]

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from starpod.trainer.rollout.services import local_services
+from starpod.trainer.rollout.environment import local_services
 from starpod.trainer.section import ConfigError
 from tests.support import children_of, gone
 
 TRAINER = """
 import time
-from starpod.trainer.rollout.services import local_services
+from starpod.trainer.rollout.environment import local_services
 with local_services(["bandit-v1"], workers={workers}) as address:
     print(address, flush=True)
     time.sleep(600)

@@ -1,0 +1,113 @@
+"""Agents whose tokens an engine samples: the policy that is trained or evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import Field, model_validator
+
+from starpod.client import Observation, Session, Want
+from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.engines.base import Engine, Request
+from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
+from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.section import Section
+from starpod.trainer.seeds import derive
+
+
+class SamplingConfig(Section):
+    """How replies are sampled, and how long they and their context may be."""
+
+    temperature: float = Field(default=1.0, gt=0, description="Divides the logits, in sampling and in training alike.")
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Below 1 the sampled distribution is not the trained one: refused in training.",
+    )
+    max_reply_tokens: int = Field(default=400, ge=1, description="Tokens of one reply, its end token included.")
+    max_episode_tokens: int = Field(default=3600, ge=2, description="Tokens of a whole context, replies included.")
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> SamplingConfig:
+        if self.top_p < 1:
+            raise ValueError(
+                "sampling.top_p below 1 samples from another distribution than the one that is trained; leave it at 1"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAgents(Agents):
+    """Agents that share an engine.
+
+    seed, purpose: part of every reply's random stream, so that training and evaluation never share one.
+    temperature: None is that of `sampling`.
+    """
+
+    engine: Engine
+    template: Template
+    prompt: PromptConfig
+    sampling: SamplingConfig
+    seed: int = 0
+    purpose: str = "train"
+    temperature: float | None = None
+    want: Want = field(default_factory=Want)
+    at_once: int | None = None
+
+    def agent(self, session: Session, task: Task, group: int) -> Agent:
+        return EngineAgent(self, session, task, group)
+
+
+class EngineAgent(Agent):
+    """Keeps one episode's conversation as token ids, and asks the engine for each reply."""
+
+    def __init__(self, shared: EngineAgents, session: Session, task: Task, group: int) -> None:
+        self._shared = shared
+        self._limits = session.limits
+        self._grammar = Grammar(thinking=shared.prompt.thinking, actions=task.actions)
+        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, self._grammar, session.limits)
+        self._conversation = Conversation(shared.template, context=shared.prompt.context, window=shared.prompt.window)
+        self._conversation.system(self._prompter.system())
+        self._name = f"{shared.purpose}/{group}/{session.member}"
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        shared = self._shared
+        prompt = self._ask(observation, episode)
+        room = shared.sampling.max_episode_tokens - len(prompt.context)
+        if room < 1:
+            return Stop("context")
+        turn = len(episode.turns) + 1
+        reply = await shared.engine.generate(
+            Request(
+                prompt.context,
+                max_tokens=min(room, shared.sampling.max_reply_tokens),
+                stop=shared.template.stop,
+                temperature=shared.sampling.temperature if shared.temperature is None else shared.temperature,
+                seed=derive(shared.seed, "reply", shared.purpose, episode.group, episode.member, turn),
+                conversation=self._name,
+            )
+        )
+        text = shared.template.decode(reply.tokens)
+        parsed = self._grammar.parse(text, self._limits.max_actions_per_turn or None)
+        self._conversation.answer(reply.tokens, reply.finish, text)
+        return Move(
+            text,
+            parsed.actions or None,
+            parsed.thought,
+            parsed.well_formed,
+            reply.finish,
+            Tokens(prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions),
+        )
+
+    def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
+        prompt = self._ask(observation, episode)
+        return prompt.appended, prompt.fresh
+
+    def close(self) -> None:
+        self._shared.engine.forget(self._name)
+
+    def _ask(self, observation: Observation, episode: Episode) -> Prompt:
+        return self._conversation.ask(self._prompter.following(episode, observation.text))

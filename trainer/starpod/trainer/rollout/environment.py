@@ -1,0 +1,134 @@
+"""The environment that is played: its configuration, and its services where the run starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from starpod.client import Limits
+from starpod.client.nearest import unknown_environment
+from starpod.trainer.agents.base import Task
+from starpod.trainer.section import ConfigError, Section
+
+STOP_SECONDS = 10.0
+
+
+class EnvironmentConfig(Section):
+    """What is played, and where it is served."""
+
+    SHORTHAND: ClassVar[str] = "id"
+
+    id: str = Field(default="frozen_lake-v1", description="Environment, as `starpod list` shows it.")
+    version: str = Field(default="", description="Range such as '>=1,<2'; the newest hosted version that fits is used.")
+    options: dict[str, Any] = Field(default={}, description="The environment's own options.")
+    max_turns: int | None = Field(default=None, ge=1, description="Turns of an episode; null: the environment's limit.")
+    max_actions_per_turn: int | None = Field(default=None, ge=1, description="Actions of a turn; null: likewise.")
+    max_actions: int | None = Field(
+        default=None, ge=0, description="Actions of an episode; null: likewise, 0: no limit."
+    )
+    addresses: tuple[str, ...] = Field(
+        default=(), description="Servers (host:port, or dns:///name:port). Empty: started on this machine."
+    )
+    workers: int = Field(default=1, ge=1, description="Server processes to start, where `addresses` is empty.")
+    serve: tuple[str, ...] = Field(default=(), description="More arguments for `starpod serve`, likewise.")
+    token_file: str = Field(default="", description="File with the bearer token that the servers want.")
+    ca: str = Field(default="", description="PEM file of the authority that signed the servers' certificate: TLS on.")
+    certificate: str = Field(default="", description="PEM file of the client's certificate, for mTLS.")
+    key: str = Field(default="", description="PEM file of the client's key, for mTLS.")
+    timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds after which a call without a reply is asked again, and a silent server is given up.",
+    )
+    patience: float = Field(
+        default=300.0, gt=0, description="Seconds that one call may take with all that befalls its servers."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> EnvironmentConfig:
+        if (self.certificate or self.key) and not (self.ca and self.certificate and self.key):
+            raise ValueError(
+                "environment.certificate and environment.key go together, and with environment.ca: without it the "
+                "connection would not be encrypted"
+            )
+        if self.addresses and (self.workers > 1 or self.serve):
+            raise ValueError(
+                "environment.workers and environment.serve are for services that the run starts, and "
+                "environment.addresses names servers that run already: drop them, or the addresses"
+            )
+        return self
+
+    def task(self, actions: Sequence[str]) -> Task:
+        """What agents play. actions: the environment's action names, if they are fixed."""
+        limits = Limits(self.max_turns, self.max_actions_per_turn, self.max_actions)
+        return Task(self.id, self.version, self.options, limits, tuple(actions))
+
+    def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
+        """The same, with these options over its own."""
+        return self.model_copy(update={"options": {**self.options, **options}})
+
+
+class ServiceFailed(Exception):
+    """`starpod serve` did not come up. The message holds what it wrote on standard error."""
+
+
+def check_installed(config: EnvironmentConfig) -> None:
+    """Raises ConfigError where this machine is to serve an environment that no installed package has.
+
+    Says nothing of servers that run already, and of services with arguments of their own, which may host more.
+    """
+    if config.addresses or config.serve:
+        return
+    installed = [entry.name for entry in entry_points(group="starpod.environments")]
+    if config.id not in installed:
+        raise ConfigError(f"environment.id: {unknown_environment(config.id, installed).message}")
+
+
+@contextlib.contextmanager
+def local_services(environments: Sequence[str], *, workers: int = 1, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Runs `starpod serve` while the context lasts and yields its address.
+
+    environments: what it hosts. workers: server processes. arguments: handed on as they are.
+    Raises ServiceFailed with the server's own words if it does not become ready, ConfigError where it was called wrong.
+    """
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", *environments]
+    # With its end of the pipe the trainer takes the services along, even if it is killed outright. No function between
+    # fork and exec, which could ask the system for that: fork is no safe call in a process with gRPC's threads.
+    command += ["--port", "0", "--workers", str(workers), "--end-with-stdin", *arguments]
+    with (
+        tempfile.TemporaryFile(mode="w+") as log,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            # Ctrl-C is the trainer's: it saves, with the services still there, and stops them itself.
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().strip()
+            if not line:
+                process.wait(STOP_SECONDS)
+                log.seek(0)
+                # As every command of ours, it says by 2 that the call was wrong.
+                raise (ConfigError if process.returncode == 2 else ServiceFailed)(
+                    f"the environment service did not start (`{' '.join(command)}`): "
+                    + (log.read().strip() or f"it ended with status {process.returncode} and said nothing")
+                )
+            yield line.split()[-1]
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,87 @@
+"""Plays one episode: the only place where an agent and an environment meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from starpod.client import Observation, Session, StarpodError, Transition
+from starpod.trainer.agents.base import Agent, AgentError, Move, Stop
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rewards.reward import RewardConfig, Rewards
+
+MOST_TURNS = 1000
+"""Of one episode, where neither the environment nor the task has a limit: an agent may never find a way to end it."""
+
+OWN_REWARD = Rewards(RewardConfig(format_penalty=0.0))
+"""The environment's own reward, with no penalty and no shaping."""
+
+
+async def play(
+    agent: Agent,
+    session: Session,
+    *,
+    group: int = 0,
+    rewards: Rewards = OWN_REWARD,
+    watch: Callable[[Episode], None] = lambda episode: None,
+) -> Episode:
+    """One episode from the session's present state to its end; `watch` gets it when it is over.
+
+    What the infrastructure or the agent's endpoint failed has the end "failed". Raises AgentRefused and RewardError.
+    """
+    episode = Episode.begin(session, group)
+    try:
+        await _play_turns(agent, session, episode, rewards)
+    except (StarpodError, AgentError) as error:
+        episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
+    finally:
+        agent.close()
+    episode.final_observation = session.observation.text
+    watch(episode)
+    return episode
+
+
+async def _play_turns(agent: Agent, session: Session, episode: Episode, rewards: Rewards) -> None:
+    most_turns = session.limits.max_turns or MOST_TURNS
+    while not (episode.end or session.done):
+        if len(episode.turns) >= most_turns:
+            episode.end = "max_turns"
+            break
+        observation = session.observation
+        began = perf_counter()
+        move = await agent.act(observation, episode)
+        if isinstance(move, Stop):
+            episode.end = move.end
+            break
+        turn = _record(observation, move, first=not episode.turns, seconds=perf_counter() - began)
+        episode.turns.append(turn)
+        transition: Transition | None = None
+        if move.actions is not None:
+            began = perf_counter()
+            transition = await session.step(turn.actions)
+            turn.stepping = perf_counter() - began
+            turn.take(transition)
+            episode.take(transition)
+        turn.parts = rewards.score(turn, transition, episode)
+        turn.reward = sum(turn.parts.values())
+    if episode.end and not episode.terminated:
+        episode.tail, episode.tail_fresh = agent.unanswered(session.observation, episode)
+
+
+def _record(observation: Observation, move: Move, *, first: bool, seconds: float) -> Turn:
+    turn = Turn(
+        observation=observation.text,
+        fresh=first,
+        finish=move.finish,
+        text=move.text,
+        thought=move.thought,
+        actions=list(move.actions or ()),
+        well_formed=move.well_formed,
+        state_key=observation.state_key,
+        agent_id=observation.agent_id,
+        generating=seconds,
+    )
+    if (tokens := move.tokens) is not None:
+        turn.prompt, turn.fresh, turn.reply = tokens.prompt, tokens.fresh, tokens.reply
+        turn.logprobs, turn.versions = tokens.logprobs, tokens.versions
+    return turn
