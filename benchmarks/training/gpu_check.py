@@ -30,9 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import machine
-from starpod.trainer.engines.base import Engine, Reply, Request
+from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, load_checkpoint
-from starpod.trainer.checkpoints.optimizer_state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, Scores, build_policy
 from starpod.trainer.parallel import Parallel

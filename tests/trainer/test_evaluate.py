@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.evaluate import Evaluation
-from starpod.trainer.results import summarise
+from starpod.trainer.evaluate import Evaluation, summarise
 from starpod.trainer.statistics import mean_interval, wilson_interval
 
 

@@ -12,7 +12,7 @@ from starpod.cli.main import main
 from starpod.client import Fleet, Want
 from starpod.trainer.config import load_config
 from starpod.trainer.evaluate import evaluate_reference
-from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.data.episode import Episode, Group, Turn
-from starpod.trainer.data.rollout import Rollout
 
 
 def doubles(*rows: Sequence[float]) -> Tensor:
@@ -26,14 +26,14 @@ def a_rollout(
     reference: Sequence[Sequence[float]] | None = None,
     bootstrap: Sequence[float] | None = None,
     state_keys: Sequence[Sequence[bytes]] = (),
-) -> Rollout:
+) -> RolloutBatch:
     """Everything in double precision; what is not given is 0, all tokens are sampled, and each is a turn."""
     rewards_BT = doubles(*rewards)
     zeros = torch.zeros_like(rewards_BT)
     mask_BT = torch.tensor(mask, dtype=torch.bool) if mask is not None else torch.ones_like(rewards_BT).bool()
     columns_BT = torch.arange(rewards_BT.shape[1]).expand(rewards_BT.shape)
     old_BT = doubles(*old) if old is not None else zeros
-    return Rollout(
+    return RolloutBatch(
         mask_BT=mask_BT,
         turns_BT=torch.tensor(turns) if turns is not None else columns_BT,
         rewards_BT=rewards_BT,

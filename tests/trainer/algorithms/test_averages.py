@@ -10,11 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starpod.trainer.algorithms.averages import token_weights
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.kl import kl_divergence
-from starpod.trainer.algorithms.policy_loss import policy_loss
-from starpod.trainer.algorithms.value_loss import value_loss
+from starpod.trainer.algorithms.losses import kl_divergence, policy_loss, token_weights, value_loss
 from tests.trainer.algorithms.builders import random_doubles, random_layout
 
 AVERAGES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.dynamic_sampling import needs_reask
-from starpod.trainer.algorithms.filters import filter_groups, group_score, loss_scale, select
+from starpod.trainer.algorithms.filters import filter_groups, group_score, loss_scale, needs_reask, select
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
 from tests.trainer.algorithms.builders import a_group
 

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import compute_advantages
-from starpod.trainer.algorithms.bilevel_gae import bilevel_gae
+from starpod.trainer.algorithms.advantages import compute_advantages, whiten
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.gae import first_token, gae, trajectory_baseline
+from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
 from starpod.trainer.algorithms.turns import turn_table
-from starpod.trainer.algorithms.whiten import whiten
 from tests.trainer.algorithms.builders import a_rollout, doubles, random_doubles, random_layout
 
 # Two turns of two sampled tokens, with two tokens of an observation between them.

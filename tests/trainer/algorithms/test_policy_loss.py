@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starpod.trainer.algorithms.averages import token_weights
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.gspo import stretch_log_ratio
-from starpod.trainer.algorithms.kl import kl_divergence
-from starpod.trainer.algorithms.policy_loss import PolicyLoss, policy_loss
-from starpod.trainer.algorithms.ratios import clamped_difference
-from starpod.trainer.algorithms.value_loss import value_loss
+from starpod.trainer.algorithms.losses import (
+    PolicyLoss,
+    clamped_difference,
+    kl_divergence,
+    policy_loss,
+    stretch_log_ratio,
+    token_weights,
+    value_loss,
+)
 from tests.trainer.algorithms.builders import doubles, random_doubles, random_layout
 
 KINDS: dict[str, dict[str, Any]] = {

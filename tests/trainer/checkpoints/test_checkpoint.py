@@ -24,8 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints, load_checkpoint
-from starpod.trainer.checkpoints.optimizer_state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.checkpoints.rng import capture_rng, restore_rng
+from starpod.trainer.checkpoints.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -23,9 +23,8 @@ from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.config import Config, parse_config
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import read_episodes
-from starpod.trainer.evaluate import evaluate_reference
+from starpod.trainer.evaluate import evaluate_reference, summarise
 from starpod.trainer.models.policy import build_policy
-from starpod.trainer.results import summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.play import play
 from starpod.trainer.statistics import pass_at_k, wilson_interval

@@ -10,8 +10,7 @@ from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import load_config
-from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.models.errors import ModelError
+from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
 
 

@@ -10,7 +10,7 @@ from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.offline import read_offline
-from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 
 TEXTS = ["<think>Left Down</think><answer>Left</answer>", "Right Right"]

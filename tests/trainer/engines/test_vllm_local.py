@@ -16,8 +16,8 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from benchmarks.training import gpu_check
+from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_local import LocalVllm
 from starpod.trainer.engines.vllm_worker import WeightReceiver

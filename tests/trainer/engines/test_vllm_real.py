@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from starpod.trainer.engines.base import Engine
+from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.served import ServedEngine
 from starpod.trainer.models.policy import Policy

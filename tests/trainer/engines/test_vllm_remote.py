@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_remote import NcclSender, RemoteVllm
 from starpod.trainer.models.policy import Policy

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from starpod.trainer.models import hf
-from starpod.trainer.models.config import LoraConfig, ModelConfig
-from starpod.trainer.models.errors import ModelError
+from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 from starpod.trainer.models.policy import Policy, Scores, build_policy, load_policy
 from starpod.trainer.models.trunk import plain
 from tests.trainer.models.tiny_policy import TEXTS, tiny_policy

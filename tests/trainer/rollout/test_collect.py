@@ -13,7 +13,7 @@ from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Request
-from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards

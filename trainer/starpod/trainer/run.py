@@ -12,10 +12,9 @@ import torch
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.algorithms.dynamic_sampling import needs_reask
-from starpod.trainer.algorithms.filters import filter_groups, loss_scale
+from starpod.trainer.algorithms.filters import filter_groups, loss_scale, needs_reask
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
-from starpod.trainer.checkpoints.rng import capture_rng, restore_rng
+from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.data.replay import ReplayBuffer

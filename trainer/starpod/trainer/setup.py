@@ -15,6 +15,7 @@ from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
+from starpod.trainer.checkpoints.resume import check_model
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
@@ -27,7 +28,6 @@ from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.resume import check_model
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
 from starpod.trainer.rollout.environment import EnvironmentConfig, local_services

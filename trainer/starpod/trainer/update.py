@@ -18,16 +18,12 @@ from pydantic import Field
 from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
-from starpod.trainer.algorithms.averages import token_weights
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.correction import importance_weights, proximal_logprobs
-from starpod.trainer.algorithms.kl import kl_divergence
-from starpod.trainer.algorithms.policy_loss import policy_loss
-from starpod.trainer.algorithms.value_loss import value_loss
-from starpod.trainer.checkpoints.optimizer_state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Batch, Sample
+from starpod.trainer.algorithms.losses import kl_divergence, policy_loss, token_weights, value_loss
+from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.data.batch import Batch, RolloutBatch, Sample
 from starpod.trainer.data.episode import Group, episodes_of
-from starpod.trainer.data.rollout import Rollout
 from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
@@ -64,7 +60,7 @@ class LogprobGap(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the models say about a batch before the update; as in Rollout."""
+    """What the models say about a batch before the update; as in RolloutBatch."""
 
     logprobs_BT: Tensor
     values_BT: Tensor | None
@@ -139,7 +135,7 @@ class Learner:
         metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         return metrics
 
-    def prepare(self, batch: Batch, version: int) -> tuple[Rollout, dict[str, float]]:
+    def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
         """Scores a batch with the policy as it is. Raises LogprobGap."""
         scored = self.score(batch)
         sampler_BT = batch.sampler_logprobs_BT()
@@ -156,7 +152,7 @@ class Learner:
                     f"optimizer.max_logprob_gap ({self.config.max_logprob_gap:g}): the engine does not run the weights "
                     "or the sampling settings that are trained. Raise the bound only if its precision is lower"
                 )
-        rollout = Rollout(
+        rollout = RolloutBatch(
             mask_BT=batch.mask_BT,
             turns_BT=batch.turns_BT(),
             rewards_BT=batch.rewards_BT(),
@@ -290,7 +286,7 @@ class Learner:
     def _step(
         self,
         batch: Batch,
-        rollout: Rollout,
+        rollout: RolloutBatch,
         advantages: Advantages,
         rows: list[int],
         scale: float,
@@ -312,7 +308,7 @@ class Learner:
     def accumulate(
         self,
         batch: Batch,
-        rollout: Rollout,
+        rollout: RolloutBatch,
         advantages: Advantages,
         rows: Sequence[int],
         scale: float,

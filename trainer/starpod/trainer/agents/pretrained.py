@@ -15,11 +15,10 @@ from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.config import Config, ConfigError, parse_config
+from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.models.errors import ModelError
+from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.conversation import Template

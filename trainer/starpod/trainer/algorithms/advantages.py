@@ -1,4 +1,4 @@
-"""From rewards to advantages: one function per estimator, in a dictionary by name."""
+"""Advantages from rewards: one function per estimator, in a dictionary by name."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.bilevel_gae import bilevel_gae
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.gae import first_token, gae, trajectory_baseline
+from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
 from starpod.trainer.algorithms.gigpo import gigpo
-from starpod.trainer.algorithms.groups import group_statistics
-from starpod.trainer.algorithms.grpo import EPSILON, dr_grpo, grpo, maxrl
-from starpod.trainer.algorithms.kl import kl_divergence
-from starpod.trainer.algorithms.loop import loop
-from starpod.trainer.algorithms.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
-from starpod.trainer.algorithms.rloo import rloo
-from starpod.trainer.algorithms.whiten import whiten
-from starpod.trainer.data.rollout import Rollout
+from starpod.trainer.algorithms.group_baseline import (
+    EPSILON,
+    dr_grpo,
+    group_statistics,
+    grpo,
+    loop,
+    maxrl,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    rloo,
+)
+from starpod.trainer.algorithms.losses import kl_divergence
+from starpod.trainer.data.batch import RolloutBatch
+
+VARIANCE_EPSILON = 1e-8
+"""Added to the variance, so that advantages that differ by rounding alone stay near 0."""
+
+
+def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 (ddof=1) over all masked tokens; 0 elsewhere, and everywhere if all are equal."""
+    items_N = advantages_BT[mask_BT]
+    if items_N.numel() < 2:
+        return torch.zeros_like(advantages_BT)
+    return torch.where(mask_BT, (advantages_BT - items_N.mean()) * (items_N.var() + VARIANCE_EPSILON).rsqrt(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,7 @@ class Advantages:
     value_mask_BT: Tensor
 
 
-def compute_advantages(config: AlgorithmConfig, rollout: Rollout) -> Advantages:
+def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
     """Advantages of all episodes of a collection, together: group statistics and whitening are over what is passed.
 
     They are computed in the rewards' precision, and come in that of the log-probabilities.
@@ -67,7 +82,7 @@ def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
         )
 
 
-def penalised_rewards(config: AlgorithmConfig, rollout: Rollout) -> Tensor:
+def penalised_rewards(config: AlgorithmConfig, rollout: RolloutBatch) -> Tensor:
     """Rewards less coefficient times KL to the reference, on every sampled token: [B, T]."""
     if rollout.ref_logprobs_BT is None:
         raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
@@ -84,7 +99,7 @@ def soft_weights(returns_B: Tensor, groups_B: Tensor) -> Tensor:
 # --- estimators: config, rollout and rewards (with a KL penalty in them) to advantages --------------------------------
 
 
-def _gae(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+def _gae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
     values_BT, mask_BT = _values(rollout), rollout.mask_BT
     if config.baseline == "trajectory":
         advantages_BT, returns_BT = trajectory_baseline(
@@ -97,7 +112,7 @@ def _gae(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advan
     return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
 
 
-def _bilevel_gae(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+def _bilevel_gae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
     values_BT, mask_BT = _values(rollout), rollout.mask_BT
     advantages_BT = bilevel_gae(
         rewards_BT,
@@ -113,12 +128,12 @@ def _bilevel_gae(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) 
     return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
 
 
-def _reinforce_plus_plus(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+def _reinforce_plus_plus(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
     advantages_BT = reinforce_plus_plus(rewards_BT, rollout.mask_BT, gamma=config.gamma)
     return Advantages(advantages_BT, None, rollout.mask_BT)
 
 
-def _gigpo(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+def _gigpo(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
     advantages_BT = gigpo(
         rewards_BT,
         rollout.mask_BT,
@@ -135,7 +150,7 @@ def _gigpo(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Adv
 def _per_episode(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
     """An estimator that has one number per episode, from returns and groups."""
 
-    def on_every_token(config: AlgorithmConfig, rollout: Rollout, rewards_BT: Tensor) -> Advantages:
+    def on_every_token(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         returns_B = torch.where(rollout.mask_BT, rewards_BT, 0.0).sum(1)
         advantages_B = estimate(returns_B, rollout.groups_B)
         return Advantages(torch.where(rollout.mask_BT, advantages_B.unsqueeze(1), 0.0), None, rollout.mask_BT)
@@ -143,13 +158,13 @@ def _per_episode(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
     return on_every_token
 
 
-def _values(rollout: Rollout) -> Tensor:
+def _values(rollout: RolloutBatch) -> Tensor:
     if rollout.values_BT is None:
         raise ValueError("this estimator needs the critic's values, and the rollout has none")
     return rollout.values_BT
 
 
-Estimator = Callable[[AlgorithmConfig, Rollout, Tensor], Advantages]
+Estimator = Callable[[AlgorithmConfig, RolloutBatch, Tensor], Advantages]
 
 ESTIMATORS: dict[str, Estimator] = {
     "gae": _gae,

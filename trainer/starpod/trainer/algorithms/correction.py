@@ -11,17 +11,17 @@ import math
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.ratios import clamped_difference
+from starpod.trainer.algorithms.losses import clamped_difference
 from starpod.trainer.algorithms.sections import CorrectionConfig
-from starpod.trainer.data.rollout import Rollout
+from starpod.trainer.data.batch import RolloutBatch
 
 
-def importance_weights(config: CorrectionConfig, rollout: Rollout) -> Tensor:
+def importance_weights(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
     """Weights [B, T] of the policy's loss, exactly 1 where sampler and proximal policy agree, and outside the mask."""
     return correction_weights(config, rollout.old_logprobs_BT, rollout.sampler_logprobs_BT, rollout.mask_BT)
 
 
-def proximal_logprobs(config: CorrectionConfig, rollout: Rollout) -> Tensor:
+def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
     """What ratios are taken to, [B, T]: the sampler's log-probabilities in mode bypass, else the proximal policy's."""
     return rollout.sampler_logprobs_BT if config.mode == "bypass" else rollout.old_logprobs_BT
 

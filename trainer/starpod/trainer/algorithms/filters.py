@@ -1,4 +1,5 @@
-"""Which groups are worth an update: StarPO-S (arXiv 2504.20073) and RAGEN-2 (arXiv 2604.06268)."""
+"""Groups that are worth an update: StarPO-S (arXiv 2504.20073), RAGEN-2 (arXiv 2604.06268), and dynamic sampling (DAPO,
+arXiv 2503.14476)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
 from starpod.trainer.data.episode import Episode, Group
 
 ZERO = 1e-10
@@ -120,3 +121,11 @@ def _shortest_prefix(items: list[float], bound: float) -> int:
         if reached >= bound:
             return count
     return 0
+
+
+# --- dynamic sampling -------------------------------------------------------------------------------------------------
+
+
+def needs_reask(config: DynamicSamplingConfig, groups: Sequence[Group]) -> list[bool]:
+    """Whether each group's returns are all the same, so that another start state should take its place."""
+    return [config.enabled and group.reward_std <= ZERO for group in groups]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.groups import group_statistics
-from starpod.trainer.algorithms.grpo import EPSILON, dr_grpo, grpo
+from starpod.trainer.algorithms.group_baseline import EPSILON, dr_grpo, group_statistics, grpo
 from starpod.trainer.algorithms.turns import turn_table
 
 

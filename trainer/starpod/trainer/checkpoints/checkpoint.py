@@ -226,7 +226,7 @@ def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
     return Loaded(manifest["step"], tensors, state, path, manifest["score"])
 
 
-# --- one folder ------------------------------------------------------------------------------------------------------
+# --- one folder -------------------------------------------------------------------------------------------------------
 
 
 class _Damaged(Exception):
@@ -328,7 +328,7 @@ def _order(path: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 1)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -26,7 +26,7 @@ from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.results import summarise
+from starpod.trainer.evaluate import summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.seeds import SeedsConfig
 from starpod.v1 import environment_pb2 as pb

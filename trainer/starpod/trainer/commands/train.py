@@ -52,9 +52,9 @@ def train(
     part of it, e.g. algorithm=starpo-grpo collect.groups=16. Without CONFIG it is frozen_lake, or, with --resume, the
     configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
     """
+    from starpod.trainer.checkpoints.resume import check_changes
     from starpod.trainer.config import ConfigError, load_config, shipped
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.resume import check_changes
     from starpod.trainer.rollout.environment import check_installed
 
     if list_configurations:

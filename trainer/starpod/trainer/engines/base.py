@@ -1,4 +1,4 @@
-"""What samples tokens for the collector, behind five verbs: generate, pause, load, resume, stats."""
+"""Engines sample tokens for agents, behind five verbs: generate, pause, load, resume, stats."""
 
 from __future__ import annotations
 
@@ -88,3 +88,7 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Frees what it holds. Calls in flight fail."""
+
+
+class EngineError(RuntimeError):
+    """The engine cannot be had, or it broke. The message says which, and what to do about it."""

@@ -13,8 +13,7 @@ from torch import Tensor
 from starpod.trainer.data.episode import Finish
 from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.sampling import Uniforms, draw
-from starpod.trainer.engines.slot_cache import Feed, SlotCache, Span, pad
-from starpod.trainer.engines.slots import Slots
+from starpod.trainer.engines.slot_cache import Feed, SlotCache, Slots, Span, pad
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from uuid import uuid4
 
 import torch
 
-from starpod.trainer.engines.base import EngineStats, Reply, Request
-from starpod.trainer.engines.errors import EngineError
+from starpod.trainer.engines.base import EngineError, EngineStats, Reply, Request
 from starpod.trainer.seeds import derive
 
 GRACE_SECONDS = 1.0

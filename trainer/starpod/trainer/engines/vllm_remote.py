@@ -24,9 +24,8 @@ from typing import Any
 import openai
 import torch
 
-from starpod.trainer.engines.base import Request
+from starpod.trainer.engines.base import EngineError, Request
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.errors import EngineError
 from starpod.trainer.engines.served import Piece, ServedEngine
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 

@@ -8,6 +8,11 @@ from pydantic import Field, model_validator
 
 from starpod.trainer.section import Section
 
+
+class ModelError(Exception):
+    """The model cannot be used as configured. The message says what to change."""
+
+
 TINY = "tiny"
 """The name of the model that is built from scratch."""
 

@@ -11,8 +11,7 @@ from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from starpod.trainer.models.config import LoraConfig, ModelConfig
-from starpod.trainer.models.errors import ModelError
+from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 
 HUB_SECONDS = 5.0
 """How long the hub may take to answer whether it has a model; loading asks it again and again for most of a minute."""

@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.models import hf
-from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig
+from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelError
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
-from starpod.trainer.models.errors import ModelError
 from starpod.trainer.models.logprobs import token_logprobs
 from starpod.trainer.models.precision import compute_dtype, compute_in, computing, round_weights
-from starpod.trainer.models.tiny import build_tiny
-from starpod.trainer.models.tokenizer import train_tokenizer
+from starpod.trainer.models.tiny import build_tiny, train_tokenizer
 from starpod.trainer.models.trunk import head_of, hidden_states, plain, splits_cleanly, trunk_of
 
 CriticKind = Literal["none", "shared", "separate"]

@@ -1,11 +1,91 @@
-"""A small decoder with random weights."""
+"""A small decoder with random weights, and its tokenizer, made of the words of the environments that it will read.
+
+Every word, digit, punctuation mark and map symbol is one token; whatever is not in the vocabulary is spelt in bytes. So
+`decode(encode(text)) == text` for any text.
+
+A word takes the space before it along. The stretch after a special token is read as if a space stood before it, and
+decoding drops that space again: a word is the same token after `<answer>` as between two words, and a stretch is
+encoded in the same way whatever stands on the other side of a special token.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
+
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import Unigram
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, THINK, THINK_END
+
+END = "<|end|>"
+PAD = "<|pad|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
+"""Single tokens, but text of a reply: they stay where special tokens are skipped in decoding."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""One token per message, and one that ends what the policy says."""
+
+_SPECIALS = (PAD, END, *ROLES)
+_ALWAYS = ("||", *"0123456789")
+"""In the vocabulary whether the texts have them or not, with and without a space before."""
+
+_WORDS = r" ?\|\|| ?\p{Lu}?\p{Ll}+| ?\S|\s"
+"""The action separator; a word, at most its first letter a capital (a row of a map is no word); any other character."""
+
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer with the most frequent words of `texts`; at most `size` entries.
+
+    The same texts give the same tokenizer. Raises ValueError where `size` leaves no room for any word.
+    """
+    splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+    sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS))))
+    counts: Counter[str] = Counter()
+    for text in texts:
+        for section in sections.split(text):
+            if section:
+                counts.update(word for word, _ in splitter.pre_tokenize_str(f" {section}"))
+    always = [" ", "\n", *_ALWAYS, *(f" {word}" for word in _ALWAYS)]
+    fixed = [*_SPECIALS, *TAGS, *_BYTES, *always]
+    if size <= len(fixed):
+        raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(fixed)} entries")
+    words = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))
+    # Equal scores: the fewer pieces, the better, so a known word is always one token.
+    pieces = [(piece, -1.0) for piece in [*fixed, *words[: size - len(fixed)]]]
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.pre_tokenizer = splitter
+    starts = "|".join(["\\A ", *(f"(?<={re.escape(token)}) " for token in (*_SPECIALS, *TAGS))])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(starts), "")]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIALS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:

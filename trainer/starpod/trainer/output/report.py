@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from starpod.report import page as shared
 from starpod.report.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show, signed
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.files import write_atomic
-from starpod.trainer.output.page import page
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import METRICS, is_graded, metric, return_with_interval, with_interval
+
+STYLE = (files(__package__) / "assets" / "report.css").read_text(encoding="utf-8")
+
+
+def page(title: str, body: str) -> str:
+    """A whole HTML document in the style of the trainer's pages."""
+    return shared.page(title, body, style=STYLE)
+
 
 LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
@@ -66,7 +75,7 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
     return [(line["step"], line["metrics"][name]) for line in lines if line["metrics"].get(name) is not None]
 
 
-# --- sections ------------------------------------------------------------------------------------------------------
+# --- sections ---------------------------------------------------------------------------------------------------------
 
 
 def _headline(
@@ -374,7 +383,7 @@ def _provenance(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) ->
     return f"<h2>Provenance</h2><table>{body}</table>{metrics}"
 
 
-# --- episodes ------------------------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------------------------
 
 
 def _episodes(folder: RunFolder) -> str:

@@ -119,7 +119,7 @@ def way_claims(origin: str, to: str, vertical: str, horizontal: str) -> list[Cla
     ]
 
 
-# --- compact -----------------------------------------------------------------------------------------------------
+# --- compact ----------------------------------------------------------------------------------------------------------
 
 
 def _is_compact(words: Sequence[str], legend: Mapping[str, frozenset[str]]) -> bool:
@@ -164,7 +164,7 @@ def _position(kind: str, cell: Cell, *, after: bool = False) -> Claim:
     return Claim(("at", kind), cell) if kind in ("player", "goal") else Claim(("at", kind, cell), True)
 
 
-# --- sentences ---------------------------------------------------------------------------------------------------
+# --- sentences --------------------------------------------------------------------------------------------------------
 
 
 class _Sentences:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from starpod.trainer.models.tokenizer import END, PAD, ROLES, TAGS, train_tokenizer
+from starpod.trainer.models.tiny import END, PAD, ROLES, TAGS, train_tokenizer
 from tests.trainer.models.tiny_policy import TEXTS, tiny_policy
 
 TOKENIZER = train_tokenizer(TEXTS, size=512)

@@ -14,14 +14,17 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import ESTIMATORS, compute_advantages, soft_weights
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.gigpo import gigpo
-from starpod.trainer.algorithms.groups import group_statistics
-from starpod.trainer.algorithms.grpo import dr_grpo, grpo, maxrl
-from starpod.trainer.algorithms.loop import loop
-from starpod.trainer.algorithms.reinforce_plus_plus import reinforce_plus_plus
-from starpod.trainer.algorithms.rloo import rloo
-from starpod.trainer.data.batch import Batch
+from starpod.trainer.algorithms.group_baseline import (
+    dr_grpo,
+    group_statistics,
+    grpo,
+    loop,
+    maxrl,
+    reinforce_plus_plus,
+    rloo,
+)
+from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.data.rollout import Rollout
 from tests.trainer.algorithms.builders import a_rollout, doubles, random_doubles
 
 PER_EPISODE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -76,7 +79,7 @@ def test_standard_deviations_are_of_samples() -> None:
     assert statistics.mean_n.tolist() == [2.0, 2.0, 5.0]
 
 
-def as_trained(rewards: list[list[float]]) -> Rollout:
+def as_trained(rewards: list[list[float]]) -> RolloutBatch:
     """One group, a turn of one token for each reward, in the precisions of a real update."""
     turns = [
         [Turn(prompt=[1], fresh=True, reply=[2], logprobs=[-1.0], versions=[0], reward=reward) for reward in own]
@@ -84,7 +87,7 @@ def as_trained(rewards: list[list[float]]) -> Rollout:
     ]
     batch = Batch([Episode(0, member, "lake", turns=own, end="terminal") for member, own in enumerate(turns)])
     logprobs_BT = batch.sampler_logprobs_BT()
-    return Rollout(
+    return RolloutBatch(
         mask_BT=batch.mask_BT,
         turns_BT=batch.turns_BT(),
         rewards_BT=batch.rewards_BT(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.engines.slots import Slots, common_prefix
+from starpod.trainer.engines.slot_cache import Slots, common_prefix
 
 
 def test_a_conversation_finds_its_cache_again() -> None:
