@@ -19,9 +19,8 @@ import pytest
 
 from starpod.cli.main import main
 from starpod.client.transport import Transport
-from starpod.load.conductor import StageResult
 from starpod.load.generator import Generator
-from starpod.load.log import Interval
+from starpod.load.measurements import Interval, StageResult
 from starpod.load.plan import Place, Plan, Stage, Turns
 from starpod.load.report import stage_report
 from tests.support import ROOT, ServerProcess, start_server
@@ -39,7 +38,7 @@ def server() -> Iterator[ServerProcess]:
 
 def make_plan(*addresses: str, environment: str = "frozen_lake-v1", wire: Any = "stream", **more: Any) -> Plan:
     actions = LAKE if environment.startswith("frozen") else ("go",)
-    more = {"turns": Turns("random", actions), "columns": wire == "stream", **more}
+    more = {"turns": Turns("random", actions), **more}
     places = tuple(Place(address) for address in addresses)
     return Plan(places, Transport(), wire, environment, **more)
 

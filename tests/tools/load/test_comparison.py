@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from starpod.load.bootstrap import FEWEST, intervals_of
-from starpod.load.comparison import compare
-from starpod.load.histogram import Histogram
+from starpod.load.comparison import FEWEST, compare, intervals_of
+from starpod.load.measurements import Histogram
 from starpod.load.report import figures
 
 
@@ -19,7 +18,7 @@ def report(seed: int, *, slower: float = 1.0, intervals: int = 20, calls: int = 
     parts = []
     for _ in range(intervals):
         pace = slower * rng.normal(1, 0.1)
-        parts.append(Histogram.of((2e-3 * pace * rng.lognormal(0, 0.5, int(calls / pace))).tolist()))
+        parts.append(Histogram((2e-3 * pace * rng.lognormal(0, 0.5, int(calls / pace))).tolist()))
     steps = [len(part) for part in parts]
     return {
         "plan": {"environment": "lake-v1", "processes": 1},

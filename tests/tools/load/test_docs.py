@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from starpod.load.cli import load
-from starpod.load.thresholds import CLASSES
+from starpod.load.requirements import CLASSES
 from tests.support import ROOT, ServerProcess
 from tests.tools.load.conftest import run_load
 from tests.tools.load.test_openenv import lake_server

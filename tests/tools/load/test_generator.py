@@ -9,11 +9,10 @@ import time
 
 import pytest
 
-from starpod.load import crew, generator
-from starpod.load.generator import Doomed
-from starpod.load.histogram import Histogram
-from starpod.load.plan import Stage, Turns
-from starpod.load.schedule import Think
+from starpod.load import generator, sessions
+from starpod.load.generator import RunEnded
+from starpod.load.measurements import Histogram
+from starpod.load.plan import Stage, Think, Turns
 from tests.support import ServerProcess, start_server
 from tests.tools.load.conftest import LAKE, LAZY, make_plan, play
 from tests.tools.load.lazy import STALL_SECONDS
@@ -125,7 +124,7 @@ async def test_sessions_come_and_go(server: ServerProcess) -> None:
 async def test_an_expert_solves_what_is_recorded_and_played_again(server: ServerProcess) -> None:
     plan = make_plan(server.address, turns=Turns("expert", LAKE), record=True)
     played = await play(plan, SHORT)
-    episodes = tuple(episode for episode in played.generator.crew.recorded if episode["turns"])
+    episodes = tuple(episode for episode in played.generator.sessions.recorded if episode["turns"])
     assert {action for episode in episodes for turn in episode["turns"] for action in turn} <= set(LAKE)
     (report,) = (await play(make_plan(server.address, turns=Turns("recorded", (), episodes)), SHORT)).reports
     assert report["errors"]["total"] == 0
@@ -154,7 +153,7 @@ async def test_overload_is_honoured_or_counted(retry: bool) -> None:
     assert set(report["errors"]["classes"]) == {"overload"}
     assert report["calls"]["step"]["count"] > 0
     # Refusals are quick: were they among the latencies, the fastest would not have waited.
-    assert Histogram.decode(report["calls"]["step"]["hdr"]).percentile(0) >= 0.0199
+    assert Histogram.decode(report["calls"]["step"]["hdr"]).percentiles(0)[0] >= 0.0199
 
 
 @minutes
@@ -179,7 +178,7 @@ async def test_a_missed_deadline_is_counted_and_asked_again(server: ServerProces
 @minutes
 @pytest.mark.parametrize("wire", ["stream", "unary"])
 async def test_a_server_that_dies_ends_the_run(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "GIVE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(sessions, "GIVE_UP_SECONDS", 0.3)
     with start_server("frozen_lake") as server:
         killer = asyncio.get_running_loop().call_later(1.0, os.kill, server.pid, signal.SIGKILL)
         began = time.monotonic()
@@ -207,11 +206,11 @@ async def test_one_of_two_servers_dies_and_the_other_takes_over(server: ServerPr
 @minutes
 async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "FIRST_SECONDS", 0.1)
-    with pytest.raises(Doomed, match=r"no server answers: 127\.0\.0\.1:1: "):
+    with pytest.raises(RunEnded, match=r"no server answers: 127\.0\.0\.1:1: "):
         await play(make_plan("127.0.0.1:1"), SHORT)
 
 
 @minutes
 async def test_a_wrong_option_ends_the_run(server: ServerProcess) -> None:
-    with pytest.raises(Doomed, match="no_such_option"):
+    with pytest.raises(RunEnded, match="no_such_option"):
         await play(make_plan(server.address, options={"no_such_option": 1}), SHORT)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from starpod.load.histogram import Histogram
-from starpod.load.openenv_link import websocket_url
+from starpod.load.measurements import Histogram
+from starpod.load.openenv import websocket_url
 from starpod.load.plan import Stage, Turns
 from tests.support import ServerProcess
 from tests.tools.load.conftest import make_plan, play, run_load

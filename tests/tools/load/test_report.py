@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 from starpod.client.transport import Transport
-from starpod.load.conductor import StageResult
-from starpod.load.generator import Summary
-from starpod.load.histogram import Histogram
-from starpod.load.html import render_page
-from starpod.load.log import Log, ServerTime
+from starpod.load.measurements import Histogram, Log, ServerTime, StageResult, Summary
+from starpod.load.page import render_page
 from starpod.load.plan import Place, Plan, Stage
 from starpod.load.report import document, judge, stage_report
-from starpod.load.thresholds import parse_requirement
+from starpod.load.requirements import parse_requirement
 
 PLAN = Plan((Place("a:1"), Place("b:2")), Transport(), "stream", "lake-v1", "1.0.0")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.load.schedule import Think, arrivals, parse_duration
+from starpod.load.plan import Think, arrivals, parse_duration
 
 RATES = st.floats(0.01, 1e5)
 STARTS = st.floats(0, 1e7)

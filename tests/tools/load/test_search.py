@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.load.plan import Stage
-from starpod.load.search import CONFIRMATIONS, MOST_PROBES, PRECISION, STEP_DOWN, find_rate
-from starpod.load.thresholds import parse_requirement
+from starpod.load.requirements import CONFIRMATIONS, MOST_PROBES, PRECISION, STEP_DOWN, find_rate, parse_requirement
 
 TARGET = [parse_requirement("step.p99<20ms")]
 STAGE = Stage("search", 64, 10.0, 1.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.load.thresholds import _LATENCIES, _PLAIN, KNOWN, parse_requirement
+from starpod.load.requirements import _LATENCIES, _PLAIN, KNOWN, parse_requirement
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 STAGE: dict[str, Any] = {

@@ -14,20 +14,92 @@ import click
 from rich.console import Console
 
 from starpod.client.catalog import access_options
+from starpod.client.spelling import nearest
 from starpod.load.comparison import compare
-from starpod.load.conductor import Broken, Conductor, StageResult
-from starpod.load.html import write_page
-from starpod.load.making import make_plan, make_stages
-from starpod.load.parameters import DURATION, MIX, POLICY, RAMP, REPORT, REQUIREMENT, THINK
-from starpod.load.plan import Plan, Stage
+from starpod.load.discovery import make_plan, make_stages
+from starpod.load.measurements import StageResult
+from starpod.load.page import write_page
+from starpod.load.plan import EXTRAS, Plan, Stage, Think, parse_duration
 from starpod.load.policies import write_recording
-from starpod.load.report import document, judge, stage_report
+from starpod.load.processes import GeneratorProcesses, RunFailed
+from starpod.load.report import FORMAT, document, judge, stage_report
+from starpod.load.requirements import Found, find_rate, parse_requirement
 from starpod.load.screen import Screen
-from starpod.load.search import Found, find_rate
 from starpod.report.console import safe_console
 
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130
+
+
+class Parsed(click.ParamType[Any]):
+    """A parameter that a function reads; its ValueError becomes the message."""
+
+    def __init__(self, name: str, parse: Any) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _parse_mix(text: str) -> dict[str, float]:
+    mix = {}
+    for part in text.split(","):
+        call, equals, share = part.strip().partition("=")
+        if call not in EXTRAS:
+            raise ValueError(f"{call!r} cannot be mixed in{nearest(call, EXTRAS)}")
+        try:
+            mix[call] = float(share) if equals else -1.0
+        except ValueError:
+            mix[call] = -1.0
+        if not 0 <= mix[call] <= 1:
+            raise ValueError(f"{part!r} is not CALL=SHARE with a share from 0 to 1, as in render=0.1")
+    if sum(mix.values()) > 1:
+        raise ValueError(f"the shares of {text!r} add up to more than 1")
+    return mix
+
+
+def _parse_ramp(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) <= 0:
+        raise ValueError(f"{text!r} is not a list of numbers above 0, as in 16,64,256")
+    return values
+
+
+def _parse_report(text: str) -> dict[str, Any]:
+    try:
+        report = json.loads(Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{text} cannot be read: {error}") from None
+    if not isinstance(report, dict) or report.get("format") != FORMAT:
+        raise ValueError(f"{text} is not a report of starpod load; --json writes one")
+    return report
+
+
+def _parse_policy(text: str) -> tuple[str, Path | None]:
+    kind, _, file = text.partition(":")
+    if kind in ("random", "expert") and not file:
+        return kind, None
+    if kind == "recorded" and file:
+        return kind, Path(file)
+    raise ValueError(f"{text!r} is not random, expert or recorded:FILE")
+
+
+DURATION = Parsed("duration", parse_duration)
+REQUIREMENT = Parsed("requirement", parse_requirement)
+THINK = Parsed("think", Think)
+RAMP = Parsed("ramp", _parse_ramp)
+MIX = Parsed("mix", _parse_mix)
+POLICY = Parsed("policy", _parse_policy)
+REPORT = Parsed("report", _parse_report)
 
 
 @click.command()
@@ -184,28 +256,28 @@ class _Run:
         self._last: StageResult | None = None
         self._plan = plan
         self._screen = screen
-        self._conductor = Conductor(plan, screen.watch)
+        self._processes = GeneratorProcesses(plan, screen.watch)
 
     def __enter__(self) -> _Run:
-        self._conductor.__enter__()
+        self._processes.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._conductor.__exit__(*exception)
+        self._processes.__exit__(*exception)
 
     @property
     def interrupted(self) -> bool:
-        return self._conductor.interrupted
+        return self._processes.interrupted
 
     @property
     def recorded(self) -> list[dict[str, Any]]:
-        return self._conductor.recorded
+        return self._processes.recorded
 
     def play(self, stage: Stage) -> dict[str, Any] | None:
         """The report of a stage; None if the run ends with it."""
         try:
-            self._last = self._conductor.run(stage)
-        except Broken as error:
+            self._last = self._processes.run(stage)
+        except RunFailed as error:
             if self._last is None:
                 raise click.ClickException(str(error)) from None
             self._last.ended = f"the next stage could not begin: {error}"
@@ -218,7 +290,7 @@ class _Run:
     def close(self) -> None:
         """Ends the sessions and reports the last stage anew, with what that took."""
         if self._last is not None:
-            self._conductor.close(self._last)
+            self._processes.close(self._last)
             self.reports[-1] = stage_report(self._last, self._plan)
 
 

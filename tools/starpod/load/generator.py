@@ -1,109 +1,105 @@
-"""One generator process: when its players act, and what it hands over at the end of each interval."""
+"""A generator process: when its sessions step, and what it hands over at the end of each interval.
+
+Orders come through a pipe: ("prepare", Stage), ("go", instant), ("stop",), ("quit",). So do the answers: ("ready",),
+("interval", Interval), ("finished", Summary), ("ended", why), ("closed", Interval, recorded episodes).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import selectors
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
 
-from starpod.load.crew import Crew
-from starpod.load.link import Player, clock
-from starpod.load.log import Interval, ServerTime
-from starpod.load.plan import Plan, Stage
-from starpod.load.schedule import arrivals
+from starpod.client.garbage import look_rarely
+from starpod.load.measurements import Interval, ServerTime, Summary
+from starpod.load.plan import Plan, Stage, arrivals
+from starpod.load.sessions import Sessions
+from starpod.load.wire import LoadSession, clock
 
 CONNECT_SECONDS = 10.0
 FIRST_SECONDS = 2.0
 """If every server has refused by then, more patience does not help."""
 DRAIN_SECONDS = 5.0
 """Calls that were due in time are waited for, so long."""
-BEAT_SECONDS = 0.02
+TICK_SECONDS = 0.02
 NEVER = float("inf")
 
 
-class Doomed(Exception):
+class RunEnded(Exception):
     """The run cannot go on; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A generator's own figures of a stage.
-
-    seconds: how long it measured. thread, process: seconds of CPU that its event loop and all its threads used.
-    unserved: steps that were due and never sent. unanswered: calls without a reply at the end.
-    ended: why it ended early; empty where it did not.
-    """
-
-    seconds: float
-    thread: float
-    process: float
-    sessions: int
-    unserved: int
-    unanswered: int
-    server: ServerTime
-    ended: str
 
 
 class Generator:
     """Plays its share of each stage. tell: takes each interval as it ends."""
 
     def __init__(self, plan: Plan, process: int, tell: Callable[[Interval], None]) -> None:
-        self.crew = Crew(plan, process, self._free)
+        self.sessions = Sessions(plan, process, self._ready)
         self._plan = plan
         self._process = process
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(f"{plan.seed}/{process}/think")
         self._stage = Stage("", 0, 0.0, 0.0)
-        self._round = 0  # tells timers of an earlier stage from those of this one
-        self._active: list[Player] = []
-        self._idle: deque[Player] = deque()
+        self._share = 0
+        self._stage_number = 0  # tells timers of an earlier stage from those of this one
+        self._idle: deque[LoadSession] = deque()
         self._waiting: deque[float] = deque()
         self._arrivals: Iterator[float] = iter(())
         self._next_due = NEVER
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Connects to the servers. Raises Doomed if none can be reached."""
-        crew, began = self.crew, clock()
-        crew.connect()
-        while not all(link.ready for link in crew.links):
+        """Connects to the servers. Raises RunEnded if none can be reached."""
+        sessions, began = self.sessions, clock()
+        sessions.connect()
+        while not all(server.ready for server in sessions.servers):
             waited = clock() - began
-            if waited > CONNECT_SECONDS or (waited > FIRST_SECONDS and all(link.error for link in crew.links)):
+            if waited > CONNECT_SECONDS or (
+                waited > FIRST_SECONDS and all(server.error for server in sessions.servers)
+            ):
                 break
             await asyncio.sleep(0.01)
-        if not any(link.ready for link in crew.links):
-            raise Doomed(crew.nobody())
+        if not any(server.ready for server in sessions.servers):
+            raise RunEnded(sessions.unreachable())
 
     async def prepare(self, stage: Stage) -> None:
-        """Opens the sessions that are still missing for the stage. Raises Doomed if there is none at all."""
+        """Opens the sessions that are still missing for the stage. Raises RunEnded if there is none at all."""
         self._stage = stage
         share = range(self._process, stage.sessions, self._plan.processes)
-        self._active = await self.crew.fill(share)
-        if self.crew.doom or (share and not self._active):
-            errors = [failures.example for failures in self.crew.log.errors.values()]
-            raise Doomed(self.crew.doom or f"no session could be opened: {(errors or ['no reply'])[0]}")
+        self._share = len(share)
+        opened = await self.sessions.open_all(share)
+        if self.sessions.fatal or (share and not opened):
+            errors = [failures.example for failures in self.sessions.log.errors.values()]
+            raise RunEnded(self.sessions.fatal or f"no session could be opened: {(errors or ['no reply'])[0]}")
 
     async def run(self, start: float, stop: asyncio.Event) -> Summary:
         """Plays the stage from the instant `start`; ends early once `stop` is set or nothing can go on."""
-        stage, crew, log = self._stage, self.crew, self.crew.log
+        stage, sessions, log = self._stage, self.sessions, self.sessions.log
         first, last = start + stage.warmup, start + stage.warmup + stage.seconds
-        log.due_from, log.due_until, log.server = first, last, ServerTime()
+        log.due_from, log.due_until = first, last
         log.both = stage.rate is not None
         self._idle.clear()
         self._waiting.clear()
-        self._round += 1
-        crew.running = True
+        self._stage_number += 1
+        active = [session for session in sessions.all[: self._share] if session.server is not None]
+        sessions.running = True
+        sessions.continuous = stage.rate is None and self._plan.continuous
+        server_time = ServerTime()
         self._loop.call_at(start, self._begin, start)
-        helpers = [self._loop.create_task(self._beat(stop)), self._loop.create_task(crew.renew_leases())]
+        helpers = [self._loop.create_task(self._tick(stop)), self._loop.create_task(sessions.renew_leases())]
         place = 0
         try:
             await _until(first, stop)
             self._tell(log.take(-1))
             thread, process, began = time.thread_time(), time.process_time(), clock()
+            server_time.add(sessions.server_time(), -1)
             log.counting = True
             while not stop.is_set():
                 end = min(first + (place + 1) * stage.interval, last)
@@ -113,6 +109,7 @@ class Generator:
                 self._tell(log.take(place))
                 place += 1
             log.counting = False
+            server_time.add(sessions.server_time())
             now = clock()
             thread, process = time.thread_time() - thread, time.process_time() - process
             log.due_until = min(last, now)
@@ -120,42 +117,49 @@ class Generator:
             unserved = await self._drain(0.0 if stop.is_set() else DRAIN_SECONDS)
             self._tell(log.take(place))
         finally:
-            crew.running = log.counting = False
+            sessions.running = log.counting = False
             self._next_due = NEVER
             for helper in helpers:
                 helper.cancel()
         return Summary(
-            max(now - began, 0.0), thread, process, len(self._active), unserved, crew.in_flight, log.server, crew.doom
+            seconds=max(now - began, 0.0),
+            thread=thread,
+            process=process,
+            sessions=len(active),
+            unserved=unserved,
+            unanswered=sessions.in_flight,
+            server=server_time,
+            ended=sessions.fatal,
         )
 
     async def close(self) -> Interval:
         """Closes sessions and connections; returns what that took."""
-        crew = self.crew
+        sessions = self.sessions
         until = clock() + DRAIN_SECONDS
         await self._settle(until)  # a session whose call is under way, as after an interruption, cannot be closed
-        for player in crew.players:
-            if player.link is not None and player.link.ready and not player.call:
-                crew.close(player)
+        for session in sessions.all:
+            if session.server is not None and session.server.ready and not session.call:
+                sessions.close(session)
         await self._settle(until)
-        await asyncio.gather(*(link.close() for link in crew.links))
-        return crew.log.take(-1)
+        await asyncio.gather(*(server.close() for server in sessions.servers))
+        return sessions.log.take(-1)
 
     async def _settle(self, until: float) -> None:
         """Waits for calls in flight, up to an instant, while they can come back."""
-        while self.crew.in_flight and clock() < until and any(link.ready for link in self.crew.links):
+        while self.sessions.in_flight and clock() < until and any(server.ready for server in self.sessions.servers):
             await asyncio.sleep(0.005)
 
-    # --- when players act ------------------------------------------------------------------------------------------
+    # --- when sessions act ------------------------------------------------------------------------------------------
 
     def _begin(self, start: float) -> None:
         stage = self._stage
-        ready = [player for player in self._active if player.link is not None and not player.call]
+        ready = [each for each in self.sessions.all[: self._share] if each.server is not None and not each.call]
         if stage.rate is None:
             spread = min(0.1, stage.warmup / 2) / max(len(ready), 1)
-            for place, player in enumerate(ready):
+            for place, session in enumerate(ready):
                 # Not all at once: agents have no common beat.
                 wait = self._plan.think.draw(self._rng) if self._plan.think else place * spread
-                self._loop.call_later(wait, self._act, player, self._round)
+                self._loop.call_later(wait, self._act, session, self._stage_number)
             return
         self._idle.extend(ready)
         self._arrivals = arrivals(
@@ -173,59 +177,59 @@ class Generator:
             else:
                 self._waiting.append(self._next_due)
             self._next_due = next(self._arrivals)
-        if self._next_due < NEVER and self.crew.running:
+        if self._next_due < NEVER and self.sessions.running:
             self._timer = self._loop.call_at(self._next_due, self._arrive)
 
-    def _free(self, player: Player) -> None:
-        """The player may make its next call."""
-        if not self.crew.running:
+    def _ready(self, session: LoadSession) -> None:
+        """The session may make its next call."""
+        if not self.sessions.running:
             return
         if self._stage.rate is not None:
             if self._waiting:
-                self._step(player, self._waiting.popleft())
+                self._step(session, self._waiting.popleft())
             else:
-                self._idle.append(player)
+                self._idle.append(session)
         elif self._plan.think:
-            self._loop.call_later(self._plan.think.draw(self._rng), self._act, player, self._round)
+            self._loop.call_later(self._plan.think.draw(self._rng), self._act, session, self._stage_number)
         else:
-            self.crew.step(player, None)
+            self.sessions.step(session, None)
 
-    def _step(self, player: Player, due: float) -> None:
-        """A step of an open loop. It goes back to the queue where the player must first begin another episode."""
-        if player.link is None or not self.crew.step(player, due):
+    def _step(self, session: LoadSession, due: float) -> None:
+        """A step of an open loop. It goes back to the queue where the session must first begin another episode."""
+        if session.server is None or not self.sessions.step(session, due):
             self._waiting.appendleft(due)
 
-    def _act(self, player: Player, round_: int) -> None:
-        if round_ == self._round and self.crew.running and player.link is not None and not player.call:
-            self.crew.step(player, None)
+    def _act(self, session: LoadSession, stage_number: int) -> None:
+        if stage_number == self._stage_number and self.sessions.running and session.server and not session.call:
+            self.sessions.step(session, None)
 
     async def _drain(self, seconds: float) -> int:
         """Waits for what was due in time; returns how many steps were never sent."""
-        crew = self.crew
+        sessions = self.sessions
         self._next_due = NEVER
         if self._timer is not None:
             self._timer.cancel()
         if self._stage.rate is None:
-            crew.running = False
+            sessions.running = False
         until = clock() + seconds
-        while (crew.in_flight or self._waiting) and clock() < until and not crew.doom:
+        while (sessions.in_flight or self._waiting) and clock() < until and not sessions.fatal:
             await asyncio.sleep(0.005)
-        crew.running = False
+        sessions.running = False
         unserved = len(self._waiting)
         self._waiting.clear()
         return unserved
 
-    async def _beat(self, stop: asyncio.Event) -> None:
+    async def _tick(self, stop: asyncio.Event) -> None:
         """Notes how late timers fire, because a generator that is late measures itself; looks after the servers."""
-        due = clock() + BEAT_SECONDS
+        due = clock() + TICK_SECONDS
         while True:
             await asyncio.sleep(max(due - clock(), 0))
             now = clock()
-            if self.crew.log.counting:
-                self.crew.log.late.append(max(now - due, 0.0))
-            due = max(due + BEAT_SECONDS, now)
-            self.crew.watch()
-            if self.crew.doom:
+            if self.sessions.log.counting:
+                self.sessions.log.late.append(max(now - due, 0.0))
+            due = max(due + TICK_SECONDS, now)
+            self.sessions.watch()
+            if self.sessions.fatal:
                 stop.set()
 
 
@@ -236,3 +240,79 @@ async def _until(instant: float, stop: asyncio.Event) -> None:
             await stop.wait()
     except TimeoutError:
         return
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
+    """The main function of a generator process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells us
+    look_rarely()
+    with asyncio.Runner(loop_factory=lambda: _loop(plan)) as runner:
+        runner.run(_follow_orders(plan, process, pipe))
+    # gRPC's threads have nothing left to do that is worth waiting for.
+    pipe.close()
+    os._exit(0)
+
+
+def _loop(plan: Plan) -> asyncio.AbstractEventLoop:
+    """select() takes its timeout in microseconds, epoll() in milliseconds: a step due in 0.2 ms would be sent after 1.
+    It takes no more than 1,024 files, which is enough where a server's sessions share a connection.
+    """
+    if plan.wire == "openenv":
+        return asyncio.new_event_loop()
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
+    def tell(interval: Interval) -> None:
+        pipe.send(("interval", interval))
+
+    orders: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+    stop = asyncio.Event()
+
+    def listen() -> None:
+        try:
+            order = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(1)  # the parent is gone
+        if order[0] == "stop":
+            stop.set()
+        else:
+            orders.put_nowait(order)
+
+    asyncio.get_running_loop().add_reader(pipe.fileno(), listen)
+    generator = Generator(plan, process, tell)
+    connected = False
+    while True:
+        order = await orders.get()
+        try:
+            match order:
+                case "prepare", stage:
+                    if not connected:
+                        await _unless(stop, generator.start())
+                        connected = True
+                    await _unless(stop, generator.prepare(stage))
+                    pipe.send(("ready",))
+                case "go", instant:
+                    pipe.send(("finished", await generator.run(instant, stop)))
+                case ("quit",):
+                    pipe.send(("closed", await generator.close(), generator.sessions.recorded))
+                    return
+        except RunEnded as ended:
+            tell(generator.sessions.log.take(-1))
+            pipe.send(("ended", str(ended)))
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work unless it is told to stop. Raises RunEnded then."""
+    task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RunEnded("interrupted")
+        task.result()
+    finally:
+        task.cancel()
+        stopping.cancel()

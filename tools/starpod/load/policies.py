@@ -1,11 +1,11 @@
-"""What the agents do: random valid actions, the environment's own advice, or what was recorded."""
+"""Policies of the agents: random actions, the environment's own advice, or a recording."""
 
 from __future__ import annotations
 
 import functools
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,20 +88,16 @@ class Recorded:
     def __init__(self, episodes: Sequence[Mapping[str, Any]], place: int) -> None:
         self._episodes = episodes
         self._episode = place - 1
-        self._turn = 0
+        self._turns: Iterator[Turn] = iter(())
 
     def begin(self) -> tuple[int | None, int | None]:
         self._episode = (self._episode + 1) % len(self._episodes)
-        self._turn = 0
         episode = self._episodes[self._episode]
+        self._turns = map(_read_turn, episode["turns"])
         return episode.get("seed"), episode.get("dynamics_seed")
 
     def next(self, observation: pb.Observation | None) -> Turn | None:
-        turns = self._episodes[self._episode]["turns"]
-        if self._turn == len(turns):
-            return None
-        self._turn += 1
-        return _read_turn(turns[self._turn - 1])
+        return next(self._turns, None)
 
 
 def make_policy(turns: Turns, place: int, seed: int) -> Policy:

@@ -7,16 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starpod.load.bootstrap import intervals_of
-from starpod.load.conductor import StageResult
-from starpod.load.histogram import Histogram
-from starpod.load.log import Interval, ServerTime
+from starpod.load.comparison import intervals_of
+from starpod.load.measurements import ErrorKey, Failures, Histogram, Point, ServerTime, StageResult, Summary, Totals
 from starpod.load.plan import Plan
-from starpod.load.thresholds import CALLS, CLASSES, Requirement
+from starpod.load.requirements import CALLS, CLASSES, Requirement
 
 FORMAT = "starpod-load"
 FORMAT_VERSION = 1
-PERCENTILES = ((50, "p50"), (90, "p90"), (95, "p95"), (99, "p99"), (99.9, "p99.9"), (99.99, "p99.99"))
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9, "p99.99": 99.99}
+IN_CURVES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 
 BUSY = 0.85
 """Above this share of a core, an event loop has little left to wait with."""
@@ -44,7 +43,6 @@ def document(
             "environment_version": plan.version,
             "options": dict(plan.options or {}),
             "transport": plan.wire,
-            "columns": plan.columns,
             "policy": plan.turns.kind,
             "mix": dict(plan.mix),
             "think": plan.think.text,
@@ -62,9 +60,7 @@ def document(
 def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
     """One stage."""
     stage = result.stage
-    whole = Interval.empty(0)
-    for interval in result.intervals:
-        whole.add(interval)
+    whole = result.measured
     seconds = min((summary.seconds for summary in result.summaries), default=0.0)
     report: dict[str, Any] = {
         "name": stage.name,
@@ -82,18 +78,16 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
         "unserved": sum(summary.unserved for summary in result.summaries),
         "unanswered": sum(summary.unanswered for summary in result.summaries),
     }
-    around = Interval.empty(-1)
-    around.add(whole)
-    around.add(result.around)
-    report["calls"] = _calls(around)
-    report["errors"] = _errors(around, whole)
-    report["server_time"] = _server_time(result, whole)
+    errors = _errors(result)
+    report["calls"] = _calls(result)
+    report["errors"] = _count_errors(errors, whole.calls)
+    report["server_time"] = _server_time(result)
     report["replicas"] = [
-        _replica(number, place.address, around, whole, seconds) for number, place in enumerate(plan.places)
+        _replica(number, place.address, errors, whole, seconds) for number, place in enumerate(plan.places)
     ]
     report["generators"] = [_generator(summary) for summary in result.summaries]
-    report["late_p99_ms"] = _ms(whole.late.percentile(99))
-    report["intervals"] = [_interval(interval, stage.interval) for interval in result.intervals]
+    report["late_p99_ms"] = _ms(*whole.late.percentiles(99))
+    report["intervals"] = [_point(number * stage.interval, point) for number, point in enumerate(result.points)]
     report["uncertainty"] = intervals_of(report)
     report["ended"] = result.ended
     report["interrupted"] = result.interrupted
@@ -106,8 +100,7 @@ def figures(histogram: Histogram) -> dict[str, Any]:
     return {
         "count": len(histogram),
         "mean_ms": _ms(histogram.mean),
-        **{f"{name}_ms": _ms(histogram.percentile(percent)) for percent, name in PERCENTILES},
-        "max_ms": _ms(histogram.max),
+        **_percentiles(histogram),
         "hdr": histogram.encode(),
     }
 
@@ -132,48 +125,55 @@ def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any
 # --- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _calls(interval: Interval) -> dict[str, Any]:
+def _percentiles(histogram: Histogram) -> dict[str, float | None]:
+    levels = {**{f"{name}_ms": level for name, level in PERCENTILES.items()}, "max_ms": 100.0}
+    return {name: _ms(value) for name, value in zip(levels, histogram.percentiles(*levels.values()), strict=True)}
+
+
+def _calls(result: StageResult) -> dict[str, Any]:
     calls: dict[str, Any] = {}
     for call in CALLS:
-        response = _gather(interval, call, False)
+        response, service = (
+            Histogram.sum([result.measured.of(call, sent=sent), result.around.of(call, sent=sent)])
+            for sent in (False, True)
+        )
         if not len(response):
             continue
         calls[call] = figures(response)
-        if len(service := _gather(interval, call, True)):
+        if len(service):
             calls[call]["service"] = figures(service)
     return calls
 
 
-def _gather(interval: Interval, call: str, service: bool, link: int | None = None) -> Histogram:
-    return Histogram.sum(
-        histogram
-        for (number, name, sent), histogram in interval.latencies.items()
-        if name == call and sent is service and link in (None, number)
-    )
+def _errors(result: StageResult) -> dict[ErrorKey, Failures]:
+    """Errors count whenever they happen."""
+    errors = dict(result.measured.errors)
+    for key, failures in result.around.errors.items():
+        known = errors.get(key, Failures())
+        errors[key] = Failures(known.count + failures.count, known.example or failures.example)
+    return errors
 
 
-def _errors(around: Interval, whole: Interval) -> dict[str, Any]:
+def _count_errors(errors: Mapping[ErrorKey, Failures], calls: int) -> dict[str, Any]:
     classes: dict[str, Any] = {}
-    for (_, call, kind), failures in sorted(around.errors.items(), key=lambda item: CLASSES.index(item[0][2])):
+    for (_, call, kind), failures in sorted(errors.items(), key=lambda item: CLASSES.index(item[0][2])):
         entry = classes.setdefault(kind, {"count": 0, "calls": {}, "example": failures.example})
         entry["count"] += failures.count
         entry["calls"][call] = entry["calls"].get(call, 0) + failures.count
     total = sum(entry["count"] for entry in classes.values())
-    tried = whole.calls + total
-    return {"total": total, "share": total / tried if tried else 0.0, "classes": classes}
+    return {"total": total, "share": total / (calls + total) if total else 0.0, "classes": classes}
 
 
-def _server_time(result: StageResult, whole: Interval) -> dict[str, Any] | None:
+def _server_time(result: StageResult) -> dict[str, Any] | None:
     """Means over the calls of the measured time: in the server, in its environments, and on the way."""
     told = ServerTime()
     for summary in result.summaries:
         told.add(summary.server)
     if not told.calls:
         return None
+    latencies = result.measured.latencies
     seen = Histogram.sum(
-        histogram
-        for (_, call, sent), histogram in whole.latencies.items()
-        if sent is any(other[1] == call and other[2] for other in whole.latencies)
+        histogram for (call, sent), histogram in latencies.items() if sent is ((call, True) in latencies)
     )
     environment, total = told.environment / told.calls, told.total / told.calls
     return {
@@ -186,20 +186,22 @@ def _server_time(result: StageResult, whole: Interval) -> dict[str, Any] | None:
     }
 
 
-def _replica(number: int, address: str, around: Interval, whole: Interval, seconds: float) -> dict[str, Any]:
-    steps = _gather(whole, "step", False, number)
+def _replica(
+    number: int, address: str, errors: Mapping[ErrorKey, Failures], whole: Totals, seconds: float
+) -> dict[str, Any]:
     done = whole.steps.get(number, 0)
+    p50, p99 = whole.replicas.get(number, Histogram()).percentiles(50, 99)
     return {
         "address": address,
         "steps": done,
         "steps_per_second": done / seconds if seconds else 0.0,
-        "p50_ms": _ms(steps.percentile(50)),
-        "p99_ms": _ms(steps.percentile(99)),
-        "errors": sum(failures.count for (link, _, _), failures in around.errors.items() if link == number),
+        "p50_ms": _ms(p50),
+        "p99_ms": _ms(p99),
+        "errors": sum(failures.count for (server, _, _), failures in errors.items() if server == number),
     }
 
 
-def _generator(summary: Any) -> dict[str, Any]:
+def _generator(summary: Summary) -> dict[str, Any]:
     seconds = summary.seconds or 1.0
     return {
         "sessions": summary.sessions,
@@ -208,19 +210,14 @@ def _generator(summary: Any) -> dict[str, Any]:
     }
 
 
-def _interval(interval: Interval, seconds: float) -> dict[str, Any]:
+def _point(at: float, point: Point) -> dict[str, Any]:
     calls = {}
     for call in CALLS:
-        histogram = _gather(interval, call, False)
-        if len(histogram):
-            kept = figures(histogram)
-            calls[call] = {key: kept[key] for key in ("count", "p50_ms", "p95_ms", "p99_ms", "max_ms", "hdr")}
-    return {
-        "at_seconds": interval.place * seconds,
-        "steps": sum(interval.steps.values()),
-        "errors": sum(failures.count for failures in interval.errors.values()),
-        "calls": calls,
-    }
+        if call in point.latencies:
+            histogram = point.of(call)
+            kept = {name: value for name, value in _percentiles(histogram).items() if name in IN_CURVES}
+            calls[call] = {"count": len(histogram), **kept, "hdr": point.latencies[call]}
+    return {"at_seconds": at, "steps": point.steps, "errors": point.errors, "calls": calls}
 
 
 def _warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:

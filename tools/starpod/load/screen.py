@@ -13,12 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.load.comparison import Comparison
-from starpod.load.conductor import StageResult
-from starpod.load.histogram import Histogram
-from starpod.load.log import Interval
+from starpod.load.measurements import Point, StageResult
 from starpod.load.plan import Stage
-from starpod.load.search import Found
-from starpod.load.thresholds import CALLS
+from starpod.load.requirements import CALLS, Found
 from starpod.report.figures import show
 
 LINE_SECONDS = 5.0
@@ -54,7 +51,7 @@ class Screen:
         elapsed = time.time() - result.started
         if self._live is not None:
             self._live.update(_live(result, elapsed))
-        elif now - self._last >= LINE_SECONDS and result.intervals:
+        elif now - self._last >= LINE_SECONDS and result.points:
             self._last = now
             self.console.print(f"{result.stage.name} {_sentence(result, elapsed)}", highlight=False, soft_wrap=True)
 
@@ -135,9 +132,9 @@ def _live(result: StageResult, elapsed: float) -> Group:
     for name in ("Call", "p50", "p99", "max", "Calls"):
         table.add_column(name, justify="left" if name == "Call" else "right")
     for call in CALLS:
-        histogram = _of(latest, call)
+        histogram = latest.of(call)
         if len(histogram):
-            cells = (histogram.percentile(50), histogram.percentile(99), histogram.max)
+            cells = histogram.percentiles(50, 99, 100)
             table.add_row(call, *(show(cell, "seconds") for cell in cells), f"{len(histogram):,}")
     return Group(Text(f"{stage.name}  {_sentence(result, elapsed)}", style="bold"), table)
 
@@ -145,28 +142,20 @@ def _live(result: StageResult, elapsed: float) -> Group:
 def _sentence(result: StageResult, elapsed: float) -> str:
     stage = result.stage
     latest = _latest(result)
-    if not result.intervals:
+    if not result.points:
         return "begins"
-    steps = _of(latest, "step")
+    p50, p99 = latest.of("step").percentiles(50, 99)
     done = min(max(elapsed - stage.warmup, 0.0), stage.seconds)
-    errors = sum(f.count for interval in (*result.intervals, result.around) for f in interval.errors.values())
+    errors = sum(f.count for totals in (result.measured, result.around) for f in totals.errors.values())
     return (
-        f"{done:.0f} of {stage.seconds:g} s, {show(sum(latest.steps.values()) / stage.interval, 'rate')} steps/s, "
-        f"p50 {show(steps.percentile(50), 'seconds')}, p99 {show(steps.percentile(99), 'seconds')}, {errors} errors"
+        f"{done:.0f} of {stage.seconds:g} s, {show(latest.steps / stage.interval, 'rate')} steps/s, "
+        f"p50 {show(p50, 'seconds')}, p99 {show(p99, 'seconds')}, {errors} errors"
     )
 
 
-def _latest(result: StageResult) -> Interval:
+def _latest(result: StageResult) -> Point:
     """The last interval that all generators have handed over, most likely: the one before the newest."""
-    if not result.intervals:
-        return Interval.empty(0)
-    return result.intervals[max(len(result.intervals) - 2, 0)]
-
-
-def _of(interval: Interval, call: str) -> Histogram:
-    return Histogram.sum(
-        histogram for (_, name, sent), histogram in interval.latencies.items() if name == call and not sent
-    )
+    return result.points[max(len(result.points) - 2, 0)] if result.points else Point()
 
 
 def _stage_table(stage: Mapping[str, Any]) -> Group:

@@ -1,22 +1,28 @@
-"""Who is to be driven: the servers behind the addresses, what they host, and whether they can do what is asked."""
+"""From the command line to a plan: which servers there are, what they host, and whether they can do what is asked.
+
+Whatever does not fit together is refused here.
+"""
 
 from __future__ import annotations
 
-import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
 import grpc
 
-from starpod.client.catalog import TIMEOUT_SECONDS, connect, find_environment, hosted
+from starpod.client.catalog import connect, find_environment, hosted, parse_options
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
-from starpod.load.plan import Place, Plan, Wire
+from starpod.load.plan import Arrivals, Place, Plan, Stage, Turns, Wire
+from starpod.load.policies import read_recording
+from starpod.report.figures import show
 from starpod.v1 import environment_pb2 as pb
+
+WARMUP_SHARE = 0.2
+LONGEST_WARMUP = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,57 +116,6 @@ def try_options(plan: Plan) -> None:
                 raise
 
 
-def find_openenv(url: str) -> dict[str, Any]:
-    """What an OpenEnv server says of itself, as far as it does. Raises ClickException if nothing answers."""
-    from starpod.load.openenv_link import websocket_url
-
-    try:
-        websocket_url(url)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    base = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
-    schema, metadata = _get(f"{base}/schema"), _get(f"{base}/metadata")
-    return {
-        "kind": "openenv",
-        "name": metadata.get("name") or "",
-        "version": metadata.get("version") or "",
-        "replicas": [base],
-        "action_schema": schema.get("action") or {},
-    }
-
-
-def _get(url: str) -> dict[str, Any]:
-    """The JSON object at a URL; empty where the server has none there. Raises ClickException if nothing answers."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=TIMEOUT_SECONDS) as response:
-            value = json.load(response)
-    except (urllib.error.HTTPError, ValueError):
-        value = {}
-    except OSError as error:
-        raise click.ClickException(f"no OpenEnv server answers at {url.rpartition('/')[0]} ({error})") from None
-    return value if isinstance(value, dict) else {}
-
-
-def openenv_actions(actions: Sequence[str], schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The actions as JSON objects. Raises UsageError if there is none, or one is not an object."""
-    if not actions:
-        fields = ", ".join(name for name in schema.get("properties", {}) if name not in ("metadata",))
-        raise click.UsageError(
-            f"an OpenEnv server lists no actions: give some with --action JSON (its fields: {fields or 'none'})"
-        )
-    for action in actions:
-        try:
-            fine = isinstance(json.loads(action), dict)
-        except ValueError:
-            fine = False
-        if not fine:
-            raise click.BadParameter(
-                f'{action!r} is not a JSON object, as in {{"name": "Left"}}', param_hint="--action"
-            )
-    return tuple(actions)
-
-
 def _resolve(address: str) -> list[Place]:
     """Every address that a dns:/// name stands for; any other address as it is. Raises ClickException."""
     target = address.removeprefix("dns:///")
@@ -173,3 +128,102 @@ def _resolve(address: str) -> list[Place]:
         raise click.ClickException(f"{host} cannot be resolved: {error}") from None
     hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in found}
     return [Place(f"{member}:{port}", host) for member in sorted(hosts)]
+
+
+# --- plan and stages --------------------------------------------------------------------------------------------------
+
+
+def make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """The plan and what the servers say of themselves. Raises ClickException for whatever does not fit together."""
+    address, access = given["address"], given["access"]
+    if not address:
+        raise click.UsageError("give the ADDRESS of a server, as in 127.0.0.1:50051")
+    if given["think"] and (given["rate"] or given["targets"]):
+        raise click.UsageError("--think is for closed loops, --rate and --find-rate make an open one: leave one out")
+    if given["ramp"] and given["targets"]:
+        raise click.UsageError("--ramp and --find-rate both say which rates to try: leave one out")
+    for name in ("json_file", "html_file", "record"):
+        if given[name] and not Path(given[name]).parent.is_dir():
+            raise click.UsageError(f"{given[name]} cannot be written: there is no folder {Path(given[name]).parent}")
+    kind, recording = given["policy"]
+    if given["actions"] and kind == "recorded":
+        raise click.UsageError("a recording has its own actions: leave --action out")
+    plan = Plan(
+        places=(),
+        transport=access,
+        wire="unary",
+        mix=given["mix"] or {},
+        think=given["think"],
+        episodes_per_session=given["episodes_per_session"],
+        seed=given["seed"],
+        timeout=given["timeout"],
+        retry_overload=given["on_overload"] == "retry",
+        processes=given["processes"],
+        record=given["record"] is not None,
+    )
+    if given["against"] == "openenv":
+        return _openenv_plan(plan, given, address, kind, recording)
+    if not given["environment"]:
+        raise click.UsageError("give the --environment to play; starpod list ADDRESS tells which there are")
+    servers = find_servers(address, access, given["environment"], given["version"])
+    spec = servers.spec
+    plan = replace(
+        plan,
+        places=servers.places,
+        wire=choose_wire(given["transport"], servers.description),
+        environment_id=spec.id,
+        version=spec.version,
+        options=parse_options(spec, given["assignments"]),
+        turns=_turns(kind, recording, given["actions"] or tuple(spec.action_space.names), spec.id),
+    )
+    check_plan(plan, spec)
+    try_options(plan)
+    return plan, servers.as_json()
+
+
+def _openenv_plan(
+    plan: Plan, given: Mapping[str, Any], url: str, kind: str, recording: Path | None
+) -> tuple[Plan, dict[str, Any]]:
+    from starpod.load.openenv import find_openenv, openenv_actions  # needs websockets
+
+    for name, what in (("environment", "one environment"), ("mix", "no such calls"), ("assignments", "no options")):
+        if given[name]:
+            option = "option" if name == "assignments" else name
+            raise click.UsageError(f"an OpenEnv server has {what}: leave --{option} out")
+    if kind == "expert":
+        raise click.UsageError("an OpenEnv server has no expert: use --action or a recording")
+    server = find_openenv(url)
+    schema = server.pop("action_schema")
+    actions = () if kind == "recorded" else openenv_actions(given["actions"], schema)
+    return replace(plan, places=(Place(url),), wire="openenv", turns=_turns(kind, recording, actions, "")), server
+
+
+def _turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> Turns:
+    if recording is None:
+        return Turns("expert" if kind == "expert" else "random", tuple(actions))
+    try:
+        return Turns("recorded", (), read_recording(recording, environment))
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--policy") from None
+
+
+def make_stages(given: Mapping[str, Any]) -> list[Stage]:
+    seconds, rate, sessions = given["seconds"], given["rate"], given["sessions"]
+    warmup = min(WARMUP_SHARE * seconds, LONGEST_WARMUP) if given["warmup"] is None else given["warmup"]
+    arrivals: Arrivals = given["arrivals"]
+    loads = [(sessions, rate)]
+    if given["ramp"]:
+        loads = [(sessions, value) if rate else (max(int(value), 1), None) for value in given["ramp"]]
+    if min(count for count, _ in loads) < given["processes"]:
+        raise click.UsageError("each of --processes needs a session of its own: use fewer, or more --sessions")
+    return [
+        Stage(
+            f"{count:,} sessions" if due is None else f"{show(due, 'rate')} steps/s",
+            count,
+            seconds,
+            warmup,
+            due,
+            arrivals,
+        )
+        for count, due in loads
+    ]

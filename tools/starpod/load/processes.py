@@ -1,4 +1,4 @@
-"""Leads the generator processes through the stages of a run and gathers what they saw."""
+"""Generator processes: started, led through the stages of a run, and asked what they saw."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from starpod.load.generator import Summary
-from starpod.load.log import Interval
+from starpod.load.generator import generate
+from starpod.load.measurements import StageResult
 from starpod.load.plan import Plan, Stage
-from starpod.load.process import generate
 
 START_SECONDS = 0.05
 """Between the order to go and the first call: all generators are listening by then."""
@@ -22,40 +20,15 @@ LOOK_SECONDS = 0.25
 CLOSE_SECONDS = 15.0
 
 
-class Broken(Exception):
+class RunFailed(Exception):
     """The run cannot begin, or a generator process died; the text says why."""
-
-
-@dataclass(slots=True)
-class StageResult:
-    """Everything that was seen of a stage. intervals: of all generators together, in order.
-
-    around: what counts at any time (opening, closing), and errors before the measured time.
-    ended: why the stage ended early; empty where it did not. interrupted: by Ctrl-C.
-    """
-
-    stage: Stage
-    started: float
-    intervals: list[Interval] = field(default_factory=list)
-    around: Interval = field(default_factory=lambda: Interval.empty(-1))
-    summaries: list[Summary] = field(default_factory=list)
-    ended: str = ""
-    interrupted: bool = False
-
-    def add(self, interval: Interval) -> None:
-        if interval.place < 0:
-            self.around.add(interval)
-            return
-        while len(self.intervals) <= interval.place:
-            self.intervals.append(Interval.empty(len(self.intervals)))
-        self.intervals[interval.place].add(interval)
 
 
 Watcher = Callable[[StageResult], None]
 """Called several times a second while a stage runs."""
 
 
-class Conductor:
+class GeneratorProcesses:
     """Starts the processes on entering, ends them on leaving."""
 
     def __init__(self, plan: Plan, watch: Watcher) -> None:
@@ -68,7 +41,7 @@ class Conductor:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection[Any, Any]] = []
 
-    def __enter__(self) -> Conductor:
+    def __enter__(self) -> GeneratorProcesses:
         context = multiprocessing.get_context("spawn")
         # Inherited, so that a Ctrl-C before a child is up does not end it.
         self._before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -98,18 +71,18 @@ class Conductor:
                 process.join()
 
     def run(self, stage: Stage) -> StageResult:
-        """Plays a stage to its end, or until Ctrl-C. Raises Broken if it cannot begin."""
+        """Plays a stage to its end, or until Ctrl-C. Raises RunFailed if it cannot begin."""
         result = StageResult(stage, time.time())
         self._tell_all("prepare", stage)
-        ready = self._gather("ready", result)
+        ready = self._answers("ready", result)
         if result.interrupted:
             self.interrupted = True
             return result
         if not any(ready) or result.ended:
-            raise Broken(result.ended)
+            raise RunFailed(result.ended)
         result.started = time.time() + START_SECONDS
         self._tell_all("go", time.monotonic() + START_SECONDS)
-        result.summaries = [answer[1] for answer in self._gather("finished", result) if answer]
+        result.summaries = [answer[1] for answer in self._answers("finished", result) if answer]
         result.ended = result.ended or next((s.ended for s in result.summaries if s.ended), "")
         self.interrupted = self.interrupted or result.interrupted
         return result
@@ -118,7 +91,7 @@ class Conductor:
         """Ends the sessions; what that took belongs to the last stage."""
         self._tell_all("quit")
         until = time.monotonic() + CLOSE_SECONDS
-        for answer in self._gather("closed", last, until):
+        for answer in self._answers("closed", last, until):
             if answer:
                 last.add(answer[1])
                 self.recorded += answer[2]
@@ -130,8 +103,8 @@ class Conductor:
             except OSError:
                 continue  # its death is noticed where answers are awaited
 
-    def _gather(self, kind: str, result: StageResult, until: float = float("inf")) -> list[tuple[Any, ...] | None]:
-        """The answer of each process; None of one that is doomed or dead, which is noted in the result."""
+    def _answers(self, kind: str, result: StageResult, until: float = float("inf")) -> list[tuple[Any, ...] | None]:
+        """The answer of each process; None of one that has ended, which is noted in the result."""
         answers: dict[int, tuple[Any, ...] | None] = {}
         while len(answers) < len(self._pipes) and time.monotonic() < until:
             if self._asked and not result.interrupted and kind != "closed":
@@ -151,7 +124,7 @@ class Conductor:
                 match answer[0]:
                     case "interval":
                         result.add(answer[1])
-                    case "doomed":
+                    case "ended":
                         answers[number] = None
                         result.ended = result.ended or ("" if result.interrupted else answer[1])
                     case _ if answer[0] == kind:

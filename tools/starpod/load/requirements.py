@@ -1,0 +1,248 @@
+"""Requirements on a run (`step.p99<20ms`, `errors=0`), and the search for the highest rate that keeps them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starpod.client.spelling import nearest
+from starpod.load.plan import UNITS, Stage, parse_duration
+from starpod.report.figures import show
+
+CALLS = ("step", "open", "reset", "render", "fork", "snapshot", "renew", "close")
+LATENCIES = ("mean", "p50", "p90", "p95", "p99", "p99.9", "p99.99", "max")
+CLASSES = (
+    "bad_argument",
+    "environment_bug",
+    "overload",
+    "lost_session",
+    "deadline",
+    "transport",
+    "server_bug",
+    "refused",
+)
+"""Classes of errors; see docs/load.md."""
+
+_COMPARE = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_FORM = re.compile(r"\s*([a-z_][a-z0-9_.]*?)\s*(<=|>=|==|=|<|>)\s*(\S.*?)\s*", re.IGNORECASE)
+
+_PLAIN = {
+    "steps_per_second": "steps_per_second",
+    "calls_per_second": "calls_per_second",
+    "errors": "errors.total",
+    **{f"errors.{name}": f"errors.classes.{name}.count" for name in CLASSES},
+    "error_share": "errors.share",
+    "unserved": "unserved",
+}
+_TIMES = {
+    "server.environment": "server_time.environment_ms",
+    "server.total": "server_time.total_ms",
+    "server.queue": "server_time.queue_ms",
+    "overhead": "server_time.overhead_ms",
+}
+_LATENCIES = {
+    f"{call}.{'service.' * service}{figure}": (call, service, figure)
+    for call in CALLS
+    for service in (False, True)
+    for figure in LATENCIES
+}
+KNOWN = (*_PLAIN, *_TIMES, *_LATENCIES)
+"""All names that a requirement may begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """text: as it was written. name: one of KNOWN. limit: in seconds where it is a time."""
+
+    text: str
+    name: str
+    sign: str
+    limit: float
+
+    @property
+    def is_time(self) -> bool:
+        return self.name not in _PLAIN
+
+    def measured(self, stage: Mapping[str, Any]) -> float | None:
+        """The figure in a stage of a report, in the unit of `limit`; None where the stage has none."""
+        value: Any
+        if self.name in _LATENCIES:
+            call, service, figure = _LATENCIES[self.name]
+            figures = stage["calls"].get(call, {})
+            if service:  # a closed loop sends when it means to: there is but one latency
+                figures = figures.get("service", figures)
+            value = figures.get(f"{figure}_ms")
+        else:
+            value = stage
+            for key in (_TIMES.get(self.name) or _PLAIN[self.name]).split("."):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value is None and self.name.startswith("errors."):
+                value = 0
+        if value is None:
+            return None
+        return value / 1e3 if self.is_time else float(value)
+
+    def met(self, value: float | None) -> bool:
+        """Whether such a figure will do; one that is missing does not."""
+        return value is not None and not math.isnan(value) and bool(_COMPARE[self.sign](value, self.limit))
+
+    def show(self, value: float | None) -> str:
+        """The figure in a readable unit."""
+        if value is None or math.isnan(value):
+            return "not measured"
+        return f"{1e3 * value:.4g} ms" if self.is_time else f"{value:,.6g}"
+
+
+def parse_requirement(text: str) -> Requirement:
+    """Reads `NAME SIGN VALUE`. Raises ValueError that says what is wrong and how to mend it."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not NAME SIGN VALUE, as in step.p99<20ms, errors=0 or steps_per_second>1000")
+    name, sign, value = match[1].lower(), match[2], match[3]
+    if name not in KNOWN:
+        raise ValueError(f"nothing is called {name!r}{nearest(name, KNOWN)[:300]}")
+    if name in _PLAIN:
+        return Requirement(text, name, sign, _number(value))
+    if value.replace(".", "", 1).isdigit() and float(value):
+        raise ValueError(f"{text!r} lacks a unit: write {name}{sign}{value}ms (units: {', '.join(UNITS)})")
+    return Requirement(text, name, sign, parse_duration(value))
+
+
+def _number(text: str) -> float:
+    share = text.endswith("%")
+    try:
+        value = float(text.removesuffix("%").replace(",", "").replace("_", ""))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a number")
+    return value / 100 if share else value
+
+
+# --- the highest rate -------------------------------------------------------------------------------------------------
+
+PRECISION = 0.05
+"""The search ends when what holds and what does not are so close."""
+SHORTFALL = 0.03
+"""A server that answers so much less than it is asked does not hold the rate."""
+MOST_PROBES = 16
+CONFIRMATIONS = 3
+STEP_DOWN = 0.9
+"""After a failed confirmation."""
+FIRST_SHARE = 0.5
+"""The first rate, of what a closed loop of the same sessions reaches."""
+
+Play = Callable[[Stage], Mapping[str, Any] | None]
+"""Runs a stage and reports it; None: the run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rate that was tried. held: it kept the target; why: where it did not. measured: the target's figures."""
+
+    rate: float
+    held: bool
+    why: str
+    measured: dict[str, str]
+    confirming: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "rate": self.rate,
+            "held": self.held,
+            "why": self.why,
+            "measured": self.measured,
+            "confirming": self.confirming,
+        }
+
+
+@dataclass(slots=True)
+class Found:
+    """rate: the highest that held and was confirmed; None where none did. probes: in the order in which they ran."""
+
+    rate: float | None
+    probes: list[Probe]
+    stages: list[Mapping[str, Any]]
+
+
+def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Found:
+    """Searches for the highest rate at which all targets hold, nothing fails and the server keeps up.
+
+    stage: its rate is where the search begins; without one a closed loop tells where that is.
+    """
+    found = Found(None, [], [])
+
+    def try_rate(rate: float, confirming: bool) -> bool | None:
+        seconds = 2 * stage.seconds if confirming else stage.seconds
+        kind = "confirmation" if confirming else "probe"
+        name = f"{kind} {len(found.probes) + 1}: {show(rate, 'rate')} steps/s"
+        report = play(replace(stage, name=name, rate=rate, seconds=seconds))
+        if report is None:
+            return None
+        found.stages.append(report)
+        why = _why_not(report, rate, targets)
+        measured = {target.name: target.show(target.measured(report)) for target in targets}
+        found.probes.append(Probe(rate, not why, why, measured, confirming))
+        return not why
+
+    rate = stage.rate
+    if rate is None:
+        report = play(replace(stage, name="closed loop", rate=None))
+        if report is None or not report["steps_per_second"]:
+            return found
+        found.stages.append(report)
+        rate = FIRST_SHARE * report["steps_per_second"]
+    low, high = 0.0, float("inf")
+    while len(found.probes) < MOST_PROBES and (low == 0 or high / low > 1 + PRECISION):
+        held = try_rate(rate, False)
+        if held is None:
+            return found
+        low, high = (max(low, rate), high) if held else (low, min(high, rate))
+        rate = _next_rate(low, high)
+    for _ in range(CONFIRMATIONS):
+        if not low:
+            return found
+        held = try_rate(low, True)
+        if held is None:
+            return found
+        if held:
+            found.rate = low
+            return found
+        low *= STEP_DOWN
+    return found
+
+
+def _next_rate(low: float, high: float) -> float:
+    if high == float("inf"):
+        return 1.5 * low
+    return high / 2 if low == 0 else (low * high) ** 0.5
+
+
+def _why_not(report: Mapping[str, Any], rate: float, targets: Sequence[Requirement]) -> str:
+    """Why the stage does not count as held; empty if it does."""
+    for target in targets:
+        value = target.measured(report)
+        if not target.met(value):
+            return f"{target.name} is {target.show(value)}"
+    if report["errors"]["total"]:
+        return f"{report['errors']['total']} errors ({', '.join(report['errors']['classes'])})"
+    if report["unserved"]:
+        return f"{report['unserved']} steps were never sent"
+    due = rate * report["seconds"]
+    # Poisson arrivals come in varying numbers: three deviations are no shortfall.
+    if report["steps"] < min((1 - SHORTFALL) * due, due - 3 * due**0.5):
+        return f"only {show(report['steps_per_second'], 'rate')} steps/s were answered"
+    if report["ended"]:
+        return str(report["ended"])
+    return ""

@@ -1,0 +1,463 @@
+"""The sessions of one generator: what they call, and what follows from each reply or error.
+
+Everything happens in callbacks on one event loop: a coroutine for each session would cost more than the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections import deque
+from collections.abc import Callable, Container
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from starpod.client.errors import DeadlineExceeded, StarpodError, Unreachable
+from starpod.load.measurements import Log, ServerTime, error_class
+from starpod.load.plan import Plan
+from starpod.load.policies import Turn, make_policy, write_turn
+from starpod.load.wire import GrpcServer, LoadSession, Server, clock
+from starpod.v1 import environment_pb2 as pb
+
+GIVE_UP_SECONDS = 3.0
+"""Without any server for so long, the run is over."""
+OPEN_AT_ONCE = 64
+OPEN_SECONDS = 20.0
+"""An overloaded server may refuse a session for so long; then the run begins without it."""
+OPEN_TRIES = 3
+"""Tries to open a session, where waiting is not wanted or would not help."""
+MAX_MISSED_DEADLINES = 3
+"""Deadlines that a session may miss in a row before another one is opened."""
+MAX_RECORDED = 10_000
+NO_SESSION = -1
+"""The number of calls that belong to no session."""
+
+
+class Sessions:
+    """Sessions and the servers on which they run.
+
+    log: where results are written. on_ready: called with a session whose call has come back and that may make the next.
+    running: sessions go on by themselves. continuous: each steps again as soon as its reply is there.
+    fatal: why the run cannot go on; empty while it can. in_flight: calls without a reply.
+    sees: the policies look at observations.
+    """
+
+    def __init__(self, plan: Plan, process: int, on_ready: Callable[[LoadSession], None]) -> None:
+        self.log = Log()
+        self.running = self.continuous = False
+        self.fatal = ""
+        self.in_flight = 0
+        self.all: list[LoadSession] = []
+        self.servers: list[Server] = []
+        self.recorded: list[dict[str, Any]] = []
+        self._plan = plan
+        self._process = process
+        self._on_ready = on_ready
+        self._loop = asyncio.get_running_loop()
+        self._rng = random.Random(f"{plan.seed}/{process}/mix")
+        shown = plan.wire != "openenv" and plan.turns.kind != "recorded"
+        self._want = pb.Want(
+            valid_actions=shown and not plan.turns.actions, expert_action=shown and plan.turns.kind == "expert"
+        )
+        self.sees = bool(self._want.ListFields())
+        self._options = struct_pb2.Struct()
+        self._options.update(dict(plan.options or {}))
+        self._key = uuid.uuid4().hex
+        self._keys = 0
+        self._episodes = 0
+        self._lease = 0.0
+        self._opening: set[LoadSession] = set()
+        self._queue: deque[LoadSession] = deque()
+        self._unplaced: list[LoadSession] = []
+        self._failing = 0
+        self._unreachable_since: float | None = None
+        self._deadlines_at = 0.0
+
+    # --- servers ---------------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Starts the connections; they come back by themselves."""
+        for number, place in enumerate(self._plan.places):
+            self.servers.append(_server_type(self._plan)(number, place, self._plan, self))
+            self.servers[-1].start()
+
+    def connected(self) -> None:
+        """A server is there, again: sessions that wait for one are opened."""
+        waiting, self._unplaced = self._unplaced, []
+        for session in waiting:
+            self._loop.call_soon(self.open, session)
+
+    def watch(self) -> None:
+        """Ends the run where no server has been there for a while; counts missed deadlines. To be called often."""
+        now = clock()
+        if any(server.ready for server in self.servers):
+            self._unreachable_since = None
+        elif self._unreachable_since is None:
+            self._unreachable_since = now
+        elif now - self._unreachable_since > GIVE_UP_SECONDS:
+            self.fatal = self.fatal or self.unreachable()
+        if self._plan.wire == "stream" and now >= self._deadlines_at:
+            self._deadlines_at = now + min(self._plan.timeout / 4, 1.0)
+            self._count_missed_deadlines(now)
+
+    def unreachable(self) -> str:
+        """Why no server can be used."""
+        return "no server answers: " + "; ".join(f"{each.place.address}: {each.error}" for each in self.servers)
+
+    def server_time(self) -> ServerTime:
+        """What all servers have told of their time so far."""
+        total = ServerTime()
+        for server in self.servers:
+            total.add(server.told())
+        return total
+
+    def _count_missed_deadlines(self, now: float) -> None:
+        """The connection asks again for what has no reply; here it is counted, and given up after some times."""
+        timeout = self._plan.timeout
+        for session in [each for each in self.all if each.call and now - each.asked > timeout]:
+            error = DeadlineExceeded(f"no reply within {timeout:g} s")
+            if session.missed < MAX_MISSED_DEADLINES:
+                assert session.server is not None
+                self.log.failed(session.server.number, session.call, "deadline", str(error))
+                session.asked = now
+                session.missed += 1
+                self._fails(session)
+            else:
+                self._replace(session, error, now)
+
+    def _replace(self, session: LoadSession, error: StarpodError, now: float) -> None:
+        """Gives the session up: another one takes its place. A late reply to the old one is ignored."""
+        other = LoadSession(session.number, session.policy)
+        self.all[self.all.index(session)] = other
+        if session in self._opening:
+            self._opening.remove(session)
+            self._opening.add(other)
+        self.failed(session, error, now, successor=other)
+        session.abandoned = True
+
+    # --- opening and closing ---------------------------------------------------------------------------------------
+
+    async def open_all(self, numbers: range) -> int:
+        """Opens a session for each of the numbers, as far as the servers let it; returns how many there are."""
+        for number in numbers[len(self.all) :]:
+            self.all.append(LoadSession(number, make_policy(self._plan.turns, number, self._plan.seed)))
+        missing = [session for session in self.all[: len(numbers)] if session.server is None]
+        self._unplaced.clear()
+        self._opening = set(missing)
+        self._queue = deque(missing)
+        for _ in range(OPEN_AT_ONCE):
+            self._open_next()
+        until = clock() + OPEN_SECONDS
+        while self._opening and not self.fatal and clock() < until:
+            self.watch()
+            await asyncio.sleep(0.005)
+        self._opening.clear()
+        return sum(session.server is not None for session in self.all[: len(numbers)])
+
+    def open(self, session: LoadSession) -> None:
+        """Opens a session on the server that has the fewest of ours."""
+        if session.server is not None:
+            return
+        ready = [server for server in self.servers if server.ready]
+        if not ready:
+            self._unplaced.append(session)
+            return
+        server = min(ready, key=lambda each: (each.sessions, (each.number - session.number) % len(self.servers)))
+        server.sessions += 1
+        session.server = server
+        session.episodes = 0
+        seed, dynamics_seed = self._seeds(session)
+        request: Any = {"seed": seed}
+        if self._plan.wire != "openenv":
+            request = pb.OpenRequest(
+                environment_id=self._plan.environment_id,
+                version=self._plan.version,
+                options=self._options if self._plan.options else None,
+                seed=seed,
+                dynamics_seed=dynamics_seed,
+                want=self._want if self.sees else None,
+                key=self._new_key(),
+            )
+        self._issue(session, "open", request)
+
+    def close(self, session: LoadSession) -> None:
+        self._issue(session, "close", pb.CloseRequest(session_ids=[session.session_id]))
+
+    async def renew_leases(self) -> None:
+        """Sessions that rest for long must not be reaped. Goes on without end."""
+        while True:
+            await asyncio.sleep(self._lease / 3 if self._lease else 1.0)
+            for server in self.servers:
+                ids = [session.session_id for session in self.all if session.server is server and not session.call]
+                if self._lease and ids:
+                    self._call_aside(server, "renew", pb.RenewRequest(session_ids=ids))
+
+    def _call_aside(self, server: Server, call: str, request: Any) -> None:
+        """A call that belongs to no session."""
+        if server.ready:
+            nobody = LoadSession(NO_SESSION, self.all[0].policy)
+            nobody.server = server
+            self._issue(nobody, call, request)
+
+    def _open_next(self) -> None:
+        if self._queue:
+            self.open(self._queue.popleft())
+
+    def _opened_or_given_up(self, session: LoadSession) -> None:
+        if session in self._opening:
+            self._opening.discard(session)
+            self._open_next()
+
+    def _leave(self, session: LoadSession) -> None:
+        """The session is gone, or no longer ours."""
+        if session.server is not None:
+            session.server.sessions -= 1
+        session.server, session.session_id, session.socket, session.played = None, "", None, None
+        session.resend = False
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def step(self, session: LoadSession, due: float | None) -> bool:
+        """Plays the next turn. False if another episode must begin first: then that is what was called."""
+        turn: Turn | None = None
+        if session.resend:
+            turn = session.actions
+        elif not session.over:
+            turn = session.policy.next(session.observation)
+        if turn is None:
+            self._next_episode(session)
+            return False
+        session.actions, session.resend = turn, False
+        session.plain = all(isinstance(action, str) for action in turn)
+        if session.played is not None:
+            session.played.append(write_turn(turn))
+        self._issue(session, "step", None, due)
+        return True
+
+    def _issue(self, session: LoadSession, call: str, request: Any, due: float | None = None) -> None:
+        """Sends a call. due: when it should have been sent; None: now."""
+        session.call, session.request = call, request
+        self.in_flight += 1
+        now = clock()
+        session.due = now if due is None else due
+        self._send(session, now)
+
+    def _send(self, session: LoadSession, now: float) -> None:
+        server = session.server
+        assert server is not None
+        session.sent = session.asked = now
+        if server.ready:
+            server.send(session)
+        else:
+            self._loop.call_soon(self.failed, session, server.error or Unreachable("not connected"), now)
+
+    def stepped(self, server: Server, steps: list[LoadSession], ended: Container[int], now: float) -> None:
+        """Steps came back; `ended` has the places of those that ended their episodes.
+
+        The hot path: `python -m benchmarks.throughput --way "starpod load" --way "starpod, step_many"`.
+        """
+        if self._failing:
+            kept = [not session.abandoned for session in steps]
+            ended = [place for place, row in enumerate([row for row, keep in enumerate(kept) if keep]) if row in ended]
+            steps = [session for session, keep in zip(steps, kept, strict=True) if keep]
+            for session in steps:
+                self._recovered(session)
+        if not (self.continuous and self.running):
+            for row, session in enumerate(steps):
+                self._stepped(server, session, row in ended, now)
+            return
+        self.log.answered_steps(server.number, [session.due for session in steps], now)
+        self.in_flight -= len(steps)
+        again = []
+        for row, session in enumerate(steps):
+            session.step_index += 1
+            turn = None if row in ended else session.policy.next(None)
+            if turn is None:
+                session.over, session.call = True, ""
+                self._next_episode(session)
+                continue
+            session.actions = turn
+            session.due = session.sent = session.asked = now
+            again.append(session)
+        self.in_flight += len(again)
+        server.send_steps(again)
+
+    def _stepped(self, server: Server, session: LoadSession, over: bool, now: float) -> None:
+        self.in_flight -= 1
+        session.call = ""
+        session.step_index += 1
+        self.log.answered(server.number, "step", session.due, session.sent, now)
+        if over:
+            session.over, session.played = True, None
+            if self.running:
+                self._next_episode(session)
+        elif not self._plan.mix or not self.running or not self._extra(session):
+            self._on_ready(session)
+
+    def answered(self, session: LoadSession, response: Any, now: float) -> None:
+        """Any other call came back."""
+        server, call = session.server, session.call
+        if session.abandoned:
+            return
+        assert server is not None
+        self.in_flight -= 1
+        session.call = ""
+        self._recovered(session)
+        self.log.answered(server.number, call, session.due, session.sent, now)
+        if session.number == NO_SESSION:
+            return
+        match call:
+            case "open":
+                self._lease = response.lease_seconds if response else 0.0
+                self._begin_episode(session, response.sessions[0] if response else None)
+                self._opened_or_given_up(session)
+            case "reset":
+                self._begin_episode(session, response.session if response else None)
+            case "fork":
+                copies = [copy.session_id for copy in response.sessions]
+                self._issue(session, "close", pb.CloseRequest(session_ids=copies))
+                return
+            case "close" if session.session_id in session.request.session_ids:
+                self._leave(session)
+                if self.running:
+                    self.open(session)
+                return
+        self._on_ready(session)
+
+    def failed(
+        self, session: LoadSession, error: StarpodError, now: float, successor: LoadSession | None = None
+    ) -> None:
+        """A call failed: it is counted, and then follows what its class advises. successor: goes on in its place."""
+        server, call = session.server, session.call
+        if session.abandoned:
+            return
+        assert server is not None
+        kind = error_class(error)
+        self.log.failed(server.number, call, kind, str(error))
+        self._fails(session)
+        if successor is None and self._send_again(session, kind, error):
+            return
+        self.in_flight -= 1
+        session.call = ""
+        if session.number == NO_SESSION:
+            return
+        if kind == "overload" and call != "open":
+            session.resend = call == "step"
+            self._loop.call_soon(self._on_ready, session)
+            return
+        if kind in ("bad_argument", "refused") and call in ("open", "reset"):
+            self.fatal = self.fatal or f"{call}: {error}"
+        if call == "step" and session.played:
+            session.played.pop()
+        if session.session_id and kind not in ("lost_session", "transport"):
+            self._call_aside(server, "close", pb.CloseRequest(session_ids=[session.session_id]))
+        self._leave(session)
+        session = successor or session
+        wait = session.backoff.wait(error.retry_after)
+        if session in self._opening:
+            session.missed += 1
+            if session.missed < OPEN_TRIES or (kind == "overload" and self._plan.retry_overload):
+                self._loop.call_later(wait, self.open, session)
+            else:
+                self._opened_or_given_up(session)
+        elif self.running:
+            self._loop.call_later(wait, self.open, session)
+
+    def _send_again(self, session: LoadSession, kind: str, error: StarpodError) -> bool:
+        """Sends the very same call once more, where that helps and is wanted."""
+        if not self.running or session.call == "open":
+            return False
+        if kind == "deadline" and session.missed < MAX_MISSED_DEADLINES and self._plan.wire != "openenv":
+            session.missed += 1
+            wait = 0.0
+        elif kind == "overload" and self._plan.retry_overload:
+            wait = session.backoff.wait(error.retry_after)
+        else:
+            return False
+        self._loop.call_later(wait, lambda: self._send(session, clock()))
+        return True
+
+    def _fails(self, session: LoadSession) -> None:
+        if not session.failing:
+            session.failing = True
+            self._failing += 1
+
+    def _recovered(self, session: LoadSession) -> None:
+        if session.failing:
+            session.failing, session.missed = False, 0
+            session.backoff.reset()
+            self._failing -= 1
+
+    def _extra(self, session: LoadSession) -> bool:
+        """Whether another call follows the step, as the mix has it."""
+        draw = self._rng.random()
+        for call, share in self._plan.mix.items():
+            draw -= share
+            if draw < 0:
+                self._issue(session, call, self._extra_request(call, session))
+                return True
+        return False
+
+    def _extra_request(self, call: str, session: LoadSession) -> Any:
+        """Of one of plan.EXTRAS."""
+        match call:
+            case "render":
+                return pb.RenderRequest(session_id=session.session_id)
+            case "fork":
+                return pb.ForkRequest(
+                    session_id=session.session_id,
+                    epoch=session.epoch,
+                    step_index=session.step_index,
+                    key=self._new_key(),
+                )
+            case "snapshot":
+                return pb.SnapshotRequest(session_id=session.session_id)
+        return pb.RenewRequest(session_ids=[session.session_id])
+
+    # --- episodes --------------------------------------------------------------------------------------------------
+
+    def _next_episode(self, session: LoadSession) -> None:
+        """Resets, or closes and opens anew where sessions are to live for so many episodes."""
+        session.episodes += 1
+        if session.episodes == self._plan.episodes_per_session:
+            self.close(session)
+            return
+        seed, dynamics_seed = self._seeds(session)
+        request: Any = {"seed": seed}
+        if self._plan.wire != "openenv":
+            request = pb.ResetRequest(
+                session_id=session.session_id, epoch=session.epoch, seed=seed, dynamics_seed=dynamics_seed
+            )
+        self._issue(session, "reset", request)
+
+    def _seeds(self, session: LoadSession) -> tuple[int, int | None]:
+        seed, dynamics_seed = session.policy.begin()
+        self._episodes += 1
+        if seed is None:
+            seed = self._plan.seed + self._process + self._plan.processes * self._episodes
+        return seed, dynamics_seed
+
+    def _new_key(self) -> str:
+        self._keys += 1
+        return f"{self._key}-{self._keys}"
+
+    def _begin_episode(self, session: LoadSession, state: pb.Session | None) -> None:
+        session.over = False
+        seeds: dict[str, Any] = {}
+        if state is not None:
+            session.session_id, session.epoch, session.step_index = state.session_id, state.epoch, state.step_index
+            session.observation = state.observation if self.sees else None
+            seeds = {"seed": state.seed, "dynamics_seed": state.dynamics_seed}
+        if self._plan.record and len(self.recorded) < MAX_RECORDED:
+            session.played = []
+            self.recorded.append({**seeds, "turns": session.played})
+
+
+def _server_type(plan: Plan) -> type[Server]:
+    if plan.wire == "openenv":
+        from starpod.load.openenv import OpenEnvServer  # needs websockets
+
+        return OpenEnvServer
+    return GrpcServer

@@ -1,0 +1,215 @@
+"""How the calls of sessions travel: a server over the fleet's connection, and what a session is to it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Container, Sequence
+from typing import Any, Protocol
+
+from starpod.client.connection import METHODS, Call, Connection, Method, Step, StepBatch
+from starpod.client.errors import StarpodError
+from starpod.client.transport import Backoff
+from starpod.load.measurements import ServerTime
+from starpod.load.plan import Place, Plan
+from starpod.load.policies import Policy
+from starpod.v1 import environment_pb2 as pb
+
+HOLD_SECONDS = 0.01
+"""Steps that are ready share a message; none waits for longer than this."""
+
+clock = time.monotonic
+"""One for all generators of a machine, and the event loop's own."""
+
+
+class LoadSession(Step):
+    """A session, the policy that plays it, and its one call in flight.
+
+    call: its name; empty while there is none. due: when it should have been sent; sent: when it was.
+    asked: when it was last counted as sent, for its deadline. request: of a call other than a step.
+    over: the episode has ended. observation: what the policy needs to see; None where it needs nothing.
+    resend: the turn was refused and is still to be played. failing: its latest call failed.
+    abandoned: another one took its place; a late reply is not for us.
+    played: the turns of the episode, where they are recorded. socket: its own connection, with OpenEnv.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "asked",
+        "backoff",
+        "call",
+        "due",
+        "episodes",
+        "failing",
+        "missed",
+        "number",
+        "observation",
+        "over",
+        "played",
+        "policy",
+        "request",
+        "resend",
+        "sent",
+        "server",
+        "socket",
+    )
+
+    def __init__(self, number: int, policy: Policy) -> None:
+        super().__init__("", 0, 0)
+        self.number = number
+        self.policy = policy
+        self.server: Server | None = None
+        self.over = self.resend = self.failing = self.abandoned = False
+        self.observation: pb.Observation | None = None
+        self.call = ""
+        self.due = self.sent = self.asked = 0.0
+        self.request: Any = None
+        self.episodes = 0
+        self.missed = 0
+        self.played: list[Any] | None = None
+        self.backoff = Backoff(0.02, 1.0)
+        self.socket: Any = None
+
+
+class Receiver(Protocol):
+    """Who is told what became of calls. sees: the policies look at observations."""
+
+    sees: bool
+
+    def stepped(self, server: Server, steps: list[LoadSession], ended: Container[int], now: float) -> None:
+        """Steps came back; `ended` has the places of those that ended their episodes."""
+
+    def answered(self, session: LoadSession, response: Any, now: float) -> None: ...
+
+    def failed(self, session: LoadSession, error: StarpodError, now: float) -> None: ...
+
+    def connected(self) -> None:
+        """A server is there, again."""
+
+
+class Server(ABC):
+    """A server as a generator drives it. Unlike a fleet it recovers nothing: what fails is counted.
+
+    number: its place in the plan. sessions: how many of ours it has.
+    """
+
+    def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
+        self.number = number
+        self.place = place
+        self.sessions = 0
+        self._plan = plan
+        self._receiver = receiver
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """Calls can be sent."""
+
+    @property
+    @abstractmethod
+    def error(self) -> StarpodError | None:
+        """Why it is not ready."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Connects, and again whenever the connection is lost."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    def send(self, session: LoadSession) -> None:
+        """Sends the session's call; the receiver is told what becomes of it."""
+
+    def send_steps(self, sessions: Sequence[LoadSession]) -> None:
+        """Sends many steps of plain text."""
+        for session in sessions:
+            self.send(session)
+
+    def told(self) -> ServerTime:
+        """What the server has told of its time so far."""
+        return ServerTime()
+
+
+class GrpcServer(Server):
+    """A Starpod server over the fleet's connection: one Stream for all sessions, or a unary call for each."""
+
+    def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
+        super().__init__(number, place, plan, receiver)
+        self._connection = Connection(
+            place.address,
+            plan.transport,
+            self,
+            server_name=place.server_name,
+            timeout=plan.timeout,
+            patience=float("inf"),  # the receiver counts deadlines, and gives up
+            grace=0.0,
+            hold=HOLD_SECONDS,
+            stream=plan.wire == "stream",
+            on_change=self._changed,
+        )
+
+    @property
+    def ready(self) -> bool:
+        return self._connection.ready
+
+    @property
+    def error(self) -> StarpodError | None:
+        return self._connection.error
+
+    def start(self) -> None:
+        self._connection.start()
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def send(self, session: LoadSession) -> None:
+        if session.call == "step":
+            self._connection.submit(session)
+        else:
+            self._connection.submit(_SessionCall(self._receiver, session))
+
+    def send_steps(self, sessions: Sequence[LoadSession]) -> None:
+        self._connection.submit_steps(sessions)
+
+    def told(self) -> ServerTime:
+        timed = self._connection
+        return ServerTime(timed.calls_timed, timed.environment_ms / 1e3, timed.queue_ms / 1e3, timed.server_ms / 1e3)
+
+    def _changed(self) -> None:
+        if self._connection.ready:
+            self._connection.queue.calls_allowed = 0  # how a server refuses what is too much is to be seen
+            self._receiver.connected()
+
+    # --- what became of steps (connection.StepReceiver) ------------------------------------------------------------
+
+    def stepped(self, batch: StepBatch) -> None:
+        self._receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
+
+    def answered(self, step: Step, response: pb.StepResponse) -> None:
+        assert isinstance(step, LoadSession)
+        if self._receiver.sees:
+            step.observation = response.transition.observation
+        over = (0,) if response.transition.end_reason else ()
+        self._receiver.stepped(self, [step], over, clock())
+
+    def refused(self, step: Step, error: StarpodError) -> None:
+        assert isinstance(step, LoadSession)
+        self._receiver.failed(step, error, clock())
+
+
+class _SessionCall(Call[Any, Any]):
+    """Any call but a step."""
+
+    __slots__ = ("_receiver", "_session")
+
+    def __init__(self, receiver: Receiver, session: LoadSession) -> None:
+        super().__init__(Method(session.call, METHODS[session.call]), session.request)
+        self._receiver = receiver
+        self._session = session
+
+    def answered(self, response: Any) -> None:
+        self._receiver.answered(self._session, response, clock())
+
+    def refused(self, error: StarpodError) -> None:
+        self._receiver.failed(self._session, error, clock())
