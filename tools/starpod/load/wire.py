@@ -15,7 +15,7 @@ from starpod.load.plan import Place, Plan
 from starpod.load.policies import Policy
 from starpod.v1 import environment_pb2 as pb
 
-HOLD_SECONDS = 0.01
+HOLD_SECONDS = 0.001
 """Steps that are ready share a message; none waits for longer than this."""
 
 clock = time.monotonic
