@@ -295,8 +295,10 @@ def _own(action: Any) -> Action:
     raise TypeError(f"An action is a str, ToolCall, JSON or numpy array, not {type(action).__name__}: {action!r}.")
 
 
-def action_to_proto(action: Action) -> pb.Action:
+def action_to_proto(action: Action | pb.Action) -> pb.Action:
     match action:
+        case pb.Action():
+            return action
         case str():
             return pb.Action(text=action)
         case ToolCall():

@@ -223,13 +223,13 @@ class Sessions:
         """Plays the next turn. False if another episode must begin first: then that is what was called."""
         turn: Turn | None = None
         if session.resend:
-            turn = session.actions
+            turn = session.actions  # type: ignore[assignment]
         elif not session.over:
             turn = session.policy.next(session.observation)
         if turn is None:
             self._next_episode(session)
             return False
-        session.actions, session.resend = turn, False
+        session.actions, session.resend = turn, False  # type: ignore[assignment]
         session.plain = all(isinstance(action, str) for action in turn)
         if session.played is not None:
             session.played.append(write_turn(turn))
@@ -278,7 +278,7 @@ class Sessions:
                 session.over, session.call = True, ""
                 self._next_episode(session)
                 continue
-            session.actions = turn
+            session.actions = turn  # type: ignore[assignment]
             session.due = session.sent = session.asked = now
             again.append(session)
         self.in_flight += len(again)

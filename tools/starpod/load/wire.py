@@ -25,6 +25,7 @@ clock = time.monotonic
 class LoadSession(Step):
     """A session, the policy that plays it, and its one call in flight.
 
+    actions: a policy's Turn: texts, or messages as they came.
     call: its name; empty while there is none. due: when it should have been sent; sent: when it was.
     asked: when it was last counted as sent, for its deadline. request: of a call other than a step.
     over: the episode has ended. observation: what the policy needs to see; None where it needs nothing.

@@ -14,8 +14,9 @@ from typing import Any
 import grpc
 
 from starpod.client.connection.calls import METHODS, AwaitedCall, Call, Method, Request, Response, Step
-from starpod.client.connection.queue import CallQueue, StepReceiver
+from starpod.client.connection.queue import HOLD_SECONDS, CallQueue, StepReceiver
 from starpod.client.errors import ServerBug, StarpodError, Unreachable, Unsupported, from_rpc
+from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.client.transport import Backoff, Transport
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
@@ -32,13 +33,15 @@ class Connection:
     receiver: is told what becomes of steps. server_name: whom a resolved address stands for.
     timeout: seconds after which a call without a reply is asked again. patience: seconds after which it is given up.
     grace: seconds that a broken connection may take to come back before all calls on it are refused.
-    messages_in_flight: how many are under way before calls that are ready accumulate.
+    messages_in_flight: how many are under way before calls that are ready accumulate, for `hold` seconds at most.
+    stream: False: calls are made one by one, though the server has a Stream.
     on_change: is called when the server comes, goes or turns out to be another one.
 
     description: what the server last said of itself; None until it was reached.
     ready: it is connected. lost: it has been gone for longer than the grace. tried: it was reached, or given up, once.
     error: why it is not ready.
-    calls_timed, environment_ms, server_ms: sums of what the server said of the time of calls on the Stream.
+    calls_timed, environment_ms, queue_ms, server_ms: sums of what the server said of the time of calls; of their time in
+    its queue where they were made one by one.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class Connection:
         patience: float = 300.0,
         grace: float = 0.5,
         messages_in_flight: int = 2,
+        hold: float = HOLD_SECONDS,
+        stream: bool = True,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
@@ -67,9 +72,13 @@ class Connection:
         self.messages_sent = 0
         self.reconnects = 0
         self.calls_timed = 0
-        self.environment_ms = self.server_ms = 0.0
+        self.environment_ms = self.queue_ms = self.server_ms = 0.0
         self.queue = CallQueue(
-            address, receiver, messages_in_flight=messages_in_flight, bytes_allowed=transport.max_message_bytes
+            address,
+            receiver,
+            messages_in_flight=messages_in_flight,
+            bytes_allowed=transport.max_message_bytes,
+            hold=hold,
         )
         self._receiver = receiver
         self._transport = transport
@@ -79,7 +88,7 @@ class Connection:
         self._heard_at = self.loop.time()
         self._grace_timer: asyncio.TimerHandle | None = None
         self._unary = False
-        self._stream_refused = False
+        self._stream_refused = not stream
         self._wake: asyncio.Future[None] | None = None
         self._broken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -306,9 +315,9 @@ class Connection:
             return
         call_id, field, message = sent
         try:
-            response = await getattr(self._stub, METHODS[field])(
-                message, timeout=self.timeout, metadata=self._metadata()
-            )
+            rpc = getattr(self._stub, METHODS[field])(message, timeout=self.timeout, metadata=self._metadata())
+            response = await rpc
+            self._note_timing(find_server_timing(await rpc.trailing_metadata()))
         except (grpc.aio.AioRpcError, Unreachable) as failure:
             error = from_rpc(failure) if isinstance(failure, grpc.aio.AioRpcError) else failure
             if isinstance(error, Unreachable):
@@ -317,6 +326,18 @@ class Connection:
                 self.queue.refuse(call_id, error)
             return
         self.queue.answer(call_id, field, response)
+
+    def _note_timing(self, text: str) -> None:
+        """What the server says of the time of one call, if it does."""
+        try:
+            told = parse_server_timing(text)
+        except ValueError:
+            return
+        if told:
+            self.calls_timed += 1
+            self.environment_ms += told.get("environment", 0.0)
+            self.queue_ms += told.get("queue", 0.0)
+            self.server_ms += told.get("total", 0.0)
 
     # --- the stream ------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,15 @@ class CallQueue:
     columns: the server takes steps as rows. calls_allowed, bytes_allowed: its limits; 0 calls: no limit.
     """
 
-    def __init__(self, address: str, receiver: StepReceiver, *, messages_in_flight: int, bytes_allowed: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        receiver: StepReceiver,
+        *,
+        messages_in_flight: int,
+        bytes_allowed: int,
+        hold: float = HOLD_SECONDS,
+    ) -> None:
         self.address = address
         self.columns = False
         self.calls_allowed = 0
@@ -64,6 +72,7 @@ class CallQueue:
         self.pending: dict[int, Step | Call[Any, Any]] = {}
         self._receiver = receiver
         self._messages_allowed = messages_in_flight
+        self._hold = hold
         self._ready_calls: deque[Step | Call[Any, Any]] = deque()
         # Calls that were sent again for want of a reply, and the loop time at which each was first sent, about.
         self._resent: dict[Step | Call[Any, Any], float] = {}
@@ -172,7 +181,7 @@ class CallQueue:
         if self.calls_allowed and len(self.pending) >= self.calls_allowed:
             return HOLD_SECONDS
         if len(self._messages) >= self._messages_allowed:
-            hold = self._messages[0].sent_at + HOLD_SECONDS - now
+            hold = self._messages[0].sent_at + self._hold - now
             if hold > 0:
                 return hold
             self._messages.popleft()
