@@ -61,6 +61,7 @@ bench: $(BENCH_READY) ## Measure steps per second, latency and memory against ot
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.tail
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.sessions
 	@$(BENCH_VENV)/bin/python -m benchmarks.training.collection
+	@$(BENCH_VENV)/bin/python -m benchmarks.tables
 
 gpu-check: ## On a machine with a GPU: vLLM and the trainer agree, and how fast both are
 	@command -v nvidia-smi > /dev/null || { echo "gpu-check needs a GPU, and this machine shows none" >&2; exit 2; }

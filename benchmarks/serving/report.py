@@ -1,4 +1,4 @@
-"""What a benchmark run leaves behind: a table on the terminal, JSON, Markdown and a plot."""
+"""Reports of a throughput run: a table on the terminal, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -90,19 +90,6 @@ def print_table(results: list[Result]) -> None:
 def write_json(path: Path, results: list[Result], where: dict[str, Any], command: str) -> None:
     content = {"command": command, "machine": where, "results": [asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def write_markdown(path: Path, results: list[Result], where: dict[str, Any], command: str) -> None:
-    headings, cells = rows(results)
-    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    lines = [
-        f"Made by `{command}` on {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}.",
-        "",
-        "| " + " | ".join(headings) + " |",
-        "|" + "|".join("---" if not place else "---:" for place in range(len(headings))) + "|",
-        *("| " + " | ".join(line) + " |" for line in cells),
-    ]
-    path.write_text("\n".join(lines) + "\n")
 
 
 def write_plot(path: Path, results: list[Result]) -> None:

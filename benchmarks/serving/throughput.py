@@ -24,7 +24,7 @@ from rich.console import Console
 from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, machine, only_on
 from benchmarks.serving.lake import TASK
 from benchmarks.serving.measure import Measurement
-from benchmarks.serving.report import Result, print_table, write_json, write_markdown, write_plot
+from benchmarks.serving.report import Result, print_table, write_json, write_plot
 from benchmarks.serving.ways import WAYS, Way
 from starpod.client.garbage import look_rarely
 from tests.support import ROOT, ServerProcess
@@ -62,7 +62,6 @@ def main() -> None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         command = f"python -m benchmarks.serving.throughput {' '.join(sys.argv[1:])}".strip()
         write_json(arguments.json, results, machine(), command)
-        write_markdown(arguments.json.with_suffix(".md"), results, machine(), command)
         write_plot(arguments.json.with_suffix(".svg"), results)
 
 

@@ -45,15 +45,6 @@ def test_every_option_and_deviation_is_listed(kind: type[Environment]) -> None:
         assert f"\n| {name} |" in text, f"no row for the deviation {name}"
 
 
-@pytest.mark.parametrize("kind", DEVIATIONS)
-def test_the_overview_has_the_limits(kind: type[Environment]) -> None:
-    row = next(line for line in PAGE.splitlines() if line.startswith(f"| [{kind.spec.id}]"))
-    limits = kind.spec.limits
-    assert f"| {limits.max_turns} / {limits.max_actions_per_turn} / {limits.max_actions or '-'} |" in row
-    assert ", ".join(kind.spec.observation_modes or ("text",)) in row
-    assert ", ".join(kind.spec.render_modes) in row
-
-
 def test_the_example_is_an_environment() -> None:
     code = section("Write your own").split("```python\n")[1].split("```")[0]
     assert len(code.splitlines()) <= 60

@@ -1,8 +1,8 @@
 """The path of a step that goes well: from the caller to the connection, and from the reply to the caller.
 
 The hot path of the client. What looks repetitive here is written out because a call, an object or a comparison per step
-shows in `python -m benchmarks.throughput --way "starpod, step_many" --way "starpod, coroutines"`, where a step costs
-the client 3 to 6 microseconds. Steps of many sessions share a message (connection/columns.py).
+shows in `python -m benchmarks.serving.throughput --way "starpod, step_many"`, where a step costs the client 3 to 6
+microseconds. Steps of many sessions share a message (connection/columns.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,414 @@
+"""Writes the tables of docs/benchmarks from the figures (JSON) that the programs left there.
+
+python -m benchmarks.tables
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+BYTES = {100: "100 B", 1000: "1 kB", 10_000: "10 kB", 100_000: "100 kB", 1_000_000: "1 MB"}
+
+
+@cache
+def figures(name: str) -> Any:
+    """What a program measured: the content of docs/benchmarks/NAME.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown. The first column holds words, the others numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def duration(seconds: float) -> str:
+    unit, scale = ("µs", 1e6) if seconds < 1e-3 else ("ms", 1e3) if seconds < 1 else ("s", 1)
+    return f"{seconds * scale:,.{0 if seconds * scale >= 99.5 else 1}f} {unit}"
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
+
+
+# Serving
+
+
+def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
+    """A way of stepping, with so many sessions, or None where it was not measured."""
+    found = [each for each in figures(task)["results"] if (each["way"], each["sessions"]) == (name, sessions)]
+    return found[0] if found else None
+
+
+def rate(name: str, sessions: int = 256) -> float:
+    found = way(name, sessions)
+    assert found, f"{name} was not measured with {sessions} sessions"
+    return float(found["steps_per_second"])
+
+
+def overhead(sessions: int) -> float:
+    """CPU seconds of a step beside the environment: client and server together, less those of the bare loop."""
+    served, bare = way("starpod, step_many", sessions), way("in process", sessions)
+    assert served
+    assert bare
+    return float(served["client_cpu_seconds"] + served["server_cpu_seconds"] - bare["client_cpu_seconds"])
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What was aimed at and what was measured. `least`: whether more is better."""
+
+    what: str
+    aim: float
+    measured: float
+    text: Callable[[float], str]
+    least: bool = True
+
+    @property
+    def row(self) -> list[str]:
+        met = self.measured >= self.aim if self.least else self.measured <= self.aim
+        return [self.what, self.text(self.aim), self.text(self.measured), "met" if met else "missed"]
+
+
+def times(value: float) -> str:
+    return f"{value:.0f} times" if value >= 10 else f"{value:.2f} times"
+
+
+def aims() -> str:
+    many = "starpod, step_many"
+    tail = next(each for each in figures("tail")["results"] if each["share"] == 0.7)
+    single = {name: way(name, 1) for name in ("starpod, unary, blocking", "starpod, unary")}
+    found = [
+        Aim(f"step_many beside {peer}, {sessions:,} sessions", aim, rate(many, sessions) / rate(peer, sessions), times)
+        for peer, aim, counts in (
+            ("openenv-core", 40, (256, 1024)),
+            ("openenv-core, tuned", 40, (256,)),
+            ("dm-env-rpc", 50, (256,)),
+            ("dm-env-rpc, tuned", 50, (256,)),
+            ("SyncVectorEnv", 0.75, (256, 1024)),
+            ("in process", 0.75, (256,)),
+        )
+        for sessions in counts
+    ]
+    found.append(
+        Aim(
+            "two workers beside SyncVectorEnv, 256 sessions",
+            1.3,
+            rate(f"{many}, 2 workers") / rate("SyncVectorEnv"),
+            times,
+        )
+    )
+    found += [
+        Aim(
+            f"CPU of a step beside the environment, {sessions:,} sessions",
+            6e-6,
+            overhead(sessions),
+            duration,
+            least=False,
+        )
+        for sessions in (256, 1024, 10_000)
+    ]
+    found.append(Aim("10,000 sessions beside 256", 0.8, rate(many, 10_000) / rate(many), times))
+    found.append(Aim("p99.9 over the median at 70 % load", 10, tail["p999"] / tail["p50"], times, least=False))
+    found += [
+        Aim(f"median of one step: {name}", 400e-6, each["p50_seconds"], duration, least=False)
+        for name, each in single.items()
+        if each
+    ]
+    return table(["What", "Aim", "Measured", ""], [each.row for each in found])
+
+
+def ways() -> str:
+    measured = figures("throughput")
+    where = measured["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    rows = [
+        [each["way"], f"{each['sessions']:,}", f"{each['steps_per_second']:,.0f}"]
+        + [duration(each[key]) for key in ("p50_seconds", "p99_seconds", "client_cpu_seconds", "server_cpu_seconds")]
+        + [f"{each['wire_bytes']:,.0f}" if each["wire_bytes"] >= 1 else ""]
+        for each in sorted(measured["results"], key=lambda each: each["sessions"])
+    ]
+    head = ["Way", "Sessions", "Steps/s", "p50", "p99", "CPU client", "CPU server", "Bytes"]
+    made = f"On {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}."
+    return f"{made}\n\n{table(head, rows)}"
+
+
+def workloads() -> str:
+    tasks = ("throughput_wait", "throughput_tail", "throughput_webshop")
+    names = dict.fromkeys(each["way"] for task in tasks for each in figures(task)["results"])
+    rows = []
+    for name in names:
+        sessions = 256 if any(way(name, 256, task) for task in tasks) else 64
+        found = [way(name, sessions, task) for task in tasks]
+        cells = [f"{each['steps_per_second']:,.0f}, {duration(each['p50_seconds'])}" if each else "" for each in found]
+        rows.append([name if sessions == 256 else f"{name}, {sessions} sessions", *cells])
+    return table(["256 sessions: steps/s, median wait", "5 ms", "heavy tail", "webshop"], rows)
+
+
+def stages() -> str:
+    per_step = figures("stages")["microseconds per step"]
+    names = next(iter(per_step.values()))
+    return table(
+        ["Stage, µs per step", *(f"{rows} rows a message" for rows in per_step)],
+        [[name, *(f"{per_step[rows][name]:.2f}" for rows in per_step)] for name in names],
+    )
+
+
+def polling() -> str:
+    results = figures("polling")["results"]
+    kinds = list(next(iter(results.values())))
+    return table(
+        ["gRPC alone", *kinds], [[name, *(f"{results[name][kind]:.0f}" for kind in kinds)] for name in results]
+    )
+
+
+def growth() -> str:
+    measured = figures("growth")
+    ways = list(dict.fromkeys(each["way"] for each in measured["sizes"]))
+    cost = {
+        (each["way"], each["size"]): f"{duration(each['client_cpu'])}, {duration(each['server_cpu'])}"
+        for each in measured["sizes"]
+    }
+    sizes = table(
+        ["CPU of a step: client, server", *ways],
+        [[BYTES[size], *(cost.get((way, size), "") for way in ways)] for size in sorted({size for _, size in cost})],
+    )
+    replicas = table(
+        ["Servers", "CPU of a step: client", "servers", "Steps/s"],
+        [
+            [
+                str(each["size"]),
+                duration(each["client_cpu"]),
+                duration(each["server_cpu"]),
+                f"{each['steps_per_second']:,.0f}",
+            ]
+            for each in measured["replicas"]
+        ],
+    )
+    return f"{sizes}\n\n{replicas}"
+
+
+def tail() -> str:
+    return table(
+        ["Share of the closed loop's rate", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"],
+        [
+            ["closed loop" if each["share"] == 1 else f"{each['share']:.0%}".replace("%", " %")]
+            + [f"{each['steps_per_second']:,.0f}"]
+            + [f"{each[key]:.3g} ms" for key in ("p50", "p99", "p999")]
+            + [f"{each['p999'] / each['p50']:.2g}"]
+            for each in figures("tail")["results"]
+        ],
+    )
+
+
+def sessions() -> str:
+    return table(
+        ["Environment", "Sessions", "Memory of each", "Server's CPU, all idle", "CPU to reap all"],
+        [
+            [
+                each["environment"],
+                f"{each['sessions']:,}",
+                f"{each['bytes_per_session'] / 1024:.1f} KiB",
+                f"{percent(each['idle_cpu'])} of a core",
+                f"{each['reap_cpu_seconds']:.2f} s",
+            ]
+            for each in figures("sessions")["results"]
+        ],
+    )
+
+
+def soak() -> str:
+    measured = figures("soak")
+    growing = [name for name, trend in measured["trends"].items() if trend["grows"]]
+    done = [[name, f"{number:,}"] for name, number in measured["done"].items()]
+    done += [["minutes", f"{measured['seconds'] / 60:.0f}"], ["what grows", ", ".join(growing) or "nothing"]]
+    return table(["Soak", "Measured"], done)
+
+
+# A fleet
+
+
+def placement() -> str:
+    measured = figures("placement")["results"]
+    rows: list[list[str]] = []
+    for parts in zip(*(each["parts"] for each in measured), strict=True):
+        name, what = parts[0]["name"], parts[0]["what"]
+        rows.append([f"{name}: CPU per {what}", *(duration(part["cpu"] / part["items"]) for part in parts)])
+        if what == "session":
+            rows.append([f"{name}: memory per {what}", *(f"{part['bytes'] / 1024:.1f} KiB" for part in parts)])
+            rows.append([f"{name}: fullest over mean", *(f"{part['balance']:.3g}" for part in parts)])
+    return table(["Servers", *(f"{each['servers']:,}" for each in measured)], rows)
+
+
+# Training
+
+
+def interval(summary: Mapping[str, float], key: str = "success") -> str:
+    if key == "success":
+        low, high = (percent(summary[f"success_{end}"]).removesuffix(" %") for end in ("low", "high"))
+        return f"{percent(summary['success'])} ({low} to {high})"
+    return f"{summary['return_mean']:.3f} ({summary['return_low']:.3f} to {summary['return_high']:.3f})"
+
+
+def learning() -> str:
+    rows = []
+    for name in ("frozen_lake", "sokoban", "countdown", "bandit", "filter"):
+        for each in figures(f"learning_{name}"):
+            shown = f"{name}, {each['variant']}" if name == "filter" else name
+            ends = [interval(each["before"]), interval(each["after"]), percent(each["best"])]
+            rows.append([shown, str(each["seed"]), *ends, f"{each['seconds']:.0f} s"])
+    return table(["`starpod train`", "Seed", "Before", "After", "Best evaluation", "Wall time"], rows)
+
+
+def references() -> str:
+    names = ("frozen_lake", "sokoban", "countdown", "bandit")
+    found = {name: figures(f"learning_{name}")[0]["reference"] for name in names}
+    policies = dict.fromkeys(policy for each in found.values() for policy in each)
+    return table(
+        ["Policy without a model", *names],
+        [
+            [policy, *(percent(found[n][policy]["success"]) if policy in found[n] else "" for n in names)]
+            for policy in policies
+        ],
+    )
+
+
+def shopping() -> str:
+    runs = figures("learning_webshop")
+    rows = [
+        [f"seed {each['seed']}, {when}", interval(each[key], "return"), interval(each[key])]
+        for each in runs
+        for when, key in (("after the warm start", "before"), ("at the end", "after"))
+    ]
+    rows += [
+        [policy, interval(each, "return"), interval(each)]
+        for policy, each in runs[0]["reference"].items()
+        if "return_low" in each
+    ]
+    return table(["`starpod train webshop`", "Mean score", "Score of 1"], rows)
+
+
+def called(run: Mapping[str, Any]) -> str:
+    """The step at which a run was said to be in the Echo Trap."""
+    return next((str(each["step"]) for each in run["warnings"] if each["text"].startswith("Echo Trap")), "never")
+
+
+def echo_trap() -> str:
+    rows = []
+    for run in (*figures("learning_echo_trap"), *figures("learning_echo_trap_parts")):
+        signals = [
+            f"{run['signals'][name]['start']:.2f} → {run['signals'][name]['end']:.2f}"
+            for name in ("reward_std", "diversity", "entropy", "grad_norm")
+        ]
+        ends = [percent(run["before"]["success"]), percent(run["after"]["success"])]
+        rows.append([run["variant"], str(run["seed"]), *ends, *signals, called(run)])
+    head = [
+        "`starpod train echo_trap`",
+        "Seed",
+        "Before",
+        "After",
+        "Deviation in groups",
+        "Diversity",
+        "Entropy",
+        "Gradient norm",
+        "Called at",
+    ]
+    return table(head, rows)
+
+
+def collection() -> str:
+    results = figures("collection")["results"]
+    rows = []
+    for name in dict.fromkeys(each["way"] for each in results):
+        rounds = [each for each in results if each["way"] == name]
+        seconds = median(each["seconds"] for each in rounds)
+        idle = median(each["idle"] for each in rounds)
+        rows.append(
+            [
+                name,
+                f"{rounds[0]['episodes'] / seconds:.1f}",
+                f"{rounds[0]['steps'] / seconds:.0f}",
+                f"{idle:.0%}".replace("%", " %"),
+            ]
+        )
+    ratio = float(rows[1][1]) / float(rows[0][1])
+    return table(["Way", "Episodes/s", "Steps/s", "Engine idle"], rows) + f"\n\n{ratio:.1f} times the lock-step rate."
+
+
+# WebShop's search
+
+
+def search() -> str:
+    results = figures("webshop_search")["results"]
+    counts = list(dict.fromkeys(each["documents"] for each in results))
+    cost = {(each["way"], each["documents"]): each for each in results}
+    rows = []
+    for name in dict.fromkeys(each["way"] for each in results):
+        found = [cost.get((name, count)) for count in counts]
+        cells = [
+            f"{each['p50_cpu_seconds'] * 1e3:.2g} / {each['p99_cpu_seconds'] * 1e3:.2g}" if each else ""
+            for each in found
+        ]
+        exact = {f"{each['same_top_10']:.0%}".replace("%", "") for each in found if each}
+        rows.append([name, *cells, " to ".join(sorted(exact, key=int)) + " %"])
+    sizes = ", ".join(f"{each['megabytes']:.0f} MB" for each in results if each["megabytes"])
+    head = [
+        "CPU of a query in ms, p50 / p99",
+        *(f"{count:,} documents" for count in counts),
+        "Same first ten as Lucene",
+    ]
+    return table(head, rows) + f"\n\nThe index takes {sizes}."
+
+
+PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
+    "throughput": ("Steps per second", {"Every way": ways}),
+    "serving": (
+        "Serving",
+        {
+            "Aims": aims,
+            "Slow steps, and a shop": workloads,
+            "Stages of a step on the server": stages,
+            "A message of gRPC": polling,
+            "Growth with size and servers": growth,
+            "The tail of latency": tail,
+            "Ten thousand sessions": sessions,
+            "Thirty minutes": soak,
+            "A thousand servers": placement,
+        },
+    ),
+    "training": (
+        "Training",
+        {
+            "Success": learning,
+            "Policies without a model": references,
+            "Shopping": shopping,
+            "The Echo Trap": echo_trap,
+            "Collecting from slow environments": collection,
+        },
+    ),
+    "webshop_search": ("WebShop's search", {"Queries": search}),
+}
+
+
+def page(name: str) -> str:
+    """A page of tables, as Markdown."""
+    title, sections = PAGES[name]
+    parts = [f"# {title}: figures", "Made by `python -m benchmarks.tables`; [what they mean](../benchmarks.md)."]
+    parts += [part for heading, build in sections.items() for part in (f"## {heading}", build())]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    for name in PAGES:
+        (RESULTS / f"{name}.md").write_text(page(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Figures stand once: in docs/benchmarks, as tables that are made from what the programs measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tables import PAGES, RESULTS, page
+from tests.docs.pages import is_benchmark
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_tables_is_what_the_figures_say(name: str) -> None:
+    written = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    assert written == page(name), "stale: run python -m benchmarks.tables"
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_figures_name_a_command_that_exists(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    for name in re.findall(r"python -m benchmarks\.([\w.]+)", text):
+        assert is_benchmark(name)
