@@ -19,6 +19,7 @@ from tests.support import ROOT, ServerProcess, start_server
 VILLAIN, WITNESS = "villain-token-0123456789", "witness-token-0123456789"
 SERVICE = "/starpod.v1.EnvironmentService/"
 MEBIBYTE = 2**20
+HOSTILE = ("hostile/villain", "hostile/deprived")
 WALK = ("Left", "Right", "Right", "report", "Left")
 
 # docs/protocol.md, section 10: what a caller may be told, by reason. Without a reason, by gRPC itself.
@@ -159,7 +160,9 @@ def target_server(*arguments: str, tokens: str = f"{VILLAIN}\n{WITNESS} name=wit
     with tempfile.TemporaryDirectory() as folder:
         token_file = Path(folder, "tokens")
         token_file.write_text(tokens)
-        modules = (ROOT / "tests/env_server/troublesome.py", ROOT / "tests/hostile/villain.py")
+        modules = [
+            ROOT / "tests" / name for name in ("env_server/troublesome.py", "hostile/villain.py", "hostile/deprived.py")
+        ]
         limits = ("--max-group", "64", "--max-sessions", "2000", "--max-message-bytes", str(4 * MEBIBYTE))
         with start_server(
             *("frozen_lake", "sokoban", "countdown", "sudoku", "bandit"),

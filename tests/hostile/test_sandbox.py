@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 import re
+import shlex
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from starpod.env_server.hosts import HostDied
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.sandbox import Sandbox
 from starpod.v1 import environment_pb2 as pb
-from tests.hostile import villain
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.hostile import deprived, villain
 from tests.hostile.conftest import MEBIBYTE, Target, target_server
-from tests.support import ROOT
+from tests.support import ROOT, ServerProcess, gone, start_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and Landlock are Linux's")
 
@@ -47,41 +52,152 @@ def commit(target: Target, crime: str, environment: str = "villain-v1", **option
     return str(transition.info["result"])
 
 
+NO_RIGHT, NO_FILE = "PermissionError", "FileNotFoundError"
 REFUSED = {
-    "connect": "PermissionError",
-    "datagram": "PermissionError",
-    "local_socket": "PermissionError",
-    "ring": "Operation not permitted",
-    "kill_parent": "PermissionError",
-    "kill_server": "PermissionError",
-    "kill_everybody": "PermissionError",
-    "read_server": "PermissionError",
-    "trace_server": "Operation not permitted",
-    "starve_server": "PermissionError",
-    "read_file": "PermissionError",
-    "write_file": "PermissionError",
-    "write_temporary": "PermissionError",
-    "list_root": "PermissionError",
-    "fork_bomb": "PermissionError",
-    "program": "PermissionError",
-    "become_program": "PermissionError",
-    "memory_bomb": "MemoryError",
-    "thread_bomb": "bounded",
-    "raise_limits": "ValueError",
-    "print_on": "printed",
-    "secrets": "nothing",
+    "connect": [NO_RIGHT],
+    "datagram": [NO_RIGHT],
+    "local_socket": [NO_RIGHT],
+    "ring": ["Operation not permitted"],
+    "kill_parent": [NO_RIGHT],
+    "kill_server": [NO_RIGHT],
+    "kill_everybody": [NO_RIGHT],
+    "read_server": [NO_RIGHT, NO_FILE],
+    "trace_server": ["Operation not permitted"],
+    "starve_server": [NO_RIGHT],
+    "move_server": [NO_RIGHT],
+    "read_file": [NO_RIGHT, NO_FILE],
+    "write_file": [NO_RIGHT, NO_FILE],
+    "write_temporary": [NO_RIGHT, NO_FILE],
+    "list_root": [NO_RIGHT],
+    "change_mode": [NO_RIGHT],
+    "change_open_file": [NO_RIGHT],
+    "change_owner": [NO_RIGHT],
+    "change_times": [NO_RIGHT],
+    "change_attributes": [NO_RIGHT],
+    "list_attributes": [NO_RIGHT],
+    "change_flags": [NO_RIGHT],
+    "watch_files": ["Operation not permitted"],
+    "watch_folder": [NO_RIGHT],
+    "truncate": [NO_RIGHT],
+    "change_by_new_calls": ["EPERM EPERM EPERM ENOSYS"],
+    "fork_bomb": [NO_RIGHT],
+    "program": [NO_RIGHT],
+    "become_program": [NO_RIGHT],
+    "memory_bomb": ["MemoryError"],
+    "thread_bomb": ["bounded"],
+    "raise_limits": ["ValueError"],
+    "print_on": ["printed"],
+    "secrets": ["nothing", NO_RIGHT],
 }
+if platform.machine() == "x86_64":
+    REFUSED["change_by_other_numbers"] = ["Operation not permitted"]
 
 
-@pytest.mark.parametrize(("crime", "result"), REFUSED.items())
-def test_a_crime_is_refused_and_the_session_goes_on(target: Target, tmp_path: Path, crime: str, result: str) -> None:
+@pytest.mark.parametrize(("crime", "results"), REFUSED.items(), ids=REFUSED)
+def test_a_crime_is_refused_and_the_session_goes_on(
+    target: Target, tmp_path: Path, crime: str, results: list[str]
+) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret")
     logged = len(target.server.log)
+    before = os.stat(MODULE)
     with target.unharmed():
-        assert commit(target, crime, path=str(tokens), port=target.server.port, pid=target.server.pid) == result
+        assert commit(target, crime, path=str(tokens), port=target.server.port, pid=target.server.pid) in results
     assert tokens.read_text() == "secret"
+    after = os.stat(MODULE)
+    assert (after.st_mode, after.st_mtime, after.st_size) == (before.st_mode, before.st_mtime, before.st_size)
     assert "noise" not in target.server.log[logged:]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has these calls")
+def test_a_call_of_another_architecture_ends_the_process(target: Target) -> None:
+    with target.unharmed():
+        session = target.open("villain-v1")
+        step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="change_by_32_bits")])
+        assert target.fails("Step", step) == "SESSION_LOST"
+        target.close(session.session_id)
+
+
+# --- as root and as another user ----------------------------------------------------------------------------------
+
+
+def as_nobody() -> list[str]:
+    """Words before a command that run it as a user without rights, who can read Python wherever it is."""
+    if os.geteuid() != 0:
+        return []
+    hidden = [path for path in (Path(sys.base_prefix), *Path(sys.base_prefix).parents) if path.stat().st_mode & 5 != 5]
+    script = 'exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
+    if hidden:  # each but what leads to Python is covered
+        top, base = shlex.quote(str(hidden[-1])), shlex.quote(sys.base_prefix)
+        script = (
+            f"mount --bind {base} /mnt && mount -t tmpfs -o mode=755 none {top} && mkdir -p {base} && "
+            f"mount --bind /mnt {base} && {script}"
+        )
+    return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+
+@pytest.fixture(scope="module", params=["as it is", "as nobody"])
+def required(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """A server that confines in full, run by whoever runs the tests, and by a user without rights."""
+    prefix = as_nobody() if request.param == "as nobody" else []
+    arguments = ("--environment-module", MODULE, "--sandbox", "require", "--log-level", "info")
+    tried = subprocess.run([*prefix, "unshare", "--user", "--mount", "true"], capture_output=True)
+    if tried.returncode:
+        pytest.skip(f"no namespaces here: {tried.stderr.decode()}")
+    with start_server(*arguments, prefix=prefix, environment={"PYTHONDONTWRITEBYTECODE": "1"}) as server:
+        yield server
+
+
+@pytest.fixture
+def stub(required: ServerProcess) -> Iterator[EnvironmentServiceStub]:
+    with grpc.insecure_channel(required.address) as channel:
+        yield EnvironmentServiceStub(channel)
+
+
+def act(stub: EnvironmentServiceStub, crime: str, **options: object) -> str:
+    request = pb.OpenRequest(environment_id="villain-v1", seed=1)
+    request.options.update(options)
+    session = stub.Open(request, timeout=60).sessions[0].session_id
+    step = pb.StepRequest(session_id=session, epoch=1, actions=[pb.Action(text=crime)])
+    return str(stub.Step(step, timeout=60).transition.info["result"])
+
+
+def test_threads_of_a_session_are_bounded(stub: EnvironmentServiceStub) -> None:
+    """3,000 could be had; and one session's do not count for another."""
+    assert [0 < int(act(stub, "small_threads")) < 64 for _ in range(3)] == [True] * 3
+
+
+def test_other_files_cannot_even_be_looked_at(stub: EnvironmentServiceStub, required: ServerProcess) -> None:
+    assert act(stub, "look", path="/etc/passwd") == NO_FILE
+    assert act(stub, "look_around", pid=required.pid) == "False"
+
+
+@pytest.mark.parametrize("crime", [crime for crime in REFUSED if crime.startswith(("change", "list_a", "watch"))])
+def test_metadata_cannot_be_changed_by_whoever_owns_the_files(
+    stub: EnvironmentServiceStub, required: ServerProcess, tmp_path: Path, crime: str
+) -> None:
+    """A key of mode 0600 became 0666."""
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        if folder.owner() != "root" or folder != Path("/tmp"):
+            folder.chmod(0o755)
+    key = tmp_path / "key"
+    key.write_text("key")
+    key.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(key, 65534, 65534)
+    assert act(stub, crime, path=str(key)) in REFUSED[crime]
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
+    """Even a process that spins in native code and would rather not be told."""
+    with start_server("--environment-module", MODULE) as server, grpc.insecure_channel(server.address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        refused, _, process = act(stub, "outlive").partition(", ")
+        assert refused == "Operation not permitted"
+        os.kill(server.pid, signal.SIGKILL)  # alone: not its group
+        server.process.wait()
+        assert gone(int(process))
 
 
 @pytest.mark.minutes
@@ -138,7 +254,7 @@ def test_an_error_without_end_is_cut_and_carries_no_escapes_into_the_log(target:
     with target.unharmed():
         session = target.open("boastful-v1")
         step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="haha")])
-        with pytest.raises(Exception, match="boastful-v1 raised RuntimeError") as caught:
+        with pytest.raises(Exception, match="boastful-v1: Step raised RuntimeError") as caught:
             target.stub.Step(step, metadata=target.metadata)
         assert len(caught.value.details()) <= 2000  # type: ignore[attr-defined]
     assert "\x1b" not in target.server.log[logged:]
@@ -147,24 +263,33 @@ def test_an_error_without_end_is_cut_and_carries_no_escapes_into_the_log(target:
 def test_what_was_applied_is_logged(target: Target) -> None:
     commit(target, "status")
     line = next(line for line in target.server.log.splitlines() if "sandbox of villain-v1" in line)
-    for layer in ("environment variables", "no capabilities", "memory", "files", "signals", "network", "processes"):
+    for layer in (
+        "environment variables",
+        "no capabilities",
+        "memory",
+        "files",
+        "signals",
+        "network",
+        "processes",
+        "threads",
+    ):
         assert re.search(rf"applied: .*\b{layer}\b.*; missing", line), line
 
 
 async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        await ProcessHost(villain.WithoutLandlock, Sandbox("best-effort")).try_out()
+        await ProcessHost(deprived.WithoutLandlock, Sandbox("best-effort")).try_out()
     assert "missing: " in caplog.text
     assert "files (Landlock: Function not implemented)" in caplog.text
     with pytest.raises(HostDied, match=r"--sandbox require asks: .*files \(Landlock: Function not implemented\)"):
-        await ProcessHost(villain.WithoutLandlock, Sandbox("require")).try_out()
+        await ProcessHost(deprived.WithoutLandlock, Sandbox("require")).try_out()
 
 
 @pytest.mark.minutes
 def test_a_server_that_cannot_confine_as_required_does_not_start(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "starpod.cli.main", "serve", "without_landlock", "--port", "0"]
     result = subprocess.run(
-        [*command, "--environment-module", MODULE, "--sandbox", "require"],
+        [*command, "--environment-module", deprived.__file__, "--sandbox", "require"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -182,8 +307,13 @@ def test_a_server_of_root_gives_each_process_a_user_of_its_own(target: Target) -
     assert min(map(int, uids)) >= 1_000_000_000
 
 
+async def test_where_threads_cannot_be_bounded_require_refuses() -> None:
+    with pytest.raises(HostDied, match=r"--sandbox require asks: .*threads \("):
+        await ProcessHost(deprived.WithoutNamespaces, Sandbox("require")).try_out()
+
+
 async def test_closing_ends_a_confined_process() -> None:
-    host = ProcessHost(villain.OwnUser, Sandbox())
+    host = ProcessHost(deprived.OwnUser, Sandbox())
     await host._start()
     assert host._process is not None
     pid = host._process.pid

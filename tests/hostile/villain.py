@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
+import fcntl
+import mmap
 import os
 import random
 import resource
@@ -15,7 +18,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -26,8 +28,6 @@ from starpod.env_server import (
     EnvironmentSpec,
     Outcome,
     Tool,
-    landlock,
-    sandbox,
 )
 
 
@@ -127,6 +127,92 @@ class Villain(Environment):
     def list_root(self) -> str:
         return ",".join(os.listdir("/"))
 
+    # --- what Landlock leaves ------------------------------------------------------------------------------------
+
+    def look(self) -> str:
+        """Of a file that it may not read."""
+        return f"{os.stat(self.options.path).st_size} bytes"
+
+    def look_around(self) -> str:
+        return str(os.path.exists("/etc/passwd") or os.path.exists(f"/proc/{self.options.pid}"))
+
+    def change_mode(self) -> str:
+        os.chmod(self.options.path or __file__, 0o777)
+        return "changed"
+
+    def change_open_file(self) -> str:
+        with open(__file__) as file:
+            os.fchmod(file.fileno(), 0o4777)
+        return "changed"
+
+    def change_owner(self) -> str:
+        os.chown(__file__, os.getuid(), os.getgid())
+        return "changed"
+
+    def change_times(self) -> str:
+        os.utime(__file__, (1, 1))
+        return "changed"
+
+    def change_attributes(self) -> str:
+        os.setxattr(__file__, "user.gotcha", b"1")
+        return "changed"
+
+    def list_attributes(self) -> str:
+        return str(os.listxattr(__file__))
+
+    def change_flags(self) -> str:
+        with open(__file__) as file:
+            fcntl.ioctl(file, 0x40086602, struct.pack("l", 0x80))  # FS_IOC_SETFLAGS: no access times
+        return "changed"
+
+    def watch_files(self) -> str:
+        return self._call("inotify_init1", 0)
+
+    def watch_folder(self) -> str:
+        folder = os.open(os.path.dirname(__file__), os.O_RDONLY)
+        fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS)
+        return "watched"
+
+    def truncate(self) -> str:
+        os.close(os.open(__file__, os.O_RDONLY | os.O_TRUNC))
+        return "truncated"
+
+    def change_by_new_calls(self) -> str:
+        """Calls without a function in libc: fchmodat2, setxattrat, file_setattr, and one that no kernel has yet."""
+        libc, path = ctypes.CDLL(None, use_errno=True), os.fsencode(__file__)
+        results = []
+        for number in (452, 463, 469, 2000):
+            libc.syscall(number, -100, path, 0o777, 0, 0, 0)
+            results.append(errno.errorcode[ctypes.get_errno()])
+        return " ".join(results)
+
+    def change_by_other_numbers(self) -> str:
+        """chmod as the x32 interface of x86-64 numbers it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.syscall(0x40000000 + 90, os.fsencode(__file__), 0o777)
+        return os.strerror(ctypes.get_errno())
+
+    def change_by_32_bits(self) -> str:
+        """chmod as 32-bit programs call it on x86-64: mov eax, 15; int 0x80; ret."""
+        page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        page.write(bytes.fromhex("b80f000000cd80c3"))
+        ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+        return "called"
+
+    def move_server(self) -> str:
+        os.sched_setaffinity(self.options.pid, {0})
+        return "moved"
+
+    def outlive(self) -> str:
+        """Stays when its server is killed."""
+        refused = self._call("prctl", 1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG
+        threading.Thread(target=self.spin, daemon=True).start()
+        return f"{refused}, {os.getpid()}"
+
+    def _call(self, name: str, *arguments: int) -> str:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return "done" if getattr(libc, name)(*arguments) >= 0 else os.strerror(ctypes.get_errno())
+
     # --- resources -----------------------------------------------------------------------------------------------
 
     def fork_bomb(self) -> str:
@@ -156,6 +242,19 @@ class Villain(Environment):
         finally:
             ended.set()
         return "unbounded" if count == 99_999 else "bounded"
+
+    def small_threads(self) -> str:
+        """As many as there is memory for, and that is thousands."""
+        threading.stack_size(32_768)
+        ended, count = threading.Event(), 0
+        try:
+            with contextlib.suppress(RuntimeError):
+                while count < 3000:
+                    threading.Thread(target=ended.wait, daemon=True).start()
+                    count += 1
+        finally:
+            ended.set()
+        return str(count)
 
     def raise_limits(self) -> str:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -238,27 +337,6 @@ class Boastful(Villain):
 
     def step(self, action: str) -> Outcome:
         raise RuntimeError("\x1b[2J\x1b]0;owned\x07" + action * 100_000 + "\udcff\nTraceback (most recent call last):")
-
-
-class WithoutLandlock(Villain):
-    """Finds itself on a system without Landlock: what an author's code does when it is loaded, no sandbox can see."""
-
-    spec = dataclasses.replace(Villain.spec, id="without_landlock-v1")
-
-    @classmethod
-    def prepare(cls) -> None:
-        landlock.confine = lambda *_: ([], "Landlock: Function not implemented")  # type: ignore[assignment]
-
-
-class OwnUser(Villain):
-    """Finds itself where every user can read Python."""
-
-    spec = dataclasses.replace(Villain.spec, id="own_user-v1")
-    patched: ClassVar[Any] = None
-
-    @classmethod
-    def prepare(cls) -> None:
-        sandbox._readable_by = lambda user: True  # type: ignore[assignment]
 
 
 HARM = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>[bold]b[/]\r\b\x7f"

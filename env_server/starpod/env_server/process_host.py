@@ -7,7 +7,6 @@ the child has become. Before it plays, the child gives up what sandbox.py says.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -46,7 +45,7 @@ from starpod.env_server.process_wire import (
     unpack,
 )
 from starpod.env_server.registry import Reference, load_class, reference_to
-from starpod.env_server.sandbox import Sandbox, close_inherited, confine
+from starpod.env_server.sandbox import Sandbox, close_inherited, confine, end_with_parent
 from starpod.env_server.state import StateError, decode, encode
 from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
@@ -303,14 +302,13 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
         # A child that hangs in native code cannot notice that the server is gone: the kernel tells it, once the fork
         # server ends. That one ends with the server, unless we keep the pipe open by which it watches the server.
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    end_with_parent()
     if sandbox.mode != "off":
         close_inherited(connection.fileno())
     stream = connection.makefile("rwb")
     environment = load_class(reference)
     environment.prepare()
     _send(stream, _confine(sandbox, environment))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a change of user, which the sandbox makes, would undo it
     episode: Episode | None = None
     while header := stream.read(LENGTH.size):
         verb, *arguments = decode(stream.read(LENGTH.unpack(header)[0]))
@@ -341,9 +339,9 @@ def _confine(sandbox: Sandbox, environment: type[Environment]) -> bytes:
     if sandbox.mode == "off":
         return pack_result("off")
     module_file = getattr(sys.modules[environment.__module__], "__file__", None)
-    report = confine(sandbox, module_file or os.devnull)
-    if sandbox.mode == "require" and report.missing:
-        return pack_error("refused", ", ".join(report.missing))
+    report = confine(sandbox, module_file)
+    if sandbox.mode == "require" and report.lacking:
+        return pack_error("refused", ", ".join(report.lacking))
     return pack_error("confined", str(report), len(report.missing))
 
 

@@ -11,18 +11,20 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from starpod.env_server import landlock, seccomp
+from starpod.env_server import landlock, namespaces, seccomp
 
 MEBIBYTE = 2**20
 MODES = ("require", "best-effort", "off")
 
-_SET_NO_NEW_PRIVILEGES = 38
+_SET_NO_NEW_PRIVILEGES, _SET_PARENT_DEATH_SIGNAL = 38, 1
+_MAX_THREADS = 64
 _FIRST_USER = 1_000_000_000
 """Each process gets the user id of this plus its process id: no two that live share one, and no account has it."""
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
@@ -50,21 +52,34 @@ class Sandbox:
 UNTRUSTING = Sandbox()
 
 
+OPTIONAL = frozenset({"names of files"})
+"""What `require` goes without: many containers allow no mounts. Descriptions of environments tell it."""
+
+
 @dataclass(slots=True)
 class Report:
-    """What holds, and what does not with the reason."""
+    """What holds, and what does not with the reason, by name."""
 
     applied: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lacking(self) -> list[str]:
+        """What `require` demands and is missing."""
+        return [text for name, text in zip(self.missing, self.reasons, strict=True) if name not in OPTIONAL]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{name} ({problem})" for name, problem in self.missing.items()]
 
     def note(self, names: Sequence[str], problem: str) -> None:
         if problem:
-            self.missing += [f"{name} ({problem})" for name in names]
+            self.missing |= dict.fromkeys(names, problem)
         else:
             self.applied += names
 
     def __str__(self) -> str:
-        return f"applied: {', '.join(self.applied) or 'nothing'}; missing: {', '.join(self.missing) or 'nothing'}"
+        return f"applied: {', '.join(self.applied) or 'nothing'}; missing: {', '.join(self.reasons) or 'nothing'}"
 
 
 def close_inherited(keep: int) -> None:
@@ -76,34 +91,58 @@ def close_inherited(keep: int) -> None:
     os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def confine(sandbox: Sandbox, module_file: str) -> Report:
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the one that forked it ends. A change of user undoes it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def confine(sandbox: Sandbox, module_file: str | None) -> Report:
     """Gives up what the sandbox says, for the rest of this process's life. `module_file`: the environment's own."""
     report = Report()
     _scrub()
     report.note(["environment variables"], "")
-    own_user = _leave_root(report) if sys.platform == "linux" else _not_on(report, "privileges")
-    _limit(sandbox, own_user)
-    report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
     if sys.platform != "linux":
-        _not_on(report, "files", "signals", "network", "processes")
+        _limit(sandbox, None)
+        report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
+        absent = ("privileges", "files", "names of files", "signals", "network", "processes", "threads")
+        report.note(absent, f"not on {sys.platform}")
         return report
-    threads = len(os.listdir("/proc/self/task"))
+    own_files = [os.path.dirname(os.path.abspath(module_file))] if module_file else []
+    readable = [*_SYSTEM_FILES, *_python_paths(), *own_files, *sandbox.readable]
+    others = len(os.listdir("/proc/self/task")) - 1
+    began = f"{others} threads that began before it" if others else ""
+    threads = _own_namespaces(report, [*readable, os.devnull], began)
+    own_user = _leave_root(report)
+    _limit(sandbox, _MAX_THREADS if own_user or not threads else None)
+    report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
+    report.note(["threads"], "" if own_user else threads)
+    end_with_parent()
     if ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         report.note(["files", "signals", "network", "processes"], "the system knows no PR_SET_NO_NEW_PRIVS")
         return report
-    readable = [*_python_paths(), os.path.dirname(os.path.abspath(module_file)), *sandbox.readable]
-    given_up, problem = landlock.confine([*_SYSTEM_FILES, *readable], [os.devnull])
-    if not problem and threads > 1:
-        given_up, problem = [], f"{threads - 1} threads that began before it"
+    given_up, problem = landlock.confine(readable, [os.devnull])
+    if not problem and began:
+        given_up, problem = [], began
     report.note(given_up or ["files"], problem)
-    filtered = ["network", "processes"] + [name for name in ("signals",) if name not in given_up]
+    filtered = ["network", "processes", "metadata of files"] + [name for name in ("signals",) if name not in given_up]
     report.note(filtered, seccomp.confine())
     return report
 
 
-def _not_on(report: Report, *names: str) -> bool:
-    report.note(names, f"not on {sys.platform}")
-    return False
+def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
+    """A root of its own; for another user than root first a user namespace, which bounds threads by itself.
+
+    Returns why it does not bound them, or "".
+    """
+    if os.geteuid() == 0:
+        report.note(["names of files"], began or namespaces.own_root(paths))
+        return "its user is root, whom no limit holds"
+    problem = began or namespaces.own_user_namespace()
+    report.note(["names of files"], problem or namespaces.own_root(paths))
+    if not problem and not namespaces.counts_threads():
+        return "this kernel counts those of all processes of a user together; Linux 5.14 does not"
+    return problem
 
 
 def _scrub() -> None:
@@ -157,13 +196,13 @@ def _readable_by(user: int) -> bool:
         os.seteuid(0)
 
 
-def _limit(sandbox: Sandbox, own_user: bool) -> None:
+def _limit(sandbox: Sandbox, threads: int | None) -> None:
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         _lower(resource.RLIMIT_AS, used + sandbox.memory_bytes)
-    if own_user:
-        _lower(resource.RLIMIT_NPROC, 64)  # threads; counted per user, so only where the user is its own
+    if threads is not None:
+        _lower(resource.RLIMIT_NPROC, threads)  # counted per user, so only where no other process has the same
     _lower(resource.RLIMIT_CPU, sandbox.cpu_seconds)
     _lower(resource.RLIMIT_NOFILE, sandbox.open_files)
     _lower(resource.RLIMIT_FSIZE, 0)

@@ -1,4 +1,4 @@
-"""A seccomp filter in the kernel's own language: no sockets, no processes, no reach into others. Linux alone.
+"""A seccomp filter: no sockets, no processes, no reach into others, no change of a file's metadata. Linux alone.
 
 The filter is a short BPF program over the number and the arguments of each system call (seccomp(2)). What is refused
 fails with EPERM, so that a program that tries can go on. On an architecture without a table there is no filter.
@@ -12,10 +12,15 @@ import platform
 import struct
 
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x80000000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE = 0, 4
+_ARGUMENTS = (16, 24, 32)
+"""Where the lower halves of the first arguments are: all that the calls below look at fits them."""
 _NEW_THREAD = 0x00010000
+_X32 = 0x40000000
+_NEXT_NUMBER = 470
+"""The first that Linux 6.18 has not: what later kernels add is absent until somebody has looked at it."""
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 # Name: number on x86_64, on aarch64 (-1: it has none).
@@ -93,10 +98,73 @@ _REFUSED = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
+    # What Landlock leaves: mode, owner, times and attributes of files, also of those that may only be read.
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "fchown": (93, 55),
+    "lchown": (94, -1),
+    "fchownat": (260, 54),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "getxattr": (191, 8),
+    "lgetxattr": (192, 9),
+    "fgetxattr": (193, 10),
+    "listxattr": (194, 11),
+    "llistxattr": (195, 12),
+    "flistxattr": (196, 13),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "getxattrat": (464, 464),
+    "listxattrat": (465, 465),
+    "removexattrat": (466, 466),
+    "file_getattr": (468, 468),
+    "file_setattr": (469, 469),
+    "truncate": (76, 45),
+    # Watching what others do with files; finding files and mounts without a name.
+    "inotify_init": (253, -1),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
     "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "name_to_handle_at": (303, 264),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
+    "open_tree_attr": (467, 467),
+    # More of others' processes: where they run, where their memory is, and its end.
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "process_mrelease": (448, 448),
+    "quotactl_fd": (443, 443),
 }
-_CLONE, _CLONE3 = (56, 220), (435, 435)
-_ON_ITSELF = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
+# Their flags are behind a pointer: callers that are told that they are absent use calls whose flags can be seen.
+_ABSENT_CALLS = {"clone3": (435, 435), "openat2": (437, 437)}
+_CLONE = (56, 220)
+_OPENING = {"open": (2, -1, 1), "openat": (257, 56, 2)}
+"""Numbers, and which argument has the flags. Read-only opens that truncate: older Landlocks let them pass."""
+_ACCESS_MODE, _TRUNCATE = 0o3, 0o1000
+_ON_ITSELF = {
+    "kill": (62, 129, False),
+    "tgkill": (234, 131, False),
+    "prlimit64": (302, 261, True),
+    "sched_setaffinity": (203, 122, True),
+}
+"""Numbers, and whether 0 means oneself."""
+_PRCTL, _PARENT_DEATH_SIGNAL = (157, 167), 1
+"""Without it a process would outlive a server that is killed."""
+_FCNTL, _OTHERS_BY_FCNTL = (72, 25), (8, 10, 15, 1024, 1026)
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX signal others; F_SETLEASE and F_NOTIFY watch files."""
+_IOCTL, _IOCTLS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""Those that Python makes: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _SECCOMP = (317, 277)
 
 
@@ -116,6 +184,7 @@ def confine() -> str:
 
 
 def _program(architecture: int, column: int, pid: int) -> bytes:
+    refuse, absent, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ABSENT), (_RETURN, 0, 0, _ALLOW)
     code = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
@@ -123,27 +192,32 @@ def _program(architecture: int, column: int, pid: int) -> bytes:
         (_LOAD, 0, 0, _NUMBER),
     ]
     if column == 0:
-        code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE)]  # the x32 numbers of the same calls
+        code += [(_AT_LEAST, 0, 1, _X32), refuse]  # the x32 numbers of the same calls
+    code += [(_AT_LEAST, 0, 1, _NEXT_NUMBER), absent]
+
+    def when(number: int, *body: tuple[int, int, int, int]) -> None:
+        """Runs the body, which must end with a return, for one call."""
+        if number >= 0:
+            code.append((_EQUAL, 0, len(body), number))
+            code.extend(body)
+
     for numbers in _REFUSED.values():
-        if numbers[column] >= 0:
-            code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _REFUSE)]
-    # Its flags are behind a pointer: libraries that are told that it is absent use clone, whose flags can be seen.
-    code += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ABSENT)]
-    code += [
-        (_EQUAL, 0, 4, _CLONE[column]),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_ANY_BIT, 0, 1, _NEW_THREAD),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
-    ]
-    for numbers in _ON_ITSELF.values():
-        code += [
-            (_EQUAL, 0, 5, numbers[column]),
-            (_LOAD, 0, 0, _FIRST_ARGUMENT),
-            (_EQUAL, 1, 0, pid),
-            (_EQUAL, 0, 1, 0 if numbers is _ON_ITSELF["prlimit64"] else pid),
-            (_RETURN, 0, 0, _ALLOW),
-            (_RETURN, 0, 0, _REFUSE),
-        ]
-    code.append((_RETURN, 0, 0, _ALLOW))
+        when(numbers[column], refuse)
+    for numbers in _ABSENT_CALLS.values():
+        when(numbers[column], absent)
+    first, second = ((_LOAD, 0, 0, place) for place in _ARGUMENTS[:2])
+    when(_CLONE[column], first, (_ANY_BIT, 0, 1, _NEW_THREAD), allow, refuse)
+    for opening in _OPENING.values():
+        flags = (_LOAD, 0, 0, _ARGUMENTS[opening[2]])
+        truncates = (_EQUAL, 0, 1, _TRUNCATE)
+        when(opening[column], flags, (_AND, 0, 0, _ACCESS_MODE | _TRUNCATE), truncates, refuse, allow)
+    for call in _ON_ITSELF.values():
+        itself = ((_EQUAL, 1, 0, pid), (_EQUAL, 0, 1, 0 if call[2] else pid))
+        when(call[column], first, *itself, allow, refuse)
+    when(_PRCTL[column], first, (_EQUAL, 0, 1, _PARENT_DEATH_SIGNAL), refuse, allow)
+    others = [step for command in _OTHERS_BY_FCNTL for step in ((_EQUAL, 0, 1, command), refuse)]
+    when(_FCNTL[column], second, *others, allow)
+    known = [step for command in _IOCTLS for step in ((_EQUAL, 0, 1, command), allow)]
+    when(_IOCTL[column], second, *known, refuse)
+    code.append(allow)
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
