@@ -25,7 +25,7 @@ from starpod.env_server.server import EnvironmentServer
 from starpod.environments.webshop.site import options
 from starpod.environments.webshop.site.app import create_app
 from starpod.environments.webshop.site.cli import site
-from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, same_origin
+from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, known_host, same_origin
 from starpod.environments.webshop.site.service import Security, Service
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -114,7 +114,7 @@ async def visit() -> AsyncIterator[Visit]:
             stack.push_async_callback(server.stop, 0)
             service = Service(server.address, security)
             stack.push_async_callback(service.close)
-            transport = httpx.ASGITransport(create_app(service, pictures=pictures))
+            transport = httpx.ASGITransport(create_app(service, pictures=pictures, hosts=["shop.test"]))
             http = httpx.AsyncClient(transport=transport, base_url="http://shop.test", follow_redirects=True)
             await stack.enter_async_context(http)
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
@@ -126,6 +126,57 @@ async def visit() -> AsyncIterator[Visit]:
 @pytest.fixture
 async def visitor(visit: Visit) -> Visitor:
     return await visit()
+
+
+# --- strangers' names and numbers ----------------------------------------------------------------------------------
+
+
+async def test_a_name_that_is_not_its_own_is_not_answered(visitor: Visitor) -> None:
+    """DNS rebinding: a page of evil.test whose name has come to mean 127.0.0.1 is not one of ours."""
+    for path in ("/", "/s/anything/state"):
+        reply = await visitor.http.get(path, headers={"host": "evil.test"})
+        assert reply.status_code == 421
+        assert "does not answer to that name" in reply.text
+    reply = await visitor.http.post(
+        "/start", data={}, headers={"host": "evil.test:80", "origin": "http://evil.test:80"}
+    )
+    assert reply.status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("127.0.0.1:8080", True),
+        ("[::1]:8080", True),
+        ("LOCALHOST", True),
+        ("192.168.1.7", True),
+        ("shop.test:1", True),
+        ("shop.test.evil.test", False),
+        ("127.0.0.1.evil.test", False),
+        ("", False),
+        ("[::1", False),
+    ],
+)
+def test_hosts_that_may_name_the_site(host: str, known: bool) -> None:
+    assert known_host(host, ["shop.test"]) is known
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "4294967296", "\u0663", "\u00b2", "-1", "1e9", "nan"])
+async def test_numbers_beyond_what_they_can_be(visitor: Visitor, digits: str) -> None:
+    """5,000 digits are more than Python converts: they used to be an error of the site's own."""
+    await visitor.start(seed="7")
+    path, form = visitor.url, visitor.form("search")
+    for name in ("epoch", "step_index"):
+        reply = await visitor.http.post(path + "act", data={**form, "search_query": "women", name: digits})
+        assert reply.status_code == 400, (name, reply.text)
+    await visitor.get("/")
+    form = visitor.form("/start")
+    for name in ("seed", "option-goal") if digits != "4294967296" else ():
+        reply = await visitor.http.post("/start", data={**form, name: digits})
+        assert reply.status_code == 400, (name, reply.text)
+    if digits.isascii():
+        reply = await visitor.http.post("/start", content=b"", headers={"content-length": digits})
+        assert reply.status_code == 413
 
 
 # --- shopping ----------------------------------------------------------------------------------------------------
@@ -158,7 +209,7 @@ async def test_options_and_seed_go_to_the_server(visitor: Visitor) -> None:
         ({"seed": "-1"}, "whole number"),
         ({"seed": str(2**64)}, "whole number"),
         ({"seed": "²"}, "whole number"),
-        ({"option-goal": "x"}, "goal: &#39;x&#39; is not a number"),
+        ({"option-goal": "x"}, "goal: &#39;x&#39; is not a whole number"),
         ({"option-goal": "-4"}, "goal"),
         ({"option-goals": "robots"}, "goals"),
     ],
@@ -491,7 +542,7 @@ def test_fields_are_made_from_the_schema_of_the_shop() -> None:
     assert options.chosen(known, {"option-b": "on", "option-e": "p", "option-f": "1.0"}) == {}
     given = {"option-e": "q", "option-n": " 3 ", "option-catalogue": "mine"}
     assert options.chosen(known, given) == {"catalogue": "mine", "b": False, "n": 3, "e": "q"}
-    with pytest.raises(ValueError, match=r"n: '1\.5' is not a number"):
+    with pytest.raises(ValueError, match=r"n: '1\.5' is not a whole number"):
         options.chosen(known, {"option-n": "1.5"})
 
 

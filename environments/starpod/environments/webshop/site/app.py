@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from http import HTTPStatus
@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.markup import logo, stylesheet, templates_in, with_fields, with_pictures
 from starpod.environments.webshop.site import options
-from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, Guard, headers
+from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, Guard, headers, known_host, whole
 from starpod.environments.webshop.site.service import Page, Place, Refused, Service
 from starpod.environments.webshop.site.trail import Trail
 
@@ -32,6 +32,7 @@ _HERE = Path(__file__).parent
 _LEASE_SECONDS = 3600.0
 _OWN_SESSIONS = 10_000
 _MAX_SEED = 2**64 - 1
+_MAX_INDEX = 2**32 - 1
 _NOTICES = {
     "moved": "This page was out of date: the session had moved on, by an agent or in another tab. Nothing was done. "
     "This is the present page.",
@@ -206,8 +207,10 @@ class Site:
         )  # fmt: skip
 
 
-def create_app(service: Service, *, environment: str = "webshop-v1", pictures: bool = False) -> FastAPI:
-    """The site as an ASGI application. It closes the service when it ends."""
+def create_app(
+    service: Service, *, environment: str = "webshop-v1", pictures: bool = False, hosts: Collection[str] = ()
+) -> FastAPI:
+    """The site as an ASGI application. It closes the service when it ends. hosts: names by which it may be called."""
     site = Site(service, environment, pictures)
 
     @asynccontextmanager
@@ -235,7 +238,10 @@ def create_app(service: Service, *, environment: str = "webshop-v1", pictures: b
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.framed = False
-        if request.method == "POST" and not _short(request.headers.get("content-length", "")):
+        if not known_host(request.headers.get("host", ""), hosts):
+            problem = "This site does not answer to that name. Start it with --allow-host NAME if it should."
+            response = site.http_error(request, HTTPException(421, problem))
+        elif request.method == "POST" and whole(request.headers.get("content-length", ""), MAX_BODY_BYTES) is None:
             response = site.http_error(request, HTTPException(413, "That is more than a form of this site holds."))
         else:
             response = await call(request)
@@ -256,10 +262,6 @@ def _without_parameters(endpoint: Callable[..., Awaitable[Response]]) -> Callabl
     return call
 
 
-def _short(length: str) -> bool:
-    return length.isdigit() and int(length) <= MAX_BODY_BYTES
-
-
 def _path(session: str) -> str:
     return f"/s/{quote(session, safe='')}/"
 
@@ -274,10 +276,10 @@ def _code(place: Place) -> str:
 
 def _place(form: Mapping[str, str]) -> Place:
     """The step that the form's page was made for. Raises 400."""
-    epoch, index = form.get("epoch", ""), form.get("step_index", "0")
-    if not (epoch.isdecimal() and index.isdecimal() and max(int(epoch), int(index)) < 2**32):
+    epoch, index = whole(form.get("epoch", ""), _MAX_INDEX), whole(form.get("step_index", "0"), _MAX_INDEX)
+    if epoch is None or index is None:
         raise HTTPException(400, "The form does not say for which step it was meant. Open the page again.")
-    return Place(int(epoch), int(index))
+    return Place(epoch, index)
 
 
 def _seed(text: str) -> int | None:
@@ -285,9 +287,9 @@ def _seed(text: str) -> int | None:
     text = text.strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) <= _MAX_SEED):
+    if (seed := whole(text, _MAX_SEED)) is None:
         raise ValueError("The seed is a whole number from 0 to 2^64 - 1.")
-    return int(text)
+    return seed
 
 
 def _explain(refused: Refused) -> tuple[int, str, str]:

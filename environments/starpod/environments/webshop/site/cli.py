@@ -6,7 +6,7 @@ import asyncio
 import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,13 @@ _ENVIRONMENT = "webshop-v1"
 @click.argument("address", default="")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which browsers may call the site, besides localhost and addresses. Repeatable.",
+)
 @click.option("--store", "stores", multiple=True, metavar="NAME=PATH", help="A store to sell from. Repeatable.")
 @click.option("--pictures", is_flag=True, help="Let browsers load the products' own pictures over the network.")
 @click.option("--token-file", type=_FILE, help="File with the bearer token that the server wants.")
@@ -36,6 +43,7 @@ def site(
     address: str,
     host: str,
     port: int,
+    hosts: tuple[str, ...],
     stores: tuple[str, ...],
     pictures: bool,
     token_file: Path | None,
@@ -60,8 +68,8 @@ def site(
     from starpod.environments.webshop.site.service import Security
 
     try:
-        security = Security(token_file, ca, certificate, key)
-        asyncio.run(_serve(address, stores, host=host, port=port, pictures=pictures, security=security))
+        security, known = Security(token_file, ca, certificate, key), {host, *hosts}
+        asyncio.run(_serve(address, stores, host=host, port=port, hosts=known, pictures=pictures, security=security))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
     except (ServerError, OSError) as error:
@@ -69,7 +77,14 @@ def site(
 
 
 async def _serve(
-    address: str, stores: Sequence[str], *, host: str, port: int, pictures: bool, security: Security
+    address: str,
+    stores: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    hosts: Collection[str],
+    pictures: bool,
+    security: Security,
 ) -> None:
     import uvicorn
 
@@ -87,7 +102,7 @@ async def _serve(
             await server.start()
             stack.push_async_callback(server.stop, 0)
             address = server.address
-        app = create_app(Service(address, security), environment=_ENVIRONMENT, pictures=pictures)
+        app = create_app(Service(address, security), environment=_ENVIRONMENT, pictures=pictures, hosts=hosts)
         listener = stack.enter_context(_listen(host, port))
         shown = f"[{host}]" if ":" in host else host
         print(f"The shop is open at http://{shown}:{listener.getsockname()[1]}/", flush=True)

@@ -1,16 +1,18 @@
-"""Protection against other sites: tokens in forms, the same-origin rule, headers, and a limit on bodies."""
+"""Protection from other sites: form tokens, the same-origin rule, known hosts, headers, and limits on what is read."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from starpod.environments.webshop.shop.markup import script_hash
 
 MAX_BODY_BYTES = 64 * 1024
+_MAX_DIGITS = 20
 
 
 class Guard:
@@ -34,6 +36,26 @@ def same_origin(headers: Mapping[str, str]) -> bool:
         return False
     origin = headers.get("origin")
     return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def known_host(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header may name this site: by an address, as localhost, or by one of these names.
+
+    A name of somebody else's that resolves to our address (DNS rebinding) would make their page one of our own origin.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or name in names or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def whole(text: str, most: int) -> int | None:
+    """The number that a request gives, from 0 to `most`, or None: nobody's digits without end are converted."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        return None
+    number = int(text)
+    return number if number <= most else None
 
 
 def headers(nonce: str, *, pictures: bool, framed: bool = False) -> dict[str, str]:

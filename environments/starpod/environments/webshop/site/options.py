@@ -12,6 +12,10 @@ FIRST = ("catalogue", "goals")
 _HIDDEN = ("observation", "presentation", "num_prev_obs", "num_prev_actions")
 """How pages are put to an agent, which a person never sees."""
 
+_MAX_DIGITS = 24
+_MAX_NUMBER = 2.0**53
+"""Beyond it numbers do not travel unchanged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -63,10 +67,19 @@ def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:
         if field.kind == "check":
             options[field.name] = bool(text)
         elif field.kind == "number":
-            try:
-                options[field.name] = int(text) if field.whole else float(text)
-            except ValueError:
-                raise ValueError(f"{field.name}: {text!r} is not a number") from None
+            options[field.name] = _number(field, text)
         else:
             options[field.name] = text
     return options
+
+
+def _number(field: Field, text: str) -> float:
+    """Raises ValueError."""
+    try:
+        number = float(text)
+        if text.isascii() and len(text) <= _MAX_DIGITS and abs(number) <= _MAX_NUMBER:
+            return int(text) if field.whole else number
+    except ValueError:
+        pass
+    kind = "whole number" if field.whole else "number"
+    raise ValueError(f"{field.name}: {text[:_MAX_DIGITS]!r} is not a {kind} of at most {_MAX_DIGITS} characters")
