@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import platform
@@ -274,6 +275,35 @@ def test_what_was_applied_is_logged(target: Target) -> None:
         "threads",
     ):
         assert re.search(rf"applied: .*\b{layer}\b.*; missing", line), line
+
+
+def test_what_holds_is_told_by_describe(target: Target) -> None:
+    """Before anybody has opened a session, and with what is missing."""
+    response = target.stub.Describe(pb.DescribeRequest(), metadata=target.metadata)
+    specs = {spec.id: spec for spec in response.environments}
+    villain_, lacking = specs["villain-v1"].confinement, specs["without_landlock-v1"].confinement
+    assert (villain_.mode, list(villain_.missing)) == ("best-effort", [])
+    assert {"network", "files", "threads", "metadata of files"} <= set(villain_.applied)
+    assert list(lacking.missing) == ["files (Landlock: Function not implemented)"]
+    assert not specs["walk-v1"].HasField("confinement")
+
+
+@pytest.mark.minutes
+def test_without_a_sandbox_describe_says_so(unconfined: Target) -> None:
+    request = pb.DescribeRequest(environment_id="villain-v1")
+    spec = unconfined.stub.Describe(request, metadata=unconfined.metadata).environments[0]
+    assert (spec.confinement.mode, list(spec.confinement.applied)) == ("off", [])
+    assert "sandbox: off" in unconfined.server.log
+
+
+def test_what_holds_is_shown_by_the_command_line(required: ServerProcess) -> None:
+    run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=120, check=True)
+    command = [sys.executable, "-m", "starpod.cli.main"]
+    shown = run([*command, "describe", required.address, "villain"]).stdout
+    assert re.search(r"Confined\s+require; holds: .*names of\s+files", shown), shown
+    assert (
+        "villain-v1 runs in processes of its own, sandbox require" in run([*command, "list", required.address]).stdout
+    )
 
 
 async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ the child has become. Before it plays, the child gives up what sandbox.py says.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import asdict
 from math import isfinite
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -45,7 +47,7 @@ from starpod.env_server.process_wire import (
     unpack,
 )
 from starpod.env_server.registry import Reference, load_class, reference_to
-from starpod.env_server.sandbox import Sandbox, close_inherited, confine, end_with_parent
+from starpod.env_server.sandbox import Report, Sandbox, close_inherited, confine, end_with_parent
 from starpod.env_server.state import StateError, decode, encode
 from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
@@ -92,7 +94,8 @@ class ProcessHost:
 
     episode: Episode | None = None
     alive = 0
-    _announced: ClassVar[set[tuple[str, str]]] = set()
+    confinements: ClassVar[dict[type[Environment], Report]] = {}
+    """What held for the latest process of each environment."""
 
     def __init__(self, environment: type[Environment], sandbox: Sandbox) -> None:
         self._environment = environment
@@ -245,18 +248,19 @@ class ProcessHost:
         if not done or greeting.exception():
             greeting.cancel()
             raise HostDied(f"did not start: {await self._autopsy()}")
-        kind, report, missing = unpack(greeting.result())
+        kind, text, _ = unpack(greeting.result())
         if kind == "refused":
             self.close()
-            raise HostDied(f"cannot be confined as --sandbox require asks: {report}")
-        self._announce(str(report), bool(missing))
+            raise HostDied(f"cannot be confined as --sandbox require asks: {text}")
+        if kind == "confined":
+            self._note(Report(**json.loads(text)))
 
-    def _announce(self, report: str, missing: bool) -> None:
-        """Logs what holds for an environment's processes, once."""
-        id = self._environment.spec.id
-        if (id, report) not in self._announced:
-            self._announced.add((id, report))
-            logger.log(logging.WARNING if missing else logging.INFO, "sandbox of %s: %s", id, report)
+    def _note(self, report: Report) -> None:
+        """Keeps what holds for an environment's processes, and logs it when it changes."""
+        if self.confinements.get(self._environment) != report:
+            self.confinements[self._environment] = report
+            level = logging.WARNING if report.missing else logging.INFO
+            logger.log(level, "sandbox of %s: %s", self._environment.spec.id, report)
 
     async def _exchange(self, request: bytes) -> bytes:
         assert self._writer is not None
@@ -342,7 +346,7 @@ def _confine(sandbox: Sandbox, environment: type[Environment]) -> bytes:
     report = confine(sandbox, module_file)
     if sandbox.mode == "require" and report.lacking:
         return pack_error("refused", ", ".join(report.lacking))
-    return pack_error("confined", str(report), len(report.missing))
+    return pack_error("confined", json.dumps(asdict(report)))
 
 
 def _send(stream: Any, reply: bytes) -> None:

@@ -147,14 +147,18 @@ class EnvironmentServer:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def _try_sandbox(self) -> None:
-        """Where a sandbox is required, its lack is found now and not by the first caller."""
-        if self.config.sandbox.mode == "require":
-            for environment in self.calls.registry:
-                if environment.spec.concurrency is Concurrency.PROCESS:
-                    try:
-                        await ProcessHost(environment, self.config.sandbox).try_out()
-                    except HostDied as death:
-                        raise ServerError(f"a process of {environment.spec.id} {death}") from death
+        """Starts a process of each class: what it lacks is found now, told by Describe, and not by the first caller."""
+        mode = self.config.sandbox.mode
+        confined = [each for each in self.calls.registry if each.spec.concurrency is Concurrency.PROCESS]
+        if mode == "off" and confined:
+            logger.warning("sandbox: off; environments of class process can do what this server can")
+        for environment in confined if mode != "off" else ():
+            try:
+                await ProcessHost(environment, self.config.sandbox).try_out()
+            except HostDied as death:
+                if mode == "require":
+                    raise ServerError(f"a process of {environment.spec.id} {death}") from death
+                logger.warning("a process of %s %s", environment.spec.id, death)
 
     async def drain(self) -> None:
         """Takes no new sessions and waits until the live ones are closed, at most the configured time."""

@@ -19,8 +19,10 @@ from starpod.env_server import convert
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.eager import run_eagerly
+from starpod.env_server.environment import Concurrency, Environment
 from starpod.env_server.errors import CallError, overloaded, release
 from starpod.env_server.limits import Tenant
+from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.requests import LARGE_BYTES, check_size, extra_members, is_large, measure, parse
 from starpod.env_server.session import SessionTable
 from starpod.env_server.stream import StreamServer
@@ -68,7 +70,7 @@ class EnvironmentService:
         hosted = registry.versions(request.environment_id) if request.environment_id else registry
         specs = [convert.spec_to(environment) for environment in hosted]
         limits = self._calls.limits
-        return pb.DescribeResponse(
+        response = pb.DescribeResponse(
             protocol_version=PROTOCOL_VERSION,
             server_name="starpod",
             server_version=server_version(),
@@ -92,6 +94,17 @@ class EnvironmentService:
             live_sessions=self._calls.live_sessions,
             draining=self._calls.draining,
         )
+        for environment, spec in zip(hosted, response.environments, strict=True):
+            self._describe_confinement(environment, spec)
+        return response
+
+    def _describe_confinement(self, environment: type[Environment], spec: pb.EnvironmentSpec) -> None:
+        """Of class `process` alone."""
+        if environment.spec.concurrency is Concurrency.PROCESS:
+            spec.confinement.mode = self._calls.sandbox.mode
+            if report := ProcessHost.confinements.get(environment):
+                spec.confinement.applied.extend(report.applied)
+                spec.confinement.missing.extend(report.reasons)
 
     async def _stream(self, _: Any, context: Context) -> None:
         with self._tracer.span("Stream", context):

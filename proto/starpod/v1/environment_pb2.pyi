@@ -777,6 +777,7 @@ class EnvironmentSpec(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     CONCURRENCY_FIELD_NUMBER: _builtins.int
     RESTORES_VERSIONS_FIELD_NUMBER: _builtins.int
+    CONFINEMENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """`name-vN`: lower case letters, digits, underscores and single hyphens; N grows when rewards, observations or rules
     change incompatibly.
@@ -808,6 +809,10 @@ class EnvironmentSpec(_message.Message):
 
     @_builtins.property
     def capabilities(self) -> Global___EnvironmentCapabilities: ...
+    @_builtins.property
+    def confinement(self) -> Global___Confinement:
+        """How this server confines the processes of class PROCESS; unset for other classes, and by servers that do not say."""
+
     def __init__(
         self,
         *,
@@ -823,14 +828,49 @@ class EnvironmentSpec(_message.Message):
         capabilities: Global___EnvironmentCapabilities | None = ...,
         concurrency: Global___ConcurrencyClass.ValueType = ...,
         restores_versions: _builtins.str = ...,
+        confinement: Global___Confinement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "capabilities", b"capabilities", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "capabilities", b"capabilities", "confinement", b"confinement", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "capabilities", b"capabilities", "concurrency", b"concurrency", "id", b"id", "instructions", b"instructions", "limits", b"limits", "observation_modes", b"observation_modes", "options_schema_json", b"options_schema_json", "render_modes", b"render_modes", "restores_versions", b"restores_versions", "title", b"title", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "capabilities", b"capabilities", "concurrency", b"concurrency", "confinement", b"confinement", "id", b"id", "instructions", b"instructions", "limits", b"limits", "observation_modes", b"observation_modes", "options_schema_json", b"options_schema_json", "render_modes", b"render_modes", "restores_versions", b"restores_versions", "title", b"title", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnvironmentSpec: _TypeAlias = EnvironmentSpec  # noqa: Y015
+
+@_typing.final
+class Confinement(_message.Message):
+    """What keeps an environment's process from the machine that it runs on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """What the operator asked for: "require" (all of it, or no start), "best-effort" or "off"."""
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What holds, in words of the server's, such as "network" or "threads": each something that was given up or bounded."""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the system lacks, each with the reason in parentheses. With `applied` empty too: not known yet."""
+
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        applied: _abc.Iterable[_builtins.str] | None = ...,
+        missing: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "missing", b"missing", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Confinement: _TypeAlias = Confinement  # noqa: Y015
 
 @_typing.final
 class ActionSpace(_message.Message):

@@ -29,15 +29,20 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
     table = Table(title=escape(f"{response.server_name} {response.server_version}"), title_justify="left")
     for heading in ("Environment", "Version", "Title", "Capabilities"):
         table.add_column(heading)
+    notes: list[str] = []
     for spec in response.environments:
         table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), ", ".join(_capabilities(spec)))
+        if (confinement := spec.confinement).mode:
+            lacking = f", missing {', '.join(confinement.missing)}" if confinement.missing else ""
+            notes.append(f"{spec.id} runs in processes of its own, sandbox {confinement.mode}{lacking}")
     console = safe_console()
     console.print(table)
+    for note in notes:
+        console.print(escape(note), highlight=False)
     workers = len(response.endpoints) or 1
+    sessions = f"{response.live_sessions} live session{'s'[: response.live_sessions != 1]}"
     state = ", draining: no new sessions" if response.draining else ""
-    console.print(
-        f"{response.live_sessions} live sessions, {workers} worker{'s'[: workers > 1]}{state}", highlight=False
-    )
+    console.print(f"{sessions}, {workers} worker{'s'[: workers > 1]}{state}", highlight=False)
 
 
 @click.command()
@@ -93,9 +98,17 @@ def _facts(spec: pb.EnvironmentSpec) -> list[tuple[str, str]]:
             "Steps run",
             {"inline": "in the event loop", "thread": "on a thread", "process": "in a process"}.get(concurrency, ""),
         ),
+        ("Confined", _confinement(spec.confinement)),
         ("Restores", spec.restores_versions),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _confinement(confinement: pb.Confinement) -> str:
+    if not confinement.mode:
+        return ""
+    applied, missing = ", ".join(confinement.applied), ", ".join(confinement.missing)
+    return f"{confinement.mode}; holds: {applied or 'nothing'}; missing: {missing or 'nothing'}"
 
 
 def _capabilities(spec: pb.EnvironmentSpec) -> list[str]:
