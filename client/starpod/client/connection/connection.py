@@ -40,8 +40,8 @@ class Connection:
     description: what the server last said of itself; None until it was reached.
     ready: it is connected. lost: it has been gone for longer than the grace. tried: it was reached, or given up, once.
     error: why it is not ready.
-    calls_timed, environment_ms, queue_ms, server_ms: sums of what the server said of the time of calls; of their time in
-    its queue where they were made one by one.
+    calls_timed, environment_ms, queue_ms, server_ms: sums of what the server said of the time of calls; of their time
+    in its queue where they were made one by one.
     """
 
     def __init__(
