@@ -133,6 +133,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
     delay: called with the kind; seconds before the reply is sent (the work is done at once).
     lose: called with the kind; True: the reply is never sent.
     noise: added at every action: not 0 makes it another environment than it says.
+    alter: called with each new transition; may change it. instructions: what it tells agents.
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         self.delay: Callable[[str], float] = lambda kind: 0.0
         self.lose: Callable[[str], bool] = lambda kind: False
         self.noise = 0
+        self.alter: Callable[[pb.Transition], object] = lambda transition: None
+        self.instructions = "Walk."
         self.draining = False
         self.token = ""
         self.endpoints: list[str] = []
@@ -276,7 +279,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         seed = request.seed if request.HasField("seed") else random.getrandbits(64)
         limits = pb.Limits(max_turns=request.limits.max_turns)
         response = pb.OpenResponse(
-            environment_version=self.version, instructions="Walk.", limits=limits, lease_seconds=60.0
+            environment_version=self.version, instructions=self.instructions, limits=limits, lease_seconds=60.0
         )
         for member in range(request.first_member, request.first_member + (request.count or 1)):
             luck = request.dynamics_seed if request.HasField("dynamics_seed") else derive(seed, member)
@@ -302,7 +305,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         elif request.epoch != walk.epoch - 1 or walk.step_index:
             raise self._out_of_order(walk)
         return pb.ResetResponse(
-            session=self._message(request.session_id, walk), instructions="Walk.", limits=walk.limits
+            session=self._message(request.session_id, walk), instructions=self.instructions, limits=walk.limits
         )
 
     def _out_of_order(self, walk: Walk) -> Refusal:
@@ -330,6 +333,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
             raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, "EPISODE_OVER", "the episode is over", "give_up")
         self.turns_played += 1
         response = walk.turn(actions, self.noise or (0 if self.deterministic else random.randrange(1000)))
+        self.alter(response.transition)
         walk.last = (actions, response)
         return response
 
@@ -369,7 +373,10 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         self._admit()
         walk = Walk.load(request.snapshot.state, pb.Limits(), request.want.state_key)
         return pb.RestoreResponse(
-            sessions=[self._add(walk)], environment_version=self.version, instructions="Walk.", lease_seconds=60.0
+            sessions=[self._add(walk)],
+            environment_version=self.version,
+            instructions=self.instructions,
+            lease_seconds=60.0,
         )
 
     def _renew(self, request: pb.RenewRequest) -> pb.RenewResponse:

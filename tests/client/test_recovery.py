@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 
-from starpod.client import BadArgument, Fleet, ReplayDiverged, SessionLost, Unreachable, Want
+from starpod.client import JSON, BadArgument, Fleet, Limits, ReplayDiverged, SessionLost, Unreachable, Want
+from starpod.client.pool import replica
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.client.fake_server import FakeServer, Refusal, overloaded, session_lost
 from tests.client.test_fleet import seen, undisturbed
+from tests.support import ServerProcess
+from tests.waiting import eventually
 
 TURNS = ["left", "right", "left", "right"]
 
@@ -71,6 +79,154 @@ async def test_what_could_not_be_closed_is_closed_later() -> None:
         async with asyncio.timeout(30):
             while server.sessions:
                 await asyncio.sleep(0.01)
+
+
+# --- replays that come out differently ------------------------------------------------------------------------------
+
+
+def tensor(dtype: str, *shape: int) -> pb.Part:
+    return pb.Part(tensor=pb.Tensor(dtype=dtype, shape=shape, data=bytes(8)))
+
+
+def end(transition: pb.Transition) -> None:
+    transition.terminated, transition.end_reason, transition.success = True, pb.END_REASON_TERMINAL, True
+
+
+ALTERED: dict[str, Callable[[pb.Transition], object]] = {
+    "observation": lambda t: t.observation.parts[0].CopyFrom(pb.Part(text="elsewhere")),
+    "observation (a picture)": lambda t: t.observation.parts.add(image=pb.Image(mime="image/png", data=b"x")),
+    "observation (another part)": lambda t: t.observation.parts.append(tensor("float32", 2)),
+    "reward": lambda t: setattr(t, "reward", t.reward + 1),
+    "outcomes": lambda t: setattr(t.outcomes[0], "valid", not t.outcomes[0].valid),
+    "outcomes (effective)": lambda t: setattr(t.outcomes[0], "effective", not t.outcomes[0].effective),
+    "rewards of the sub-actions": lambda t: setattr(t.outcomes[0], "reward", t.outcomes[0].reward + 1),
+    "reward parts": lambda t: t.reward_parts.update(goal=t.reward),
+    "criteria": lambda t: t.criteria.update(tidy=True),
+    "valid actions": lambda t: t.observation.valid_actions.add(text="left"),
+    "expert action": lambda t: t.observation.expert_action.CopyFrom(pb.Action(text="left")),
+    "score": lambda t: setattr(t.observation, "score", 0.0),
+    "agent": lambda t: setattr(t.observation, "agent_id", "b"),
+    "end of the episode": end,
+    "end of the episode (success)": lambda t: setattr(t, "success", False),
+}
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("field", ALTERED)
+async def test_a_replay_that_differs_in_any_field_is_told_by_name(field: str, columns: bool) -> None:
+    async with FakeServer(columns=columns) as server, Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        await session.step("left")
+        await session.step(["right", "left"])
+        server.alter = ALTERED[field]
+        server.sessions.clear()
+        with pytest.raises(ReplayDiverged, match=re.escape(f"another {field.partition(' (')[0]}")) as diverged:
+            await session.step("left")
+        assert diverged.value.step == 1
+        assert not server.sessions
+
+
+@pytest.mark.parametrize(("before", "after"), [(("float32", 2), ("int32", 2)), (("int32", 2), ("int32", 1, 2))])
+async def test_a_tensor_of_another_kind_is_another_observation(before: Any, after: Any) -> None:
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        server.answers_in_columns = False
+        server.alter = lambda t: t.observation.parts.append(tensor(*before))
+        await session.step(JSON(1))
+        server.alter = lambda t: t.observation.parts.append(tensor(*after))
+        server.sessions.clear()
+        with pytest.raises(ReplayDiverged, match="another observation"):
+            await session.step("left")
+
+
+async def test_other_instructions_are_another_episode() -> None:
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        await session.step("left")
+        server.instructions = "Run."
+        server.sessions.clear()
+        with pytest.raises(ReplayDiverged, match="another instructions") as diverged:
+            await session.step("left")
+        assert diverged.value.step == 0
+
+
+async def test_an_episode_that_ends_early_in_the_replay_has_diverged() -> None:
+    """Also where the reply that ends it does not say so, and the next step is refused."""
+
+    def before(kind: str, request: Any) -> None:
+        if kind == "step" and request is not None and request.step_index == 1:
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, "EPISODE_OVER", "the episode is over", "give_up")
+
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3)
+        for _ in range(2):
+            await session.step("left")
+        server.before = before
+        server.sessions.clear()
+        with pytest.raises(ReplayDiverged, match="the step was refused: the episode is over") as diverged:
+            await session.step("left")
+        assert diverged.value.step == 2
+
+
+def everything(transition: pb.Transition) -> None:
+    for name, alter in ALTERED.items():
+        if not name.startswith("end"):
+            alter(transition)
+    transition.info.update({"draw": random.random()})
+
+
+async def test_a_replay_that_shows_all_of_it_again_is_the_same_whatever_its_info() -> None:
+    async with FakeServer(columns=False) as server, Fleet(server.address) as fleet:
+        server.alter = everything
+        (session,) = await fleet.open("walk-v1", seed=3)
+        for turn in TURNS[:3]:
+            await session.step(turn)
+        server.sessions.clear()
+        assert (await session.step(TURNS[3])).info
+        assert session.recoveries == 1
+
+
+async def test_what_one_step_alone_wanted_is_wanted_in_the_replay(server: ServerProcess) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("frozen_lake-v1", seed=3, limits=Limits(max_turns=0, max_actions=0))
+        pictured = await session.step("Left", want=Want(image=True, valid_actions=True))
+        assert pictured.observation.image is not None
+        await session.step("Up")
+        await end_session(server.address, session.id)
+        lost = session.id
+        await session.step("Left")
+        assert session.recoveries == 1 and session.id != lost
+
+
+async def end_session(address: str, session_id: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        await EnvironmentServiceStub(channel).Close(pb.CloseRequest(session_ids=[session_id]))
+
+
+# --- sessions that are closed while their server is away --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_sessions_closed_while_their_server_is_away_are_closed_when_it_is_back(lost: bool) -> None:
+    async with FakeServer() as server, Fleet(server.address, health_seconds=0.05, grace=0.0 if lost else 60) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3, count=40)
+        await server.stop()
+        await eventually(lambda: not fleet.replicas[0].ready and fleet.replicas[0].lost is lost)
+        await fleet.close_sessions(sessions[:20])
+        await server.start(int(server.address.rpartition(":")[2]))
+        await eventually(lambda: len(server.sessions) == 20)
+        await fleet.step_many(sessions[20:], ["left"] * 20)
+        await eventually(lambda: len(server.sessions) == 20 and not fleet.replicas[0].unclosed)
+
+
+async def test_what_is_left_to_be_closed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "MOST_UNCLOSED", 8)
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        sessions = await fleet.open("walk-v1", seed=3, count=20)
+        await server.stop()
+        await eventually(lambda: not fleet.replicas[0].ready)
+        await asyncio.gather(*(session.close() for session in sessions))
+        assert len(fleet.replicas[0].unclosed) == 8
 
 
 # --- full servers ----------------------------------------------------------------------------------------------------

@@ -77,7 +77,8 @@ def read_transitions(columns: pb.TransitionColumns, pending: dict[int, Step | Ca
         ends = dict(zip(columns.ended_rows, zip(reasons, successes, strict=True), strict=True))
     steps = list(map(pending.pop, call_ids, repeat(None)))
     batch = StepBatch(steps, texts, rewards, keys, flags, shares, ends)  # type: ignore[arg-type]
-    if all(issubclass(kind, Step) for kind in set(map(type, steps))):
+    kinds = set(map(type, steps))
+    if len(kinds) == 1 and issubclass(kinds.pop(), Step):
         return batch
     for call_id, call in zip(call_ids, steps, strict=True):
         if isinstance(call, Call):

@@ -7,8 +7,9 @@ microseconds. Steps of many sessions share a message (connection/columns.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from asyncio import InvalidStateError
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 
 from starpod.client.connection import StepBatch
 from starpod.client.history import Reply, ended
@@ -77,23 +78,26 @@ async def submit_texts(
 
 def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply], None]) -> None:
     """Hands replies to those who wait for them and logs them. `settle` does so where more is to be done."""
-    states = cast(list[SessionState], batch.steps)
-    texts, rewards, keys, ends = batch.texts, batch.rewards, batch.keys, batch.ends
+    texts, rewards, keys, flags, shares = batch.texts, batch.rewards, batch.keys, batch.flags, batch.shares
+    none = EndReason.NONE
+    reasons: Iterable[EndReason] = repeat(none)
+    successes: Iterable[bool | None] = repeat(None)
+    if batch.ends:
+        ends = [batch.ends.get(row, (none, None)) for row in range(len(texts))]
+        reasons, successes = zip(*ends, strict=True)
     # A row's entry in the log, made as `history.step_reply` does.
-    replies = zip(keys, map(hash, texts), rewards, batch.flags, batch.shares, strict=True)
-    rows = zip(states, texts, rewards, keys, batch.flags, batch.shares, replies, strict=True)
-    new, none = object.__new__, EndReason.NONE
-    reply: Reply
-    for row, (state, text, reward, key, flags, shares, reply) in enumerate(rows):
+    replies: Iterable[Reply] = zip(keys, map(hash, texts), rewards, flags, shares, strict=True)
+    states: Iterable[SessionState] = batch.steps  # type: ignore[assignment]
+    new = object.__new__
+    rows = zip(states, texts, rewards, keys, flags, shares, replies, reasons, successes)  # noqa: B905 - it is slower
+    for state, text, reward, key, flag, share, reply, reason, success in rows:
         transition = new(Transition)  # its __init__ would take twice as long
         transition.row_text, transition.reward = text, reward
-        transition.row_flags, transition.row_shares, transition.message = flags, shares, None
+        transition.row_flags, transition.row_shares, transition.message = flag, share, None
         transition.row_key = key if state.show_key else b""
-        if ends and row in ends:
-            transition.end_reason, transition.success = ends[row]
-            reply = ended(reply, *ends[row])
-        else:
-            transition.end_reason, transition.success = none, None
+        transition.end_reason, transition.success = reason, success
+        if reason is not none:
+            reply = ended(reply, reason, success)
         if state.checkpoints or state.waiting is not None:
             settle(state, transition, reply)
             continue
@@ -107,8 +111,11 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
         result = state.result
         result.values[state.slot] = transition
         result.missing -= 1
-        if not result.missing and not result.future.done():
-            result.future.set_result(None)
+        if not result.missing:
+            try:  # noqa: SIM105 - a context manager costs more than all the rest of it
+                result.future.set_result(None)
+            except InvalidStateError:
+                pass  # whoever waited has gone
 
 
 def finish(state: SessionState, transition: Transition, reply: Reply, *, log: bool = True) -> None:
