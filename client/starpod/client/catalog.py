@@ -16,6 +16,7 @@ import grpc
 
 from starpod.client.spelling import nearest
 from starpod.client.transport import TLS, Transport
+from starpod.client.versions import latest_name
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
@@ -121,9 +122,8 @@ def find_environment(response: pb.DescribeResponse, name: str, version: str = ""
     """
     specs = [spec for spec in response.environments if spec.id == name]
     if not specs:
-        family = [spec for spec in response.environments if spec.id.rpartition("-v")[0] == name]
-        highest = max((int(spec.id.rpartition("-v")[2]) for spec in family), default=0)
-        specs = [spec for spec in family if spec.id == f"{name}-v{highest}"]
+        full_name = latest_name(name, (spec.id for spec in response.environments))
+        specs = [spec for spec in response.environments if spec.id == full_name]
     if not specs:
         ids = list(dict.fromkeys(spec.id for spec in response.environments))
         raise click.BadParameter(f"no environment {name!r} here{nearest(name, ids)}", param_hint="ENVIRONMENT")

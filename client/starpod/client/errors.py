@@ -212,18 +212,22 @@ class ReplayDiverged(SessionLost):
     """A replayed episode did not come out as it was first: the environment is not deterministic, though it says so.
 
     step: the turn at which it differed; 0 is the first observation, 1 the reply to the first turn.
-    expected_key, found_key: the state keys then and now. They are equal where only observation or reward differ.
+    what: the field that differed, and how where it is short.
+    expected_key, found_key: the state keys then and now. They are equal where only other fields differ.
     """
 
     default_advice = "give_up"
 
     def __init__(self, step: int, expected_key: bytes, found_key: bytes, what: str) -> None:
+        keys = (
+            "" if expected_key == found_key else f" (state key {expected_key.hex()} became {found_key.hex() or 'none'})"
+        )
         super().__init__(
-            f"The replay differs from the episode at step {step} ({what}): state key {expected_key.hex() or 'none'}"
-            f" became {found_key.hex() or 'none'}. The environment is not deterministic: its spec must say so,"
-            " then sessions are recovered from snapshots."
+            f"The replay differs from the episode at step {step}: {what}{keys}. The environment is not deterministic:"
+            " its spec must say so, then sessions are recovered from snapshots."
         )
         self.step = step
+        self.what = what
         self.expected_key = expected_key
         self.found_key = found_key
 

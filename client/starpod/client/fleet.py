@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
+from starpod.client.arguments import group_size, seed_number
 from starpod.client.connection import OPEN, RESTORE
 from starpod.client.errors import BadArgument, Overloaded, StarpodError
 from starpod.client.history import History, Opened, Restored, first_reply
@@ -140,12 +141,14 @@ class Fleet:
         version: str = "",
         lease_seconds: float = 0.0,
     ) -> list[Session]:
-        """A group of `count` sessions from one seed, together on one server.
+        """A group of `count` sessions from one seed, together on one server. "sokoban" means the highest "sokoban-vN".
 
         Members share the start and not the luck, unless `dynamics_seed` is given. Without a seed the server draws one.
         `version` is a range such as ">=1,<2"; the newest that fits is opened. `lease_seconds` 0: the server's default.
         Raises UnknownEnvironment, UnknownVersion and BadArgument with what was probably meant.
         """
+        count, seed = group_size("count", count), seed_number("seed", seed)
+        dynamics_seed = seed_number("dynamics_seed", dynamics_seed)
         want = want or Want()
         until = self.loop.time() + self.recovery.patience
         backoff = Backoff()
@@ -153,7 +156,7 @@ class Fleet:
             replica, spec = await self.pool.choose(environment_id, version, until)
             recoverable = self.recovery.enabled and spec.capabilities.deterministic
             request = pb.OpenRequest(
-                environment_id=environment_id,
+                environment_id=spec.id,
                 version=f"=={spec.version}",
                 options=options_struct(options),
                 seed=seed,
@@ -286,7 +289,7 @@ class Fleet:
         if not count:
             return []
         struct = options_struct(options)
-        requests = [pb.ResetRequest(seed=seed, options=struct) for seed in seeds]
+        requests = [pb.ResetRequest(seed=seed_number("seed", seed), options=struct) for seed in seeds]
         result: BatchResult[Observation] = BatchResult(self.loop.create_future(), count)
         for slot, (session, request) in enumerate(zip(sessions, requests, strict=True)):
             state = session.state

@@ -304,10 +304,12 @@ class Codec:
             self.observation_space = AnyText()
 
     def act(self, action: Any) -> Action:
-        """What a member of the action space says to the environment. Raises ValueError for a number that is none."""
+        """What a member of the action space says to the environment. Raises ValueError for what is no member."""
         if self._names:
-            if not 0 <= int(action) < len(self._names):
-                raise ValueError(f"There is no action {action}: they are 0 to {len(self._names) - 1}.")
+            if not self.action_space.contains(action):
+                known = ", ".join(f"{number} {name}" for number, name in enumerate(self._names))
+                hint = f"write step({self._names.index(action)})" if action in self._names else "write its number"
+                raise ValueError(f"There is no action {action!r}: {hint}. The actions are {known}.")
             return self._names[int(action)]
         return str(action) if isinstance(self.action_space, AnyText) else np.asarray(action)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import enum
 import functools
+import html
 import json
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
+from starpod.client.arguments import MAX_COUNT, whole_number
 from starpod.v1 import environment_pb2 as pb
 
 
@@ -37,6 +41,16 @@ class Image:
 
     data: bytes
     mime: str = "image/png"
+
+    def __repr__(self) -> str:
+        if self.data[:8] == b"\x89PNG\r\n\x1a\n" and len(self.data) >= 24:
+            width, height = struct.unpack(">II", self.data[16:24])
+            return f"Image({self.mime}, {width}x{height}, {len(self.data)} bytes)"
+        return f"Image({self.mime}, {len(self.data)} bytes)"
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(self.data).decode()
+        return f'<img src="data:{html.escape(self.mime)};base64,{data}">'
 
 
 Action = str | ToolCall | JSON | np.ndarray
@@ -83,6 +97,12 @@ class Limits:
     max_turns: int | None = None
     max_actions_per_turn: int | None = None
     max_actions: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if (value := getattr(self, name)) is not None:
+                hint = "write a whole number; 0 lifts the limit, None keeps what the environment says"
+                whole_number(name, value, 0, MAX_COUNT, hint)
 
     def to_proto(self) -> pb.LimitOverrides:
         return pb.LimitOverrides(
@@ -160,20 +180,48 @@ class Observation:
         return next((part for part in self.parts if isinstance(part, Image)), None)
 
     def __repr__(self) -> str:
-        return f"Observation({self.parts!r})"
+        shown = [*map(repr, self.parts)]
+        for name in ("valid_actions", "expert_action", "score"):
+            if (value := getattr(self, name)) is not None:
+                shown.append(f"{name}={value!r}")
+        if self.state_key:
+            shown.append(f"state_key={self.state_key.hex()}")
+        if self.agent_id:
+            shown.append(f"agent_id={self.agent_id!r}")
+        return f"Observation({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        """Texts and pictures, for notebooks."""
+        return "".join(
+            part._repr_html_()
+            if isinstance(part, Image)
+            else f"<pre>{html.escape(part if isinstance(part, str) else repr(part))}</pre>"
+            for part in self.parts
+        )
 
 
 class Transition:
     """The result of one turn.
 
     reward: the sum over the sub-actions.
+    actions: what was played.
     end_reason: why the episode is over, NONE while it is not.
     success: whether the task was solved; None while that is open or where the environment cannot say.
 
     Everything else is made when it is asked for, so that a trainer that reads texts and rewards pays for no more.
     """
 
-    __slots__ = ("end_reason", "message", "reward", "row_flags", "row_key", "row_shares", "row_text", "success")
+    __slots__ = (
+        "actions",
+        "end_reason",
+        "message",
+        "reward",
+        "row_flags",
+        "row_key",
+        "row_shares",
+        "row_text",
+        "success",
+    )
 
     def __init__(
         self,
@@ -185,6 +233,7 @@ class Transition:
         end_reason: EndReason,
         success: bool | None,
         message: pb.Transition | None,
+        actions: Actions = (),
     ) -> None:
         """The first fields are those of a row of columns; `message` is None for it, and stands for them otherwise."""
         self.row_text = row_text
@@ -195,9 +244,10 @@ class Transition:
         self.end_reason = end_reason
         self.success = success
         self.message = message
+        self.actions = actions
 
     @classmethod
-    def from_proto(cls, message: pb.Transition, *, show_key: bool = True) -> Transition:
+    def from_proto(cls, message: pb.Transition, actions: Actions = (), *, show_key: bool = True) -> Transition:
         """A transition that came as a message of its own. `show_key=False` hides a key that only recovery asked for."""
         return cls(
             "",
@@ -208,6 +258,7 @@ class Transition:
             EndReason(message.end_reason),
             message.success if message.HasField("success") else None,
             message,
+            actions,
         )
 
     @property
@@ -265,8 +316,24 @@ class Transition:
         return info
 
     def __repr__(self) -> str:
-        end = f", {self.end_reason.name}" if self.done else ""
-        return f"Transition({self.observation!r}, reward={self.reward}{end})"
+        return f"Transition({self.observation!r}, {self._summary()})"
+
+    def _repr_html_(self) -> str:
+        """What the agent sees, and what the turn gave, for notebooks."""
+        return f"{self.observation._repr_html_()}<p>{html.escape(self._summary())}</p>"
+
+    def _summary(self) -> str:
+        shown = [f"reward={self.reward}"]
+        outcomes = self.outcomes
+        actions = self.actions if len(self.actions) == len(outcomes) else range(len(outcomes))
+        invalid = [repr(action) for action, outcome in zip(actions, outcomes, strict=True) if not outcome.valid]
+        if invalid:
+            shown.append(f"invalid: {', '.join(invalid)}")
+        if self.done:
+            shown.append(self.end_reason.name)
+        if self.success is not None:
+            shown.append(f"success={self.success}")
+        return ", ".join(shown)
 
 
 # --- conversions ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
+from starpod.client.arguments import group_size, seed_number
 from starpod.client.connection import FORK, RENDER, SNAPSHOT
 from starpod.client.errors import BadArgument
 from starpod.client.history import History, Reseeded, first_reply
@@ -153,8 +154,8 @@ class Session:
         state = self.state
         keyed = state.history is not None and state.history.root.want.state_key
         request = pb.ResetRequest(
-            seed=seed,
-            dynamics_seed=dynamics_seed,
+            seed=seed_number("seed", seed),
+            dynamics_seed=seed_number("dynamics_seed", dynamics_seed),
             options=options_struct(options),
             want=want.to_proto(state_key=keyed) if want else None,
             limits=limits.to_proto() if limits else None,
@@ -184,6 +185,7 @@ class Session:
         actions give the same luck as in the original.
         """
         state, seeds = self.state, tuple(dynamics_seeds)
+        count = group_size("count", count)
 
         async def fork() -> list[Session]:
             response = await self._recovery.call(

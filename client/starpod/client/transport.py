@@ -104,6 +104,10 @@ class Backoff:
 
 def split_address(address: str) -> tuple[str, str]:
     """Host and port of "host:port", "[v6]:port" or ":port". Raises ValueError if it is not of that form."""
+    scheme, mark, rest = address.partition("://")
+    if mark:
+        secure = ", and pass tls=TLS() for a server with TLS" if scheme == "https" else ""
+        raise ValueError(f"{address!r} is not an address: write {rest.rstrip('/')!r}, without {scheme}://{secure}.")
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or (":" in host and not host.startswith("[")):
         raise ValueError(f"{address!r} is not an address: write host:port, e.g. 127.0.0.1:50051.")

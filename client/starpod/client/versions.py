@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 _COMPARATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     "==": operator.eq,
@@ -24,6 +24,12 @@ def parse_version(version: str) -> tuple[int, ...]:
         raise ValueError(f"{version!r} is not a version: write MAJOR.MINOR.PATCH.")
     numbers = [int(part) for part in version.split(".")]
     return tuple(numbers + [0] * (3 - len(numbers)))
+
+
+def latest_name(name: str, environment_ids: Iterable[str]) -> str:
+    """The id that a name without its `-vN` stands for: the highest of the family. The name itself if there is none."""
+    ids = {int(number): each for each in environment_ids if (number := each.removeprefix(f"{name}-v")).isdecimal()}
+    return ids[max(ids)] if ids else name
 
 
 def satisfies(version: str, wanted: str) -> bool:

@@ -16,7 +16,7 @@ from starpod.client.pool.placement import Host, least_loaded
 from starpod.client.pool.replica import Replica
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import Backoff, Transport, join_endpoint, split_address
-from starpod.client.versions import parse_version, satisfies
+from starpod.client.versions import latest_name, parse_version, satisfies
 from starpod.v1 import environment_pb2 as pb
 
 RESOLVE_SECONDS = 30.0
@@ -107,15 +107,18 @@ class ServerPool:
 
     async def choose(self, environment_id: str, version: str, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
         """The least loaded server with the newest version that fits, waiting for it until the loop time `until`.
+        `sokoban` means the highest `sokoban-vN`.
 
         Raises UnknownEnvironment, UnknownVersion, BadArgument for a range that is none, Overloaded, Unreachable.
         """
 
         def fits(spec: pb.EnvironmentSpec) -> bool:
-            return spec.id == environment_id and satisfies(spec.version, version)
+            return spec.id == full_name and satisfies(spec.version, version)
 
         wanted = environment_id, version
+        full_name = environment_id
         if wanted not in self._hosts:
+            full_name = latest_name(environment_id, (spec.id for replica in self.replicas for spec in replica.specs))
             try:
                 satisfies("0", version)
             except ValueError as error:
@@ -123,9 +126,9 @@ class ServerPool:
         found = await self._least_loaded(wanted, fits, until)
         if found is not None:
             return found
-        versions = [spec.version for spec in await self.describe() if spec.id == environment_id]
+        versions = [spec.version for spec in await self.describe() if spec.id == full_name]
         if versions:
-            raise unknown_version(environment_id, version, versions)
+            raise unknown_version(full_name, version, versions)
         raise unknown_environment(environment_id, [spec.id for replica in self.replicas for spec in replica.specs])
 
     async def choose_for(self, snapshot: Snapshot, until: float) -> tuple[Replica, pb.EnvironmentSpec]:

@@ -96,6 +96,7 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
         transition.row_flags, transition.row_shares, transition.message = flag, share, None
         transition.row_key = key if state.show_key else b""
         transition.end_reason, transition.success = reason, success
+        actions = transition.actions = state.actions
         if reason is not none:
             reply = ended(reply, reason, success)
         if state.checkpoints or state.waiting is not None:
@@ -105,7 +106,7 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
         state.last = transition
         history = state.history
         if history is not None:
-            history.actions.append(state.actions)
+            history.actions.append(actions)
             history.replies.append(reply)
         state.busy = False
         result = state.result

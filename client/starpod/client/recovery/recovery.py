@@ -67,7 +67,7 @@ class Recovery:
         assert isinstance(step, SessionState)
         message = response.transition
         show_key = step.show_key if step.want is None else step.step_shows_key
-        self._settle(step, Transition.from_proto(message, show_key=show_key), step_reply(message))
+        self._settle(step, Transition.from_proto(message, step.actions, show_key=show_key), step_reply(message))
 
     def refused(self, step: Step, error: StarpodError) -> None:
         """Waits, or brings the session back, and sends the step again."""

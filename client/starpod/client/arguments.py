@@ -1,0 +1,34 @@
+"""Checks of what callers pass: errors that say what to write instead."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**32 - 1
+
+
+def whole_number(name: str, value: SupportsIndex, least: int, most: int, hint: str) -> int:
+    """The value as an int. Raises TypeError or ValueError with the hint if it is none from `least` to `most`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: {hint}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name}={value!r}: {hint}")
+    return number
+
+
+def seed_number(name: str, seed: SupportsIndex | None) -> int | None:
+    """A seed, or None where the server is to draw it."""
+    if seed is None:
+        return None
+    return whole_number(name, seed, 0, MAX_SEED, f"a seed is a whole number from 0 to 2**64 - 1, e.g. {name}=1")
+
+
+def group_size(name: str, count: SupportsIndex) -> int:
+    """How many sessions a call makes."""
+    return whole_number(
+        name, count, 1, MAX_COUNT, f"write how many sessions to make, 1 or more, e.g. {name}=16"
+    )
