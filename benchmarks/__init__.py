@@ -1,5 +1,5 @@
 """What `make bench` runs. All clients and servers of a comparison use gRPC's core in the same way."""
 
-from starpod.client.polling import prefer_poller
+from starpod.cli.polling import prefer_poller
 
 prefer_poller()

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import machine
-from starpod.client.polling import SETTING, VARIABLE
+from starpod.cli.polling import SETTING, VARIABLE
 from tests.support import ROOT
 
 SERVER = """

@@ -29,6 +29,4 @@ def seed_number(name: str, seed: SupportsIndex | None) -> int | None:
 
 def group_size(name: str, count: SupportsIndex) -> int:
     """How many sessions a call makes."""
-    return whole_number(
-        name, count, 1, MAX_COUNT, f"write how many sessions to make, 1 or more, e.g. {name}=16"
-    )
+    return whole_number(name, count, 1, MAX_COUNT, f"write how many sessions to make, 1 or more, e.g. {name}=16")

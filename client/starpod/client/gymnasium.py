@@ -307,9 +307,12 @@ class Codec:
         """What a member of the action space says to the environment. Raises ValueError for what is no member."""
         if self._names:
             if not self.action_space.contains(action):
+                hint = f"write a number from 0 to {len(self._names) - 1}"
+                if action in self._names:
+                    hint = f"write step({self._names.index(action)})"
                 known = ", ".join(f"{number} {name}" for number, name in enumerate(self._names))
-                hint = f"write step({self._names.index(action)})" if action in self._names else "write its number"
-                raise ValueError(f"There is no action {action!r}: {hint}. The actions are {known}.")
+                shown = repr(action) if isinstance(action, str) else action
+                raise ValueError(f"There is no action {shown}: {hint}. The actions are {known}.")
             return self._names[int(action)]
         return str(action) if isinstance(self.action_space, AnyText) else np.asarray(action)
 

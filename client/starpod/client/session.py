@@ -12,7 +12,7 @@ from starpod.client.connection import FORK, RENDER, SNAPSHOT
 from starpod.client.errors import BadArgument
 from starpod.client.history import History, Reseeded, first_reply
 from starpod.client.observation import Action, EndReason, Limits, Observation, Transition, Want, as_actions
-from starpod.client.recovery.hot_path import submit
+from starpod.client.recovery.hot_path import submit_one
 from starpod.client.recovery.rebuild import new_key
 from starpod.client.recovery.recovery import Recovery
 from starpod.client.recovery.reset import PendingReset
@@ -134,8 +134,7 @@ class Session:
         state = self.state
         if state.busy:
             await state.acquire()
-        result: BatchResult[Transition] = BatchResult(state.replica.loop.create_future())
-        submit(state, taken, want, result, 0)
+        result = submit_one(state, taken, want)
         await result.future
         if result.failed:
             raise result.first_error()

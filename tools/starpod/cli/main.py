@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import click
 
-from starpod.client.polling import prefer_poller
-from starpod.client.spelling import nearest
+from starpod.cli.polling import prefer_poller
+from starpod.report.terminal import visible
 
 # Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
 NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -72,6 +72,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in SUBCOMMANDS and not name.startswith("-"):
+            from starpod.client.spelling import nearest  # loads gRPC, which `prefer_poller` must come before
+
             raise click.UsageError(f"no command {name!r}{nearest(name, list(SUBCOMMANDS))}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -17,11 +17,37 @@ from starpod.client.observation import Action, Actions, EndReason, Transition, W
 from starpod.client.pool.replica import Replica
 from starpod.client.recovery.state import CLOSED, BatchResult, SessionState
 
+new = object.__new__
+
+
+def submit_one(state: SessionState, actions: Actions, want: Want | None) -> BatchResult[Transition]:
+    """Sends a step: no other call may be in flight. Returns where its result will be."""
+    replica = state.replica
+    result: BatchResult[Transition] = new(BatchResult)  # its __init__ would take twice as long
+    result.future = replica.loop.create_future()
+    result.values = [None]  # type: ignore[list-item]
+    result.missing = 1
+    result.failed = False
+    queue = replica.queue
+    if want is not None or len(actions) != 1 or type(actions[0]) is not str or state.closed or not queue.columns:
+        submit(state, actions, want, result, 0)
+        return result
+    state.busy = state.plain = True
+    state.actions = actions
+    state.want = None
+    state.result = result
+    state.slot = 0
+    steps = queue.ready_steps
+    steps.append(state)
+    if len(steps) == 1:  # else it is awake already
+        replica.wake()
+    return result
+
 
 def submit(
     state: SessionState, actions: Actions, want: Want | None, result: BatchResult[Transition], slot: int
 ) -> None:
-    """Sends a step: no other call may be in flight. What becomes of it, the result is told."""
+    """Sends a step whose result goes to that slot: no other call may be in flight."""
     state.busy = True
     state.result = result
     state.slot = slot
@@ -31,19 +57,12 @@ def submit(
     state.actions = actions
     if want is None:
         state.want = None
-        state.plain = type(actions[0]) is str if len(actions) == 1 else set(map(type, actions)) <= {str}
+        state.plain = set(map(type, actions)) <= {str}
     else:
         state.want = want.to_proto(state_key=state.history is not None)
         state.step_shows_key = want.state_key
         state.plain = False
-    replica = state.replica
-    if state.plain and replica.queue.columns:
-        steps = replica.queue.ready_steps
-        steps.append(state)
-        if len(steps) == 1:  # else it is awake already
-            replica.wake()
-    else:
-        replica.submit(state)
+    state.replica.submit(state)
 
 
 async def submit_texts(
@@ -88,7 +107,6 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
     # A row's entry in the log, made as `history.step_reply` does.
     replies: Iterable[Reply] = zip(keys, map(hash, texts), rewards, flags, shares, strict=True)
     states: Iterable[SessionState] = batch.steps  # type: ignore[assignment]
-    new = object.__new__
     rows = zip(states, texts, rewards, keys, flags, shares, replies, reasons, successes)  # noqa: B905 - it is slower
     for state, text, reward, key, flag, share, reply, reason, success in rows:
         transition = new(Transition)  # its __init__ would take twice as long
