@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import click
 
 from starpod.cli.polling import prefer_poller
-from starpod.report.terminal import visible
 
 # Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
 NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
