@@ -1,4 +1,4 @@
-"""Environments of the benchmarks: a lake with slow steps, a lake in a process of its own, observations of a given size.
+"""Environments of the benchmarks: lakes with slow steps, without limits, in a process of its own; large observations.
 
 starpod serve --environment-module benchmarks/serving/environments.py --threads 512 slow_lake-v1
 """
@@ -19,6 +19,7 @@ from starpod.env_server.environment import (
     EnvironmentOptions,
     EnvironmentSpec,
     Image,
+    Limits,
     Outcome,
     Part,
 )
@@ -55,6 +56,12 @@ class SlowLake(FrozenLake):
         if self.options.shortest:
             time.sleep(delay(self.dynamics_seed, self.steps, self.options.shortest, self.options.longest))
         return super().step(action)
+
+
+class EndlessLake(FrozenLake):
+    """The lake without limits, for programs that cannot ask for other limits: a walk of 50 turns ends by itself."""
+
+    spec = replace(FrozenLake.spec, id="endless_lake-v1", limits=Limits())
 
 
 def delay(seed: int, step: int, shortest: float, longest: float) -> float:

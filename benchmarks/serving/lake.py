@@ -24,6 +24,8 @@ LAKE_WALK = ("Right", "Left") * 22 + ("Down", "Down", "Right", "Right", "Down", 
 NO_LIMITS = Limits()
 SLOW_SERVER = ("--environment-module", "benchmarks/serving/environments.py", "--threads", "512", "slow_lake-v1")
 
+ENDLESS_SERVER = ("--environment-module", "benchmarks/serving/environments.py", "endless_lake-v1")
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

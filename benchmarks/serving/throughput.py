@@ -22,7 +22,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, machine, only_on
-from benchmarks.serving.lake import TASK
+from benchmarks.serving.lake import ENDLESS_SERVER, TASK
 from benchmarks.serving.measure import Measurement
 from benchmarks.serving.report import Result, print_table, write_json, write_plot
 from benchmarks.serving.ways import WAYS, Way
@@ -33,6 +33,7 @@ WARM_UP_SECONDS = 0.3
 COMMANDS = {
     "starpod": ["-m", "starpod.cli.main", "serve", *TASK.serve, "--max-sessions", "20000"],
     "starpod_2": ["-m", "starpod.cli.main", "serve", *TASK.serve, "--max-sessions", "20000", "--workers", "2"],
+    "starpod_endless": ["-m", "starpod.cli.main", "serve", *ENDLESS_SERVER],
     "openenv": ["-m", "benchmarks.peers.openenv_server"],
     "openenv_tuned": ["-m", "benchmarks.peers.openenv_server", "--tuned"],
     "dm_env_rpc": ["-m", "benchmarks.peers.dm_env_rpc_server"],

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK, new_episode
+from benchmarks.serving.lake import CHOSEN, ENVIRONMENT, OPTIONS, WALK, new_episode
 from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from starpod.client import Fleet, Limits, Session
 from starpod.env_server.episode import Want
@@ -29,7 +30,8 @@ UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """server: what `address` must serve: starpod, starpod_2 (two workers), openenv, openenv_tuned, dm_env_rpc, or none.
+    """server: what `address` must serve: starpod, starpod_2 (two workers), starpod_endless (a lake without limits),
+    openenv, openenv_tuned, dm_env_rpc, or none.
     open: readies that many sessions. most: sessions beyond which it is left out, where one more costs a process, a
     connection or a thread."""
 
@@ -231,6 +233,38 @@ async def open_coroutines(address: str, sessions: int) -> AsyncIterator[Run]:
         yield lambda seconds: drive(players, seconds)
 
 
+@contextlib.asynccontextmanager
+async def open_load(address: str, sessions: int) -> AsyncIterator[Run]:
+    """`starpod load`, a process of its own: a closed loop of the same walk on the same lake, without limits."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        head = {"format": "starpod-load-recording", "version": 1, "environment": "", "episodes": 1}
+        lines = (head, {"seed": 0, "turns": [[action] for action in WALK]})
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+        file.flush()
+        words = [address, "-e", "endless_lake", "--policy", f"recorded:{file.name}", "--sessions", str(sessions)]
+        words += [word for name, value in OPTIONS.items() for word in ("--option", f"{name}={json.dumps(value)}")]
+
+        async def run(seconds: float) -> Measurement:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "starpod.cli.main", "load", *words, "--seconds", str(seconds), "--json", "-"),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                cwd=ROOT,
+            )
+            out, _ = await process.communicate()
+            (stage,) = json.loads(out)["stages"]
+            step, (generator,) = stage["calls"]["step"], stage["generators"]
+            return Measurement(
+                stage["steps"],
+                stage["seconds"],
+                step["p50_ms"] / 1e3,
+                step["p99_ms"] / 1e3,
+                client_cpu=generator["process_cpu_share"] * stage["seconds"],
+            )
+
+        yield run
+
+
 async def _march(
     sessions: int, seconds: float, reset: Callable[[], Awaitable[None]], step: Callable[[int, str], Awaitable[None]]
 ) -> Measurement:
@@ -345,6 +379,7 @@ WAYS = (
     Way("starpod, step_many", "starpod", open_step_many),
     Way("starpod, step_many, 2 workers", "starpod_2", open_step_many),
     Way("starpod, coroutines", "starpod", open_coroutines),
+    *((Way("starpod load", "starpod_endless", open_load),) if CHOSEN == "lake" else ()),
     Way("starpod, without columns", "starpod", open_stream_calls, most=1024),
     Way("starpod, unary", "starpod", open_unary, most=1024),
     Way("starpod, unary, blocking", "starpod", open_blocking_unary, most=1),

@@ -56,7 +56,7 @@ def test_a_broken_step_is_one_failure(tmp_path: Path, step: str, cause: str) -> 
     failures = _failures(results)
     assert list(failures) == ["C-30"]
     assert cause in failures["C-30"]
-    assert "To mend it" not in failures["C-30"]
+    assert "To fix it" not in failures["C-30"]
     skipped = {result.message for result in results if result.status == "skipped"}
     assert "a bug is in the way, which C-30 tells" in skipped
 

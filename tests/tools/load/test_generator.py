@@ -13,6 +13,7 @@ from starpod.load import generator, sessions
 from starpod.load.generator import RunEnded
 from starpod.load.measurements import Histogram
 from starpod.load.plan import Stage, Think, Turns
+from starpod.load.wire import GrpcServer
 from tests.support import ServerProcess, start_server
 from tests.tools.load.conftest import LAKE, LAZY, make_plan, play
 from tests.tools.load.lazy import STALL_SECONDS
@@ -173,6 +174,26 @@ async def test_a_missed_deadline_is_counted_and_asked_again(server: ServerProces
     (report,) = (await play(plan, Stage("late", 2, 1.0, 0.0))).reports
     assert set(report["errors"]["classes"]) == {"deadline"}
     assert report["calls"]["step"]["count"] > 0  # the same step again had its reply
+
+
+@minutes
+async def test_a_session_that_never_answers_is_given_up_and_its_late_reply_ignored(server: ServerProcess) -> None:
+    plan = make_plan(server.address, environment="waits-v1", options={"milliseconds": 1500.0}, timeout=0.1)
+    played = await play(plan, Stage("silent", 2, 3.0, 0.0))
+    (report,) = played.reports
+    assert set(report["errors"]["classes"]) == {"deadline"}
+    assert report["calls"]["open"]["count"] > 2
+    assert "step" not in report["calls"]
+    assert len(played.generator.sessions.all) == 2
+    assert played.generator.sessions.in_flight >= 0
+
+
+async def test_steps_that_are_ready_share_a_message(server: ServerProcess) -> None:
+    played = await play(make_plan(server.address), Stage("many", 64, 1.0, 0.0))
+    (report,) = played.reports
+    (driven,) = played.generator.sessions.servers
+    assert isinstance(driven, GrpcServer)
+    assert report["calls"]["step"]["count"] > 8 * driven.messages_sent
 
 
 @minutes

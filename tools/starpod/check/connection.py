@@ -1,4 +1,4 @@
-"""One connection to a server under test: generated stubs, bare calls, and nothing that repairs anything."""
+"""One connection to a server under test: generated stubs, bare calls, no recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test raises where a server does not meet a requirement, or cannot show that it does; and comparisons."""
+"""Expectations of tests: what they raise where a requirement is not met or cannot be shown, and comparisons."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ADVICE = {
 class Unmet(Exception):
     """The server does not meet the requirement."""
 
-    def __init__(self, expected: str, got: str, mend: str = "") -> None:
-        super().__init__(f"expected {expected}; got {got}" + (f". To mend it: {mend}" if mend else ""))
+    def __init__(self, expected: str, got: str, fix: str = "") -> None:
+        super().__init__(f"expected {expected}; got {got}" + (f". To fix it: {fix}" if fix else ""))
 
 
 class Broken(Unmet):
@@ -50,13 +50,13 @@ class TooBusy(NotShown):
         super().__init__("this machine is too busy to call in time")
 
 
-def expect(met: bool, expected: str, got: object, mend: str = "") -> None:
-    """Raises Unmet with what was expected, what came and how to mend it, unless `met`."""
+def expect(met: bool, expected: str, got: object, fix: str = "") -> None:
+    """Raises Unmet with what was expected, what came and how to fix it, unless `met`."""
     if not met:
-        raise Unmet(expected, str(got), mend)
+        raise Unmet(expected, str(got), fix)
 
 
-def expect_same(expected: Message, got: Message, what: str, mend: str = "") -> None:
+def expect_same(expected: Message, got: Message, what: str, fix: str = "") -> None:
     """Raises Unmet, with the first lines that differ, unless the messages are equal."""
     if expected == got:
         return
@@ -64,18 +64,18 @@ def expect_same(expected: Message, got: Message, what: str, mend: str = "") -> N
     length = max(len(left), len(right))
     for a, b in zip([*left, *[""] * (length - len(left))], [*right, *[""] * (length - len(right))], strict=True):
         if a != b:
-            raise Unmet(f"{what} with `{a.strip()[:200] or 'nothing more'}`", f"`{b.strip()[:200] or 'nothing'}`", mend)
-    raise Unmet(what, "another message", mend)
+            raise Unmet(f"{what} with `{a.strip()[:200] or 'nothing more'}`", f"`{b.strip()[:200] or 'nothing'}`", fix)
+    raise Unmet(what, "another message", fix)
 
 
-def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, mend: str = "") -> None:
+def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, fix: str = "") -> None:
     """Raises Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
 
     `info` does not count: a server may put in there how long the turn took.
     """
-    expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", mend)
+    expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", fix)
     for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
-        expect_same(_without_info(left), _without_info(right), f"turn {turn} of {what}", mend)
+        expect_same(_without_info(left), _without_info(right), f"turn {turn} of {what}", fix)
 
 
 def _without_info(transition: pb.Transition) -> pb.Transition:

@@ -1,4 +1,4 @@
-"""What a requirement's test works with: the server, one environment, and sessions that clean up after themselves."""
+"""Probes: the access of one test to a server and an environment, with sessions that are closed after it."""
 
 from __future__ import annotations
 
@@ -386,13 +386,13 @@ class Probe:
 
     # --- expectations ----------------------------------------------------------------------------------------------
 
-    async def refused(self, what: str, method: str, request: Message, *codes: str, mend: str = "") -> Refusal:
+    async def refused(self, what: str, method: str, request: Message, *codes: str, fix: str = "") -> Refusal:
         """How the server refuses the call. Raises Unmet if it does not, or not with one of `codes`."""
         refusal = await self.connection.refusal(method, request)
         wanted = " or ".join(codes)
-        expect(refusal is not None, f"{what} to be refused with {wanted}", "OK", mend)
+        expect(refusal is not None, f"{what} to be refused with {wanted}", "OK", fix)
         assert refusal is not None
-        expect(refusal.code in codes, f"{what} to be refused with {wanted}", refusal, mend)
+        expect(refusal.code in codes, f"{what} to be refused with {wanted}", refusal, fix)
         return refusal
 
 

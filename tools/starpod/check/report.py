@@ -68,10 +68,10 @@ class Terminal(Observer):
             for reason, ids in skipped.items():
                 self.console.print(f"[dim]- skipped, {escape(reason)}: {', '.join(ids)}[/]", highlight=False)
             counts = Counter(result.status for result in environment.results)
-            told = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])
+            found = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])
             warnings = sum(r.status == "failed" and not r.breaks for r in environment.results)
             more = f", [yellow]{warnings} of them a warning[/]" if warnings else ""
-            self.console.print(f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {told}{more}")
+            self.console.print(f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {found}{more}")
         verdict = "[bold green]keeps the contract[/]" if report.passed else "[bold red]does not keep the contract[/]"
         self.console.print(f"{report.address} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
 

@@ -1,4 +1,4 @@
-"""How sure a figure is, and what changed from one report to another.
+"""Uncertainty of figures, and what changed from one report to another.
 
 The intervals of a run are drawn again and again, as if it had been run as often (bootstrap).
 """

@@ -157,7 +157,7 @@ class Generator:
         if stage.rate is None:
             spread = min(0.1, stage.warmup / 2) / max(len(ready), 1)
             for place, session in enumerate(ready):
-                # Not all at once: agents have no common beat.
+                # Not all at once: agents are not synchronised.
                 wait = self._plan.think.draw(self._rng) if self._plan.think else place * spread
                 self._loop.call_later(wait, self._act, session, self._stage_number)
             return

@@ -1,7 +1,6 @@
-"""What a run measures: latencies, steps, errors by class, and the servers' own times.
+"""Measurements of a run: latencies, steps, errors by class, and the servers' own times.
 
-A generator writes into a Log and hands over an Interval at a time; whoever leads the generators adds them up in a
-StageResult.
+A generator writes into a Log and hands over an Interval at a time; GeneratorProcesses adds them up in a StageResult.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ ErrorKey = tuple[int, str, str]
 
 @dataclass(slots=True)
 class ServerTime:
-    """What the servers told of their time, in seconds, summed over so many calls. queue: known of unary calls alone."""
+    """What the servers said of their time, in seconds, summed over so many calls. queue: known of unary calls alone."""
 
     calls: int = 0
     environment: float = 0.0

@@ -57,7 +57,7 @@ def _title(report: Mapping[str, Any]) -> str:
 def _head(report: Mapping[str, Any]) -> str:
     server, plan = report["server"], report["plan"]
     replicas = server["replicas"]
-    told = [
+    facts = [
         f"{server['name']} {server['version']}".strip() or server["kind"],
         replicas[0] if len(replicas) == 1 else f"{len(replicas)} replicas",
         {"stream": "one Stream for all sessions", "unary": "unary calls", "openenv": "a WebSocket for each session"}[
@@ -81,7 +81,7 @@ def _head(report: Mapping[str, Any]) -> str:
     of = "" if len(report["stages"]) == 1 else f'<p class="muted">The figures below are of: {escape(stage["name"])}</p>'
     return (
         f"<h1>{escape(_title(report))}</h1>"
-        f'<p class="muted">{escape(" · ".join(told))}</p>{of}<div class="hero">{"".join(tiles)}</div>'
+        f'<p class="muted">{escape(" · ".join(facts))}</p>{of}<div class="hero">{"".join(tiles)}</div>'
     )
 
 
@@ -314,13 +314,13 @@ def _calls(stage: Mapping[str, Any]) -> str:
 
 
 def _server_time(stage: Mapping[str, Any]) -> str:
-    told = stage["server_time"]
-    if not told or not told["latency_ms"]:
+    times = stage["server_time"]
+    if not times or not times["latency_ms"]:
         return '<h3>Where the time goes</h3><p class="muted">The server does not tell its own time.</p>'
     parts = [
-        ("in the environment", told["environment_ms"], 2),
-        ("elsewhere in the server", max(told["total_ms"] - told["environment_ms"], 0.0), 0),
-        ("on the way, and in this generator", max(told["latency_ms"] - told["total_ms"], 0.0), 5),
+        ("in the environment", times["environment_ms"], 2),
+        ("elsewhere in the server", max(times["total_ms"] - times["environment_ms"], 0.0), 0),
+        ("on the way, and in this generator", max(times["latency_ms"] - times["total_ms"], 0.0), 5),
     ]
     whole = sum(value for _, value, _ in parts) or 1.0
     bar = "".join(
@@ -330,9 +330,9 @@ def _server_time(stage: Mapping[str, Any]) -> str:
         f'<span><i style="background:var(--c{colour})"></i>{name} {milliseconds(value)}</span>'
         for name, value, colour in parts
     )
-    call, around = milliseconds(told["latency_ms"]), milliseconds(told["overhead_ms"])
+    call, around = milliseconds(times["latency_ms"]), milliseconds(times["overhead_ms"])
     return (
-        f'<h3>Where the time goes</h3><p class="muted">Means of {told["calls"]:,} calls of all kinds, as the server'
+        f'<h3>Where the time goes</h3><p class="muted">Means of {times["calls"]:,} calls of all kinds, as the server'
         f" tells them: {call} a call, {around} of it around the environment.</p>"
         f'<div class="split">{bar}</div><p class="key">{key}</p>'
     )

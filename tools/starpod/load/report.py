@@ -1,4 +1,4 @@
-"""What a run found, as JSON values; see docs/load.md for each of them."""
+"""The report of a run as JSON values; docs/load.md explains each field."""
 
 from __future__ import annotations
 
@@ -166,20 +166,20 @@ def _count_errors(errors: Mapping[ErrorKey, Failures], calls: int) -> dict[str, 
 
 def _server_time(result: StageResult) -> dict[str, Any] | None:
     """Means over the calls of the measured time: in the server, in its environments, and on the way."""
-    told = ServerTime()
+    times = ServerTime()
     for summary in result.summaries:
-        told.add(summary.server)
-    if not told.calls:
+        times.add(summary.server)
+    if not times.calls:
         return None
     latencies = result.measured.latencies
     seen = Histogram.sum(
         histogram for (call, sent), histogram in latencies.items() if sent is ((call, True) in latencies)
     )
-    environment, total = told.environment / told.calls, told.total / told.calls
+    environment, total = times.environment / times.calls, times.total / times.calls
     return {
-        "calls": told.calls,
+        "calls": times.calls,
         "environment_ms": _ms(environment),
-        "queue_ms": _ms(told.queue / told.calls) if told.queue else None,
+        "queue_ms": _ms(times.queue / times.calls) if times.queue else None,
         "total_ms": _ms(total),
         "latency_ms": _ms(seen.mean),
         "overhead_ms": _ms(seen.mean - environment),

@@ -105,7 +105,7 @@ class Requirement:
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Reads `NAME SIGN VALUE`. Raises ValueError that says what is wrong and how to mend it."""
+    """Reads `NAME SIGN VALUE`. Raises ValueError that says what is wrong and how to fix it."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not NAME SIGN VALUE, as in step.p99<20ms, errors=0 or steps_per_second>1000")

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live table on a terminal, plain lines elsewhere."""
+"""The screen of a run: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -170,10 +170,10 @@ def _stage_table(stage: Mapping[str, Any]) -> Group:
             table.add_row("  from sent", *_cells(figures["service"]), style="dim")
     lines = [f"{stage['steps_per_second']:,.1f} steps/s"]
     if stage["server_time"]:
-        told = stage["server_time"]
+        times = stage["server_time"]
         lines.append(
-            f"a call took {_ms(told['latency_ms'])} on average: {_ms(told['environment_ms'])} in the environment,"
-            f" {_ms(told['overhead_ms'])} around it ({_ms(told['total_ms'])} in the server)"
+            f"a call took {_ms(times['latency_ms'])} on average: {_ms(times['environment_ms'])} in the environment,"
+            f" {_ms(times['overhead_ms'])} around it ({_ms(times['total_ms'])} in the server)"
         )
     busy = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
     lines.append(f"generators' event loops were {busy} busy")

@@ -107,10 +107,10 @@ class Sessions:
         return "no server answers: " + "; ".join(f"{each.place.address}: {each.error}" for each in self.servers)
 
     def server_time(self) -> ServerTime:
-        """What all servers have told of their time so far."""
+        """Sums of what all servers have said of their time so far."""
         total = ServerTime()
         for server in self.servers:
-            total.add(server.told())
+            total.add(server.server_time())
         return total
 
     def _count_missed_deadlines(self, now: float) -> None:
@@ -197,9 +197,9 @@ class Sessions:
     def _call_aside(self, server: Server, call: str, request: Any) -> None:
         """A call that belongs to no session."""
         if server.ready:
-            nobody = LoadSession(NO_SESSION, self.all[0].policy)
-            nobody.server = server
-            self._issue(nobody, call, request)
+            caller = LoadSession(NO_SESSION, self.all[0].policy)
+            caller.server = server
+            self._issue(caller, call, request)
 
     def _open_next(self) -> None:
         if self._queue:

@@ -1,4 +1,4 @@
-"""How the calls of sessions travel: a server over the fleet's connection, and what a session is to it."""
+"""Servers as a generator drives them, over the fleet's connection, and the sessions whose calls they carry."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LoadSession(Step):
 
 
 class Receiver(Protocol):
-    """Who is told what became of calls. sees: the policies look at observations."""
+    """Is told what became of calls. sees: the policies look at observations."""
 
     sees: bool
 
@@ -127,8 +127,8 @@ class Server(ABC):
         for session in sessions:
             self.send(session)
 
-    def told(self) -> ServerTime:
-        """What the server has told of its time so far."""
+    def server_time(self) -> ServerTime:
+        """Sums of what the server has said of its time so far."""
         return ServerTime()
 
 
@@ -173,16 +173,21 @@ class GrpcServer(Server):
     def send_steps(self, sessions: Sequence[LoadSession]) -> None:
         self._connection.submit_steps(sessions)
 
-    def told(self) -> ServerTime:
+    def server_time(self) -> ServerTime:
         timed = self._connection
         return ServerTime(timed.calls_timed, timed.environment_ms / 1e3, timed.queue_ms / 1e3, timed.server_ms / 1e3)
+
+    @property
+    def messages_sent(self) -> int:
+        """On the Stream."""
+        return self._connection.messages_sent
 
     def _changed(self) -> None:
         if self._connection.ready:
             self._connection.queue.calls_allowed = 0  # how a server refuses what is too much is to be seen
             self._receiver.connected()
 
-    # --- what became of steps (connection.StepReceiver) ------------------------------------------------------------
+    # --- outcomes of steps (connection.StepReceiver) ------------------------------------------------------------
 
     def stepped(self, batch: StepBatch) -> None:
         self._receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]

@@ -50,5 +50,5 @@ class _Escaped:
 
 def _escaped(segments: Iterable[Segment]) -> Iterable[Segment]:
     for text, style, control in segments:
-        # Links are made by markup and by nobody here, but a style could bring one.
+        # Links are made by markup, of which there is none here, but a style could bring one.
         yield Segment(text if control else visible(text), style, control)

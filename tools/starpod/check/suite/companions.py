@@ -1,4 +1,4 @@
-"""What goes with the service: health, reflection, tokens, trace context."""
+"""Companions of the service: health, reflection, tokens, trace context."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ async def token(probe: Probe) -> None:
             except grpc.aio.AioRpcError as error:
                 _expect_unauthenticated(error, f"{method} with {metadata or 'no token'}")
             else:
-                mend = "check `authorization: Bearer TOKEN` before every call"
-                raise Unmet(f"UNAUTHENTICATED from {method} with {metadata or 'no token'}", "OK", mend)
+                fix = "check `authorization: Bearer TOKEN` before every call"
+                raise Unmet(f"UNAUTHENTICATED from {method} with {metadata or 'no token'}", "OK", fix)
         if probe.server.capabilities.stream:
             await _expect_no_stream(probe, metadata)
 
@@ -180,8 +180,8 @@ async def pinged(probe: Probe) -> None:
         return
     except grpc.aio.AioRpcError as error:
         expected = f"a silent Stream to live with a ping every {PING_SECONDS:g} s"
-        mend = "let the server bear them: grpc.http2.min_ping_interval_without_data_ms = 5000"
-        raise Unmet(expected, str(from_error(error)), mend) from error
+        fix = "let the server bear them: grpc.http2.min_ping_interval_without_data_ms = 5000"
+        raise Unmet(expected, str(from_error(error)), fix) from error
     finally:
         stream.cancel()
     raise Unmet("silence on a Stream without calls", str(got).strip() or "its end")

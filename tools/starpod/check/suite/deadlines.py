@@ -35,7 +35,7 @@ async def past_deadline(probe: Probe) -> None:
     handle = await probe.seeded()
     usual = statistics.median([await _seconds(handle.step(turn)) for turn in script.turns])
     deadlines = itertools.cycle((0.5 * usual, 0.02, AT_ONCE, 0.3, 0.8 * usual))
-    mend = "finish the work when the caller has gone, and cache the reply"
+    fix = "finish the work when the caller has gone, and cache the reply"
     left = 0
     for _ in range(3):
         handle = await probe.seeded()
@@ -43,7 +43,7 @@ async def past_deadline(probe: Probe) -> None:
         for turn in script.turns:
             left += await _hurried(probe, "Step", handle.request(turn), next(deadlines)) is None
             got.append(await handle.step(turn))
-        expect_played(script.transitions, got, "the episode with Steps past their deadline", mend)
+        expect_played(script.transitions, got, "the episode with Steps past their deadline", fix)
         if left >= LEAVERS:
             return
     if not left:

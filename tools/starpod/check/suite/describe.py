@@ -1,4 +1,4 @@
-"""What Describe says."""
+"""Describe: the server's identity, its environments and their options."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ async def instance(probe: Probe) -> None:
     reply: pb.DescribeResponse = await probe.second_connection().call("Describe", pb.DescribeRequest())
     opened = await probe.open()
     expected = f"instance id {probe.server.instance_id!r}"
-    mend = "draw the id once, when the process starts"
+    fix = "draw the id once, when the process starts"
     expect(
         reply.instance_id == probe.server.instance_id,
         f"{expected} over another connection",
         repr(reply.instance_id),
-        mend,
+        fix,
     )
-    expect(opened.instance_id == probe.server.instance_id, f"{expected} from Open", repr(opened.instance_id), mend)
+    expect(opened.instance_id == probe.server.instance_id, f"{expected} from Open", repr(opened.instance_id), fix)

@@ -41,9 +41,9 @@ async def keep(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         copy = (await probe.fork(handle, randomness=randomness))[0]
-        mend = "copy the random stream at its present place"
+        fix = "copy the random stream at its present place"
         rest = await copy.play(script.turns[handle.index :])
-        expect_played(script.transitions[handle.index :], rest, "the rest of the episode in a copy", mend)
+        expect_played(script.transitions[handle.index :], rest, "the rest of the episode in a copy", fix)
 
 
 @must("F-03", "A fork and what happens to its copies leave the original and the other copies as they are.")
@@ -55,8 +55,8 @@ async def independent(probe: Probe) -> None:
     await probe.connection.call("Reset", pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
     expected = script.transitions[handle.index :]
     for what, seat in (("the original", handle), ("another copy", third)):
-        mend = "copy the state deeply"
-        expect_played(expected, await seat.play(rest), f"the episode of {what} beside stepped and reset copies", mend)
+        fix = "copy the state deeply"
+        expect_played(expected, await seat.play(rest), f"the episode of {what} beside stepped and reset copies", fix)
 
 
 @must("F-04", "Closing the original leaves its copies alive.")
@@ -72,8 +72,8 @@ async def survivors(probe: Probe) -> None:
 async def reseeded(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
-    told = [copy.session.dynamics_seed for copy in copies]
-    expect(told == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", told)
+    found = [copy.session.dynamics_seed for copy in copies]
+    expect(found == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", found)
     again = (await probe.fork(handle, randomness=RESEED, dynamics_seeds=[5]))[0]
     rest = script.turns[handle.index :]
     plays = [await copy.play(rest) for copy in (copies[1], copies[2], again)]
@@ -125,8 +125,8 @@ async def keyed(probe: Probe) -> None:
     await handle.step()
     replies.append(await probe.create("Fork", request))
     ids = {tuple(session.session_id for session in reply.sessions) for reply in replies}
-    mend = "look the key up before the place is checked"
-    expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", mend)
+    fix = "look the key up before the place is checked"
+    expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", fix)
     request.count = 3
     await probe.refused("another Fork under the same key", "Fork", request, "FAILED_PRECONDITION")
     other = probe.open_request(key=request.key)

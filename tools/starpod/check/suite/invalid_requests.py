@@ -45,8 +45,8 @@ async def kindless(probe: Probe) -> None:
     if not probe.target.repeats:
         return
     script = probe.script()
-    mend = "look at all actions before the first"
-    expect_played(script.transitions, await handle.play(script.turns), "the episode after a malformed Step", mend)
+    fix = "look at all actions before the first"
+    expect_played(script.transitions, await handle.play(script.turns), "the episode after a malformed Step", fix)
 
 
 @must("C-85", "More sub-actions than max_step_actions in one Step are INVALID_ARGUMENT and change nothing.")
@@ -158,8 +158,8 @@ async def helpful(probe: Probe) -> None:
         refusal = await probe.connection.refusal("Open", request)
         if refusal is None or refusal.code != "NOT_FOUND":
             continue  # another requirement's failure
-        told = refusal.metadata.get(key, "")
-        expect(expected in told.split(","), f"metadata {key!r} with {expected}", repr(told), f"say what is {key}")
+        found = refusal.metadata.get(key, "")
+        expect(expected in found.split(","), f"metadata {key!r} with {expected}", repr(found), f"say what is {key}")
 
 
 @must(

@@ -59,7 +59,7 @@ async def expiry(probe: Probe) -> None:
 
 
 async def expect_reaped(
-    probe: Probe, handles: Sequence[Handle], waits: Sequence[float], kind: str, which: str, mend: str
+    probe: Probe, handles: Sequence[Handle], waits: Sequence[float], kind: str, which: str, fix: str
 ) -> None:
     """Looks at another one of sessions with a lease of LEASE after each wait, in seconds, until one is gone."""
     for handle, seconds in zip(handles, waits, strict=True):
@@ -69,7 +69,7 @@ async def expect_reaped(
             expect(refusal.code == "NOT_FOUND", f"NOT_FOUND of a {kind} whose lease ran out", refusal)
             return
     waited = f"{sum(waits):g} s after a lease of {LEASE:g} s"
-    raise Unmet(f"{which} to be gone", f"an answer from it {waited}", mend)
+    raise Unmet(f"{which} to be gone", f"an answer from it {waited}", fix)
 
 
 @must("C-74", "Renew and every other call keep a session alive for another lease.")

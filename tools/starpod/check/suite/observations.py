@@ -1,4 +1,4 @@
-"""What observations carry, and Render."""
+"""Observations and Render."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def wanted(probe: Probe) -> None:
         observation = (await probe.open(want=want)).sessions[0].observation
         there = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
         # An expert may know no way on.
-        mend = "send it or do not declare it"
-        expect(there or name == "expert_action", f"{name}, which the capabilities declare", "none", mend)
+        fix = "send it or do not declare it"
+        expect(there or name == "expert_action", f"{name}, which the capabilities declare", "none", fix)
 
 
 @must("C-62", "Step's own `want` holds for that call only.")
@@ -95,8 +95,12 @@ async def valid_actions(probe: Probe) -> None:
     for action in listed[::step] if same else listed[:1]:
         fresh = await probe.seeded(dynamics_seed=handle.session.dynamics_seed) if same else handle
         outcome = (await fresh.step([action])).outcomes[0]
-        told = f"executed={outcome.executed}, valid={outcome.valid}"
-        expect(told == "executed=True, valid=True", f"executed=True, valid=True of the listed {_text(action)}", told)
+        found = f"executed={outcome.executed}, valid={outcome.valid}"
+        expect(
+            found == "executed=True, valid=True",
+            f"executed=True, valid=True of the listed {_text(action)}",
+            found,
+        )
 
 
 @must("C-65", "score is in [0, 1], and is 1 only when the task is solved.")
@@ -131,9 +135,9 @@ async def expert(probe: Probe) -> None:
             shown = True
             transition = await handle.step([observation.expert_action])
             outcome = transition.outcomes[0]
-            told = f"executed={outcome.executed}, valid={outcome.valid}"
+            found = f"executed={outcome.executed}, valid={outcome.valid}"
             what = f"executed=True, valid=True of the expert's {_text(observation.expert_action)}"
-            expect(told == "executed=True, valid=True", what, told)
+            expect(found == "executed=True, valid=True", what, found)
             observation = transition.observation
             if transition.end_reason:
                 break

@@ -51,8 +51,13 @@ async def session_ids(probe: Probe) -> None:
 async def seeds(probe: Probe) -> None:
     for asked in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
         session = (await probe.open(**asked)).sessions[0]
-        told = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
-        expect(told == asked, f"{asked} in the Session", told, "keep seeds as unsigned 64-bit; 0 is a seed like others")
+        found = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
+        expect(
+            found == asked,
+            f"{asked} in the Session",
+            found,
+            "keep seeds as unsigned 64-bit; 0 is a seed like others",
+        )
     drawn = [(await probe.open()).sessions[0].seed for _ in range(4)]
     expect(len(set(drawn)) > 1, "another seed for each Open that gives none", drawn, "draw it at random")
 
@@ -63,9 +68,9 @@ async def reopened(probe: Probe) -> None:
     for fields in ({}, {"seed": SEED}):
         first = Handle(probe.connection, (await probe.open(**fields)).sessions[0])
         again = await probe.seeded(seed=first.session.seed, dynamics_seed=first.session.dynamics_seed)
-        mend = "derive nothing from anything but the seeds"
-        expect_same(first.session.observation, again.session.observation, "the same first observation", mend)
-        expect_played(await first.play(script.turns), await again.play(script.turns), "the episode opened again", mend)
+        fix = "derive nothing from anything but the seeds"
+        expect_same(first.session.observation, again.session.observation, "the same first observation", fix)
+        expect_played(await first.play(script.turns), await again.play(script.turns), "the episode opened again", fix)
 
 
 @must("C-10", "The members of a group start from the same seed and the same first observation.")
@@ -99,8 +104,8 @@ async def member_luck(probe: Probe) -> None:
 async def start_without_luck(probe: Probe) -> None:
     script = probe.script()
     other = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
-    mend = "draw the start from a stream that the seed alone starts"
-    expect_same(script.start.observation, other.session.observation, "the same start with other luck", mend)
+    fix = "draw the start from a stream that the seed alone starts"
+    expect_same(script.start.observation, other.session.observation, "the same start with other luck", fix)
 
 
 @must("C-13", "Open again with the same key and request returns the same sessions and opens none.")
@@ -169,7 +174,7 @@ async def versions(probe: Probe) -> None:
 @must("C-19", "An unknown option is INVALID_ARGUMENT.")
 async def unknown_option(probe: Probe) -> None:
     request = probe.open_request(options=probe.options(no_such_option=1))
-    await probe.refused("an unknown option", "Open", request, "INVALID_ARGUMENT", mend="never ignore an option")
+    await probe.refused("an unknown option", "Open", request, "INVALID_ARGUMENT", fix="never ignore an option")
 
 
 @must("C-20", "An option whose type, bounds or choices its schema does not allow is INVALID_ARGUMENT.")
@@ -179,7 +184,7 @@ async def wrong_option(probe: Probe) -> None:
         shown = True
         request = probe.open_request(options=probe.options(**{name: value}))
         await probe.refused(
-            f"option {name}={value!r}", "Open", request, "INVALID_ARGUMENT", mend="validate by the schema"
+            f"option {name}={value!r}", "Open", request, "INVALID_ARGUMENT", fix="validate by the schema"
         )
     if not shown:
         raise NotShown("the environment has no option whose schema forbids anything")
@@ -194,8 +199,8 @@ async def default_options(probe: Probe) -> None:
     if not defaults:
         raise NotShown("the environment has no option with a default")
     handle = await probe.seeded(options=probe.options(**defaults))
-    mend = "take whole numbers in a Struct, which knows only doubles, as integers"
-    expect_same(script.start.observation, handle.session.observation, f"the same start with options {defaults}", mend)
+    fix = "take whole numbers in a Struct, which knows only doubles, as integers"
+    expect_same(script.start.observation, handle.session.observation, f"the same start with options {defaults}", fix)
 
 
 @must("C-22", "A count above max_group is INVALID_ARGUMENT and opens nothing.")
@@ -205,8 +210,8 @@ async def huge_group(probe: Probe) -> None:
         raise NotShown("the server limits no group")
     for count in {most + 1, 2**32 - 1}:
         request = probe.open_request(count=count)
-        mend = "look at ServerLimits.max_group before the first session is made"
-        await probe.refused(f"a group of {count}", "Open", request, "INVALID_ARGUMENT", mend=mend)
+        fix = "look at ServerLimits.max_group before the first session is made"
+        await probe.refused(f"a group of {count}", "Open", request, "INVALID_ARGUMENT", fix=fix)
 
 
 @must(
@@ -219,8 +224,8 @@ async def member_alone(probe: Probe) -> None:
     members = [session.member for session in alone]
     expect(members == [1, 2], "members 1, 2 with first_member 1", members)
     expected, got = ([session.dynamics_seed for session in sessions] for sessions in (whole[1:], alone))
-    mend = "derive a member's dynamics seed from the seed and Session.member"
-    expect(expected == got, f"the dynamics seeds of members 1 and 2, {expected}", got, mend)
+    fix = "derive a member's dynamics seed from the seed and Session.member"
+    expect(expected == got, f"the dynamics seeds of members 1 and 2, {expected}", got, fix)
 
 
 @must("C-24", "A call that fails leaves its key unused.")

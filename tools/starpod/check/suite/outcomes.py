@@ -1,4 +1,4 @@
-"""What a transition tells: rewards, outcomes of sub-actions, limits and ends of episodes."""
+"""Transitions: rewards, outcomes of sub-actions, limits and ends of episodes."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def _after_the_last(probe: Probe) -> None:
     for action in actions[:-1]:
         await again.step([action])
     last = await again.step([actions[-1], actions[-1]])
-    told = [(outcome.executed, outcome.reward) for outcome in last.outcomes[1:]]
-    expect(told == [(False, 0.0)], "executed=False and reward 0 after the sub-action that ends the episode", told)
+    found = [(outcome.executed, outcome.reward) for outcome in last.outcomes[1:]]
+    expect(found == [(False, 0.0)], "executed=False and reward 0 after the sub-action that ends the episode", found)
 
 
 @must("C-43", "max_turns ends the episode as truncated with END_REASON_MAX_TURNS; a turn without an action counts.")
@@ -150,10 +150,15 @@ async def invalid_action(probe: Probe) -> None:
     for action in probe.nonsense():
         transition = await _played(handle, action, "an action of nonsense")
         outcome = transition.outcomes[0]
-        told = f"executed={outcome.executed}, valid={outcome.valid}"
+        found = f"executed={outcome.executed}, valid={outcome.valid}"
         if space.names and action.HasField("text"):
-            mend = "match names without regard to case; never raise on what a policy wrote"
-            expect(told == "executed=False, valid=False", "executed=False, valid=False of an unknown name", told, mend)
+            fix = "match names without regard to case; never raise on what a policy wrote"
+            expect(
+                found == "executed=False, valid=False",
+                "executed=False, valid=False of an unknown name",
+                found,
+                fix,
+            )
         if transition.end_reason:
             return
     if space.names:
@@ -191,9 +196,9 @@ async def foreign_kinds(probe: Probe) -> None:
                 continue  # tried and found bad: what that costs is the environment's business
         other = await probe.seeded()
         await other.step()
-        mend = "refuse it before anything changes, or let it be a turn without an action"
+        fix = "refuse it before anything changes, or let it be a turn without an action"
         plays = await other.play(script.turns), await handle.play(script.turns)
-        expect_played(*plays, f"the episode after {what}", mend)
+        expect_played(*plays, f"the episode after {what}", fix)
 
 
 @must("C-58", "If one turn meets several limits, END_REASON_MAX_ACTIONS is told before END_REASON_MAX_TURNS.")
@@ -204,9 +209,9 @@ async def order(probe: Probe) -> None:
         handle = Handle(probe.connection, reply.sessions[0])
         transition = await handle.step([probe.choices(handle.session.observation)[0]])
         if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
-            told = pb.EndReason.Name(transition.end_reason)
-            mend = "look at the actions before the turns"
-            expect(told == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS where both limits are met", told, mend)
+            found = pb.EndReason.Name(transition.end_reason)
+            fix = "look at the actions before the turns"
+            expect(found == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS where both limits are met", found, fix)
             return
     raise NotShown("one action ends the episode")
 
@@ -236,10 +241,10 @@ def _check_end(transition: pb.Transition) -> None:
     both = transition.terminated and transition.truncated
     expect(not both, "terminated or truncated or neither", "both", "a limit counts only while the task is open")
     over = transition.terminated or transition.truncated
-    told = _end(transition)
-    expect(over == bool(transition.end_reason), "end_reason exactly at the end", told, "set end_reason with the flag")
+    found = _end(transition)
+    expect(over == bool(transition.end_reason), "end_reason exactly at the end", found, "set end_reason with the flag")
     agrees = transition.terminated == (transition.end_reason == pb.END_REASON_TERMINAL)
-    expect(agrees, "END_REASON_TERMINAL exactly if terminated", told)
+    expect(agrees, "END_REASON_TERMINAL exactly if terminated", found)
     if not over:
         expect(not transition.HasField("success"), "no success while the episode is open", transition.success)
 

@@ -44,9 +44,9 @@ async def as_open(probe: Probe) -> None:
     handle = await probe.seeded(seed=SEED + 1, dynamics_seed=3)
     await handle.play(script.turns)
     reply = await _reset(probe, handle, seed=SEED, dynamics_seed=DYNAMICS_SEED)
-    mend = "leave nothing of the old episode behind"
-    expect_same(script.start.observation, reply.session.observation, "the start that Open gives", mend)
-    expect_played(script.transitions, await handle.play(script.turns), "the episode after a Reset", mend)
+    fix = "leave nothing of the old episode behind"
+    expect_same(script.start.observation, reply.session.observation, "the start that Open gives", fix)
+    expect_played(script.transitions, await handle.play(script.turns), "the episode after a Reset", fix)
 
 
 @must("C-52", "The same Reset again, before any Step, has the same reply and does not raise the epoch again.")
@@ -75,9 +75,9 @@ async def fenced(probe: Probe) -> None:
         await probe.refused(f"Reset with epoch {epoch} at epoch 2", "Reset", wrong, "FAILED_PRECONDITION")
     handle.epoch, handle.index = handle.epoch + 1, 0
     await handle.step()
-    mend = "a late Reset must not throw an episode away"
+    fix = "a late Reset must not throw an episode away"
     await probe.refused(
-        "a Reset that comes after a Step of the new episode", "Reset", old, "FAILED_PRECONDITION", mend=mend
+        "a Reset that comes after a Step of the new episode", "Reset", old, "FAILED_PRECONDITION", fix=fix
     )
 
 
@@ -127,12 +127,15 @@ async def options_kept(probe: Probe) -> None:
             continue
         handle = Handle(probe.connection, reply.sessions[0])
         again = await _reset(probe, handle, seed=SEED)
-        mend = "keep the options with the session"
+        fix = "keep the options with the session"
         what = f"the start with options {dict(options)} after a Reset without options"
-        expect_same(reply.sessions[0].observation, again.session.observation, what, mend)
-        told = (reply.instructions, again.instructions)
+        expect_same(reply.sessions[0].observation, again.session.observation, what, fix)
+        found = (reply.instructions, again.instructions)
         expect(
-            told[0] == told[1], f"the instructions {told[0][:80]!r} after a Reset without options", told[1][:80], mend
+            found[0] == found[1],
+            f"the instructions {found[0][:80]!r} after a Reset without options",
+            found[1][:80],
+            fix,
         )
         return
     raise NotShown("no option is known to change the start or the instructions")

@@ -1,4 +1,4 @@
-"""Snapshot and Restore: episodes that travel."""
+"""Snapshot and Restore."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def digest(probe: Probe) -> None:
     snapshot = reply.snapshot
     named = (snapshot.environment_id, snapshot.environment_version)
     expect(named == (probe.spec.id, probe.spec.version), f"{(probe.spec.id, probe.spec.version)}", named)
-    mend = "hash environment_id, NUL, environment_version, NUL, state"
-    expect(snapshot.digest == _digest(snapshot), f"digest {_digest(snapshot).hex()}", snapshot.digest.hex(), mend)
+    fix = "hash environment_id, NUL, environment_version, NUL, state"
+    expect(snapshot.digest == _digest(snapshot), f"digest {_digest(snapshot).hex()}", snapshot.digest.hex(), fix)
     place = (reply.epoch, reply.step_index)
     expect(place == (handle.epoch, handle.index), f"(epoch, step_index) = {(handle.epoch, handle.index)}", place)
 
@@ -100,9 +100,13 @@ async def incompatible(probe: Probe) -> None:
     refusal = await probe.refused("a snapshot of version 999.0.0", "Restore", request, "FAILED_PRECONDITION")
     expect_informed(refusal, "INCOMPATIBLE_SNAPSHOT", "the refusal of a snapshot of version 999.0.0")
     if refusal.info is not None:
-        told = refusal.metadata
-        expect(told.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", told)
-        expect(probe.spec.version in told.get("available", "").split(","), f"{probe.spec.version} in `available`", told)
+        found = refusal.metadata
+        expect(found.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", found)
+        expect(
+            probe.spec.version in found.get("available", "").split(","),
+            f"{probe.spec.version} in `available`",
+            found,
+        )
     snapshot.environment_id = "no_such_environment-v1"
     snapshot.digest = _digest(snapshot)
     await probe.refused(
@@ -206,9 +210,9 @@ async def _expect_continued(script: Script, original: Handle, copy: Handle) -> N
     expect(place == (1, original.index), f"(epoch, step_index) = {(1, original.index)}", place)
     present = script.transitions[original.index - 1].observation
     expect_same(present, copy.session.observation, "the present observation from Restore")
-    mend = "put all that the episode depends on into the state, its random stream too"
+    fix = "put all that the episode depends on into the state, its random stream too"
     rest = await copy.play(script.turns[original.index :])
-    expect_played(script.transitions[original.index :], rest, "the rest of the episode after Restore", mend)
+    expect_played(script.transitions[original.index :], rest, "the rest of the episode after Restore", fix)
 
 
 def _digest(snapshot: pb.SessionSnapshot) -> bytes:

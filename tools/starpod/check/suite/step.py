@@ -58,8 +58,8 @@ async def repeated_throughout(probe: Probe) -> None:
         await probe.connection.refusal("Step", request)
         got.append(reply.transition)
         handle.index += 1
-    mend = "answer the last index from the cache, without stepping"
-    expect_played(script.transitions, got, "the episode with every Step sent twice", mend)
+    fix = "answer the last index from the cache, without stepping"
+    expect_played(script.transitions, got, "the episode with every Step sent twice", fix)
 
 
 @must("C-33", "The same Step sent many times at once is played once, and every copy has the same reply.")
@@ -74,12 +74,12 @@ async def repeated_at_once(probe: Probe) -> None:
     for number, turn in enumerate(turns):
         request = handle.request(turn)
         calls = (connections[copy % 2].call("Step", request) for copy in range(6))
-        mend = "give each session a lock and look into the cache inside it"
-        replies = await _all(calls, f"six copies of turn {number} at once", mend)
+        fix = "give each session a lock and look into the cache inside it"
+        replies = await _all(calls, f"six copies of turn {number} at once", fix)
         for reply in replies:
-            expect_same(replies[0], reply, f"the reply of each copy of turn {number}", mend)
+            expect_same(replies[0], reply, f"the reply of each copy of turn {number}", fix)
         if expected:
-            expect_played(expected[number : number + 1], [replies[0].transition], f"turn {number}", mend)
+            expect_played(expected[number : number + 1], [replies[0].transition], f"turn {number}", fix)
         handle.index += 1
 
 
@@ -87,8 +87,8 @@ async def repeated_at_once(probe: Probe) -> None:
 async def other_actions(probe: Probe) -> None:
     handle = await probe.seeded()
     other = probe.choices((await handle.step()).observation)[:1]
-    mend = "compare the actions with those of the cached reply"
-    await _out_of_order(probe, "the last index with other actions", handle.request(other, ahead=-1), mend)
+    fix = "compare the actions with those of the cached reply"
+    await _out_of_order(probe, "the last index with other actions", handle.request(other, ahead=-1), fix)
 
 
 @must("C-35", "An index ahead of the next one is FAILED_PRECONDITION.")
@@ -148,8 +148,8 @@ async def noise(probe: Probe) -> None:
         await probe.connection.refusal("Step", handle.request(OTHER, ahead=-1))
         if number > 1:
             await probe.connection.refusal("Step", handle.request(script.turns[number - 2], ahead=-3))
-    mend = "check a call whole before anything changes"
-    expect_played(script.transitions, got, "the episode among refused calls", mend)
+    fix = "check a call whole before anything changes"
+    expect_played(script.transitions, got, "the episode among refused calls", fix)
 
 
 @must(
@@ -195,8 +195,8 @@ async def after_the_end(probe: Probe) -> None:
     expect_same(first, again, "the reply of the last Step again", "keep the last reply until the Reset")
 
 
-async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, mend: str = "") -> None:
-    await probe.refused(what, "Step", request, "FAILED_PRECONDITION", mend=mend)
+async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, fix: str = "") -> None:
+    await probe.refused(what, "Step", request, "FAILED_PRECONDITION", fix=fix)
 
 
 async def _place_told(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:
@@ -204,18 +204,18 @@ async def _place_told(probe: Probe, what: str, request: pb.StepRequest, handle: 
     if refusal is None or refusal.code != "FAILED_PRECONDITION":
         return  # another requirement's failure
     expected = {"expected_epoch": str(handle.epoch), "expected_step_index": str(handle.index)}
-    told = {key: refusal.metadata.get(key, "absent") for key in expected}
-    expect(told == expected, f"{expected} after {what}", told, "put both into ErrorInfo.metadata")
+    found = {key: refusal.metadata.get(key, "absent") for key in expected}
+    expect(found == expected, f"{expected} after {what}", found, "put both into ErrorInfo.metadata")
 
 
-async def _all(calls: Any, what: str, mend: str) -> list[Any]:
+async def _all(calls: Any, what: str, fix: str) -> list[Any]:
     """The replies of calls sent at once, none of which may be refused."""
     replies = await asyncio.gather(*calls, return_exceptions=True)
     if broken := [reply for reply in replies if isinstance(reply, Broken)]:
         raise broken[0]
     for reply in replies:
         if isinstance(reply, grpc.aio.AioRpcError):
-            raise Unmet(f"replies to {what}", str(from_error(reply)), mend)
+            raise Unmet(f"replies to {what}", str(from_error(reply)), fix)
         if isinstance(reply, BaseException):
             raise reply
     return replies

@@ -72,8 +72,8 @@ async def in_order(probe: Probe) -> None:
     async with probe.connection.stream() as stream:
         calls = _calls(handle, script.turns)
         replies = await stream.ask(*calls)
-    mend = "queue the calls of a session"
-    expect_played(script.transitions, [_transition(reply) for reply in replies], "the episode in one message", mend)
+    fix = "queue the calls of a session"
+    expect_played(script.transitions, [_transition(reply) for reply in replies], "the episode in one message", fix)
 
 
 @must("S-03", "A Stream may interleave many sessions in one message; each plays its episode undisturbed.")
@@ -127,8 +127,8 @@ async def same_errors(probe: Probe) -> None:
         refusal = from_status(reply.error)
         expect(refusal.code == unary.code, f"{unary.code} as in a unary call", refusal)
         if unary.info is not None:
-            told = (refusal.info.domain, refusal.reason) if refusal.info else "no ErrorInfo"
-            expect(told == (DOMAIN, unary.reason), f"the ErrorInfo {unary.reason}", told, "fill Status.details")
+            found = (refusal.info.domain, refusal.reason) if refusal.info else "no ErrorInfo"
+            expect(found == (DOMAIN, unary.reason), f"the ErrorInfo {unary.reason}", found, "fill Status.details")
             expect(refusal.metadata == unary.metadata, f"metadata {unary.metadata}", refusal.metadata)
 
 
@@ -215,14 +215,14 @@ async def columns(probe: Probe) -> None:
     handle = await probe.seeded()
     if any(not action.HasField("text") for turn in script.turns for action in turn):
         raise NotShown("the environment's actions are not texts")
-    mend = "treat a row as the Step that it stands for"
+    fix = "treat a row as the Step that it stands for"
     async with probe.connection.stream() as stream:
         steps = pb.StepColumns()
         for place, turn in enumerate(script.turns):
             _add_row(steps, place, handle.request(turn, ahead=place))
         replies = await stream.ask(steps=steps)
         got = [_transition(reply) for reply in replies]
-        expect_played(script.transitions, got, "the episode in columns", mend)
+        expect_played(script.transitions, got, "the episode in columns", fix)
         alone = await probe.seeded()
         for number, turn in enumerate(script.turns):
             if len(turn) == 1:
@@ -235,7 +235,7 @@ async def columns(probe: Probe) -> None:
                 )
                 reply = (await stream.ask(steps=row))[0]
                 expected = script.transitions[number : number + 1]
-                expect_played(expected, [_transition(reply)], "a row without action_counts", mend)
+                expect_played(expected, [_transition(reply)], "a row without action_counts", fix)
                 alone.index += 1
             else:
                 await alone.step(turn)
@@ -310,9 +310,9 @@ async def ragged(probe: Probe) -> None:
         kinds = {call_id: [_kind(reply).partition(" ")[0] for reply in got] for call_id, got in stream.replies.items()}
         refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
         expect(refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
-    mend = "check the lengths before the first row is played"
+    fix = "check the lengths before the first row is played"
     refusal = await probe.connection.refusal("Step", handle.request(probe.choices(handle.session.observation)[:1]))
-    expect(refusal is None, "the session at step 0 as before", refusal, mend)
+    expect(refusal is None, "the session at step 0 as before", refusal, fix)
 
 
 @must(
@@ -331,10 +331,10 @@ async def timing(probe: Probe) -> None:
             await stream.ask(steps=steps)
         if not stream.timings:
             raise NotShown("the server sends no timing")
-        for told in stream.timings:
-            fine = 0 <= told.environment_ms <= told.total_ms * (1 + 1e-6) + 1e-3 and told.total_ms < math.inf
-            mend = "sum both over the calls that the message answers"
-            expect(fine, "0 <= environment_ms <= total_ms", f"{told.environment_ms} and {told.total_ms}", mend)
+        for found in stream.timings:
+            fine = 0 <= found.environment_ms <= found.total_ms * (1 + 1e-6) + 1e-3 and found.total_ms < math.inf
+            fix = "sum both over the calls that the message answers"
+            expect(fine, "0 <= environment_ms <= total_ms", f"{found.environment_ms} and {found.total_ms}", fix)
 
 
 def _calls(handle: Handle, turns: tuple[tuple[pb.Action, ...], ...]) -> list[pb.Call]:
