@@ -27,7 +27,7 @@ def gradient(of: Learner, groups: list[Group]) -> tuple[Tensor, dict[str, float]
     batch = Batch([episode for group in groups for episode in group.episodes])
     rollout, _ = of.prepare(batch, VERSION)
     of.optimizer.zero_grad()
-    metrics = of.accumulate(batch, rollout, compute_advantages(of.algorithm, rollout), range(len(batch)), 1.0)
+    metrics = of.accumulate(batch, rollout, compute_advantages(of.algorithm, rollout), range(len(batch)), scale=1.0)
     parts = [p.grad.flatten() for p in of.policy.parameters() if p.grad is not None]
     return torch.cat(parts), metrics
 

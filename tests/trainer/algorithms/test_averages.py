@@ -62,7 +62,9 @@ def test_no_split_into_micro_batches_changes_the_gradient(average: str, seed: in
         parameter = weight.clone().requires_grad_()
         for part in parts:
             outputs = (features[part] @ parameter).tanh()
-            own = policy_loss(config, outputs, old[part], advantages[part], mask[part], turns[part]).per_token_BT
+            own = policy_loss(
+                config, outputs, old[part], advantages[part], mask_BT=mask[part], turns_BT=turns[part]
+            ).per_token_BT
             own = own + 0.1 * kl_divergence("k3", outputs, old[part])
             own = own + 0.5 * value_loss(outputs, old[part], advantages[part], 0.2)
             (weights[part] * own).sum().backward()  # type: ignore[no-untyped-call]

@@ -46,7 +46,9 @@ def at_ratios(
     logprobs = doubles(ratios).log()
     turns_BT = torch.tensor([turns if turns is not None else [0] * len(ratios)])
     mask = torch.ones(1, len(ratios), dtype=torch.bool)
-    return policy_loss(config, logprobs, torch.zeros_like(logprobs), doubles(advantages), mask, turns_BT)
+    return policy_loss(
+        config, logprobs, torch.zeros_like(logprobs), doubles(advantages), mask_BT=mask, turns_BT=turns_BT
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,9 @@ def test_log_ratios_are_held_within_twenty() -> None:
     assert items.tolist() == [-20.0, 2.0, 20.0]
     logprobs = doubles([300.0]).requires_grad_()
     mask, turns = torch.tensor([[True]]), torch.tensor([[0]])
-    loss = policy_loss(a_config(), logprobs, doubles([-300.0]), doubles([-1.0]), mask, turns).per_token_BT
+    loss = policy_loss(
+        a_config(), logprobs, doubles([-300.0]), doubles([-1.0]), mask_BT=mask, turns_BT=turns
+    ).per_token_BT
     assert loss.item() == pytest.approx(math.exp(20))
 
 
@@ -90,7 +94,12 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
     config = AlgorithmConfig(preset="dapo", policy_loss="gspo")
     assert (config.clip_low, config.clip_high) == (3e-4, 4e-4)
     result = policy_loss(
-        config, log_ratio, torch.zeros(1, 4), doubles([1, 1, 1, 1]), mask, torch.tensor([[0, -1, 0, 1]])
+        config,
+        log_ratio,
+        torch.zeros(1, 4),
+        doubles([1, 1, 1, 1]),
+        mask_BT=mask,
+        turns_BT=torch.tensor([[0, -1, 0, 1]]),
     )
     assert result.per_token_BT.tolist() == [pytest.approx([-1.0004, 0, -1.0004, -1.0004])]
 
@@ -163,7 +172,9 @@ def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int)
 
     def gradient(config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
         logprobs = old.clone().requires_grad_()
-        loss = (weights * policy_loss(config, logprobs, old, advantages, mask, turns).per_token_BT).sum()
+        loss = (
+            weights * policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns).per_token_BT
+        ).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
         return loss.detach(), logprobs.grad
@@ -189,7 +200,7 @@ def test_gradient_of_token_ratios(kind: str, seed: int) -> None:
     new = old + 0.3 * random_doubles(seed + 2, 3, 6)
 
     def with_fixed_prefix(logprobs: Tensor) -> Tensor:
-        return policy_loss(config, logprobs, old, advantages, mask, turns).per_token_BT.sum()
+        return policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns).per_token_BT.sum()
 
     check_gradient(with_fixed_prefix, new)
 
@@ -205,7 +216,9 @@ def test_gradient_of_stretch_ratios(kind: str, seed: int) -> None:
     new = (old + 0.3 * random_doubles(seed + 2, 3, 6)).requires_grad_()
 
     def loss(logprobs: Tensor) -> Tensor:
-        return (weights * policy_loss(config, logprobs, old, advantages, mask, turns).per_token_BT).sum()
+        return (
+            weights * policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns).per_token_BT
+        ).sum()
 
     loss(new).backward()  # type: ignore[no-untyped-call]
     assert new.grad is not None
@@ -237,7 +250,7 @@ def test_what_is_masked_has_no_loss_and_no_gradient_whatever_it_holds(kind: str)
     logprobs = torch.where(mask, random_doubles(3, 3, 6), float("nan")).requires_grad_()
     old = torch.where(mask, random_doubles(4, 3, 6), float("inf"))
     advantages = torch.where(mask, random_doubles(5, 3, 6), float("nan"))
-    result = policy_loss(a_config(**KINDS[kind]), logprobs, old, advantages, mask, turns)
+    result = policy_loss(a_config(**KINDS[kind]), logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
     result.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert result.per_token_BT[~mask].eq(0).all() and result.per_token_BT.isfinite().all()

@@ -115,7 +115,7 @@ def load_config(source: str, words: Sequence[str] = ()) -> Config:
 
 
 def _value(key: str, text: str) -> Any:
-    """What stands behind `key=`: YAML, but as it is where the key wants text. Raises ConfigError."""
+    """Reads the value behind `key=`: YAML, or the text as it is where the key takes text. Raises ConfigError."""
     *sections, last = key.split(".")
     section = _section(sections)
     wants_text = section is not None and last in section.model_fields and section.model_fields[last].annotation is str

@@ -1,4 +1,4 @@
-"""Evaluation: what a policy came to, in figures with their intervals, beside reference policies."""
+"""Evaluation: figures of a policy's episodes with their intervals, and those of reference policies."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 class EvaluationConfig(Section):
-    """How often, how much, and against what the policy is measured."""
+    """Interval and size of evaluations, and the reference policies beside them."""
 
     every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
     episodes: int = Field(default=256, ge=1, description="Held-out start states, the same each time.")
@@ -91,7 +91,8 @@ class EvaluationConfig(Section):
         default={}, description="Options of the environment in evaluations alone, such as another split of its tasks."
     )
     reference: tuple[str, ...] = Field(
-        default=("random", "expert"), description=f"Policies to stand beside the curve: {', '.join(REFERENCES)}."
+        default=("random", "expert"),
+        description=f"Reference policies, played once at the start: {', '.join(REFERENCES)}.",
     )
     keep_episodes: int = Field(default=64, ge=0, description="Episodes of each evaluation that the run folder keeps.")
 
@@ -105,7 +106,7 @@ class EvaluationConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a policy came to. `failed` episodes, lost to the infrastructure, are in no figure but their own."""
+    """Result of an evaluation. `failed` episodes, lost to the infrastructure, are in no figure but their own."""
 
     episodes: list[Episode]
     failed: int

@@ -39,7 +39,7 @@ class Interrupts:
 
     @property
     def status(self) -> int:
-        """What to exit with: 0 without a signal; 143 after SIGTERM and 130 after Ctrl-C (128 + its number), by which
+        """The exit status: 0 without a signal; 143 after SIGTERM and 130 after Ctrl-C (128 + its number), by which
         scripts and schedulers know a run that was stopped from one that is done (0) or failed (1)."""
         return 0 if self.signal is None else 128 + self.signal
 

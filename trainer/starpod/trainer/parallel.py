@@ -130,7 +130,7 @@ class Parallel:
         return items
 
     def broadcast_object(self, item: Item) -> Item:
-        """What rank 0 has, on all ranks."""
+        """The object of rank 0, on all ranks."""
         if self.world == 1:
             return item
         items = [item]
@@ -266,7 +266,7 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
-    """What is gathered by itself: decoder layers, as transformers names them; and, because what a unit
+    """Units that are gathered by themselves: decoder layers, as transformers names them; and, because what a unit
     trains must be of one dtype, modules outside of them that differ from the rest (a critic's head in float32)."""
     kinds = {kind for module in model.modules() for kind in getattr(module, "_no_split_modules", None) or ()}
     layers = [module for module in model.modules() if type(module).__name__ in kinds]

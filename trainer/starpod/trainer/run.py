@@ -38,7 +38,7 @@ from starpod.trainer.warmstart import imitate
 
 @dataclass(slots=True)
 class Output:
-    """Where a run writes and shows what happens. sinks: of metrics; None on ranks that write none."""
+    """Files and screen of a run. sinks: of metrics; None on ranks that write none."""
 
     folder: RunFolder
     checkpoints: Checkpoints
@@ -52,8 +52,8 @@ class Run:
     collector: plays the training task. sampler: the whole copy of the policy that its engine samples from; the policy
     itself where it is not sharded. demonstrations: to imitate before training. offline: groups to train on
     instead of collecting.
-    step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, earlier
-    sittings included.
+    step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, before a
+    resumption included.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Run:
         self._best, self._best_at = 0.0, -1
         self.metrics: dict[str, float] = {}
         self._loaded_version = -1
-        self._began = self._sitting = perf_counter()
+        self._began = self._resumed_at = perf_counter()
 
     # --- the state that a checkpoint holds ---------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Run:
         return every > 0 and self.step % every == 0 and self.step < self.config.stop.iterations
 
     def _elapsed(self) -> float:
-        return self.elapsed + perf_counter() - self._sitting
+        return self.elapsed + perf_counter() - self._resumed_at
 
     # --- the steps of the loop ----------------------------------------------------------------------------------------
 
@@ -271,8 +271,8 @@ class Run:
         if not played:
             raise CollectionFailed(
                 f"step {self.step} has nothing to train on: {failed} episodes failed and left no group of at least "
-                f"{config.min_group_size}, the first one by: {error}. Mend the servers; --resume goes on from the last "
-                "checkpoint"
+                f"{config.min_group_size}, the first one by: {error}. Repair the servers; --resume goes on from the "
+                "last checkpoint"
             )
         after = self.collector.agents.engine.stats()
         seconds = perf_counter() - began
@@ -367,7 +367,7 @@ class Run:
         return -1 if self.offline else self.version
 
     async def _diagnose(self, groups: Sequence[Group]) -> None:
-        """What is measured now and then, of all groups: those that a filter drops are the collapsed ones."""
+        """Measures what is measured now and then, of all groups: those that a filter drops are the collapsed ones."""
         if episodes_of(groups):
             await self.parallel.in_thread(self._measure, groups)
 
@@ -424,7 +424,7 @@ class Run:
             summary["reference"] = await self._play_references(seeds)
         summary["seconds"] = perf_counter() - began
         if result.episodes:
-            # One at the end of a sitting is none of those in a row: a run that is stopped and resumed stops no earlier.
+            # One that a stop of the process made is none of those in a row: resuming often makes no run stop earlier.
             scheduled = self.step == 0 or (config.every > 0 and self.step % config.every == 0)
             if scheduled and self._evaluated != self.step:
                 reason = self.early_stop.evaluated(self.step, summary["success"], summary["return_mean"])
@@ -451,7 +451,7 @@ class Run:
         return self.config.held_out.task(self.collector.task.actions)
 
     async def _play_references(self, seeds: Sequence[int]) -> dict[str, Any]:
-        """The ladder beside the curve, by name. They need no model, so one rank plays them for all."""
+        """Figures of the reference policies, by name. They need no model, so one rank plays them for all."""
         played: dict[str, Any] = {}
         if self.parallel.is_main:
             for name in self.config.evaluation.reference:

@@ -1,4 +1,4 @@
-"""What every part of the configuration is."""
+"""Base class of the configuration's sections, and the error for a wrong configuration."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class SeedRange(Section):
 
 
 class SeedsConfig(Section):
-    """Which start states are whose. Overlapping ranges are refused."""
+    """Ranges of start states for training, selection and evaluation. Overlapping ranges are refused."""
 
     evaluation: SeedRange = Field(
         default=SeedRange(start=0, stop=10_000), description="Held out: every evaluation plays the first ones of it."

@@ -56,7 +56,7 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the environment's spec says that a policy needs: its action names, and whether it can show state keys."""
+    """The part of the environment's spec that a policy needs: its action names, and whether it can show state keys."""
 
     actions: tuple[str, ...]
     state_key: bool

@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals for shares and means, and pass@k. Plain numbers in, plain numbers out."""
+"""Confidence intervals for shares and means, and pass@k. Plain numbers in, plain numbers out."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ class OptimizerConfig(Section):
 
 
 class LogprobGap(Exception):
-    """The sampler and the trainer disagree about the policy: nothing learnt from its samples could be trusted."""
+    """The log-probabilities of sampler and trainer differ: nothing learnt from the samples could be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the models say about a batch before the update; as in RolloutBatch."""
+    """Scores of a batch under the models before the update; as in RolloutBatch."""
 
     logprobs_BT: Tensor
     values_BT: Tensor | None
@@ -69,7 +69,7 @@ class Scored:
 
 
 class Learner:
-    """Owns the optimiser.
+    """Updates the policy from groups of episodes; owns the optimiser.
 
     temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
     constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
@@ -126,12 +126,12 @@ class Learner:
             metrics["critic/explained_variance"] = explained_variance(
                 rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
             )
-        tally = Tally()
+        means = Means()
         for _ in range(self.algorithm.epochs):
             order = torch.randperm(len(batch), generator=self.generator).tolist()
             for rows in split(order, self.algorithm.minibatches):
-                self._step(batch, rollout, advantages, rows, scale, tally)
-        metrics |= tally.means()
+                self._step(batch, rollout, advantages, rows, scale=scale, metrics=means)
+        metrics |= means.result()
         metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         return metrics
 
@@ -211,7 +211,7 @@ class Learner:
 
         def backward(part: Sequence[Group], component: str) -> None:
             rows = [place[id(episode)] for episode in episodes_of(part)]
-            self.accumulate(batch, rollout, advantages, rows, 1.0, components=(component,))
+            self.accumulate(batch, rollout, advantages, rows, scale=1.0, components=(component,))
 
         return gradient_report(self.policy, kept, backward, buckets=buckets)
 
@@ -289,12 +289,13 @@ class Learner:
         rollout: RolloutBatch,
         advantages: Advantages,
         rows: list[int],
+        *,
         scale: float,
-        tally: Tally,
+        metrics: Means,
     ) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        for name, value in self.accumulate(batch, rollout, advantages, rows, scale).items():
-            tally.add(name, value)
+        for name, value in self.accumulate(batch, rollout, advantages, rows, scale=scale).items():
+            metrics.add(name, value)
         norm = float(self.parallel.clip_grad_norm(self.policy, self.config.max_grad_norm))
         if math.isfinite(norm):
             self.steps += 1
@@ -302,8 +303,8 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["rate"] * warm
             self.optimizer.step()
-        tally.add("update/nonfinite", float(not math.isfinite(norm)))
-        tally.add("update/grad_norm", norm)
+        metrics.add("update/nonfinite", float(not math.isfinite(norm)))
+        metrics.add("update/grad_norm", norm)
 
     def accumulate(
         self,
@@ -311,6 +312,7 @@ class Learner:
         rollout: RolloutBatch,
         advantages: Advantages,
         rows: Sequence[int],
+        *,
         scale: float,
         components: Container[str] = COMPONENTS,
     ) -> dict[str, float]:
@@ -342,7 +344,12 @@ class Learner:
             entropy_BT = batch.unpack(block, scores.entropy_N.float())
             old_BT, mask = proximal_BT[block], rollout.mask_BT[block]
             result = policy_loss(
-                algorithm, logprobs_BT, old_BT, advantages.advantages_BT[block], mask, rollout.turns_BT[block]
+                algorithm,
+                logprobs_BT,
+                old_BT,
+                advantages.advantages_BT[block],
+                mask_BT=mask,
+                turns_BT=rollout.turns_BT[block],
             )
             weights = weights_BT[block]
             per_token_BT = result.per_token_BT * correction_BT[block] * float("task" in components)
@@ -398,7 +405,7 @@ class Sums:
         }
 
 
-class Tally:
+class Means:
     """Metrics of several optimiser steps: their means, and maxima for names that end in `_max`."""
 
     def __init__(self) -> None:
@@ -407,7 +414,7 @@ class Tally:
     def add(self, name: str, value: float) -> None:
         self.values[name].append(value)
 
-    def means(self) -> dict[str, float]:
+    def result(self) -> dict[str, float]:
         return {
             name: max(values) if name.endswith("_max") else sum(values) / len(values)
             for name, values in self.values.items()

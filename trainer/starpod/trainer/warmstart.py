@@ -1,4 +1,4 @@
-"""Warm start: demonstrations over the wire, and imitation of them, until a fresh policy speaks the response grammar."""
+"""Warm start: demonstrations over the wire, and imitation of them, so that a fresh policy knows the response grammar."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WarmStartConfig(Section):
     """Imitation before reinforcement. Off with 0 steps."""
 
     steps: int = Field(default=0, ge=0, description="Optimiser steps.")
-    episodes: int = Field(default=1000, ge=1, description="Demonstrations to gather. A fresh tokenizer reads them too.")
+    episodes: int = Field(default=1000, ge=1, description="Demonstrations to play. A fresh tokenizer reads them too.")
     batch_size: int = Field(default=64, ge=1, description="Episodes of one step.")
     lr: float = Field(default=1e-3, gt=0, description="Learning rate; falls to a tenth along a cosine.")
     actions: Literal["expert", "random"] = Field(

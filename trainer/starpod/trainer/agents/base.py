@@ -16,7 +16,7 @@ class AgentError(Exception):
 
 
 class AgentRefused(Exception):
-    """The agent will never give a reply: the key is wrong, or there is no such model. The message says what to mend."""
+    """The agent will never give a reply: the key is wrong, or there is no such model. The message says the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How replies are sampled. None: as the run that trained the policy does it, or as is usual where there is none."""
+    """Sampling of replies. None: as the run that trained the policy does it, or as is usual where there is none."""
 
     temperature: float | None = None
     max_tokens: int | None = None

@@ -25,7 +25,7 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 
 TEMPERATURE = 0.5
-"""Where no run says otherwise: what RAGEN evaluates at (arXiv 2504.20073)."""
+"""Default without a run: RAGEN evaluates at it (arXiv 2504.20073)."""
 
 
 class PretrainedAgents(Agents):

@@ -20,7 +20,7 @@ def choose_randomly(observation: Observation, actions: Sequence[str], rng: rando
 
 
 def choose_expertly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """What the environment's own expert says."""
+    """The action of the environment's own expert."""
     return observation.expert_action if isinstance(observation.expert_action, str) else None
 
 

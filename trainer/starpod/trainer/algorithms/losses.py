@@ -148,6 +148,7 @@ def policy_loss(
     logprobs_BT: Tensor,
     old_logprobs_BT: Tensor,
     advantages_BT: Tensor,
+    *,
     mask_BT: Tensor,
     turns_BT: Tensor,
 ) -> PolicyLoss:

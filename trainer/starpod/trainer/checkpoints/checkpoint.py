@@ -38,7 +38,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class CheckpointConfig(Section):
-    """How often the run is saved and what is kept."""
+    """Interval of checkpoints, and which are kept."""
 
     every: int = Field(default=25, ge=1, description="Iterations between checkpoints. The last one is always saved.")
     keep: int = Field(default=2, ge=1, description="How many of the newest are kept.")
@@ -51,7 +51,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was saved: tensors on the CPU, values as JSON gives them back (tuples are lists)."""
+    """A checkpoint that was read: tensors on the CPU, values as JSON gives them back (tuples are lists)."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -106,12 +106,12 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
             _sync(self.folder)
-            doomed = self._surplus(final)
+            surplus = self._surplus(final)
             self._point("latest", final)
-            best = self._best(self._newest_first(without=doomed))
+            best = self._best(self._newest_first(without=surplus))
             if best is not None:
                 self._point("best", best)
-            for path in doomed:
+            for path in surplus:
                 self._remove(path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
@@ -137,7 +137,7 @@ class Checkpoints:
         return path
 
     def _surplus(self, saved: Path) -> list[Path]:
-        """What is kept no longer, now that `saved` is there."""
+        """Checkpoints that are kept no longer, now that `saved` is there."""
         newest_first = self._newest_first()
         until_now = newest_first[newest_first.index(saved) :]
         steps: dict[int, Path] = {}
@@ -154,9 +154,9 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         """Under a temporary name first: what is half removed is no checkpoint any more."""
-        doomed = self.folder / (TEMPORARY + "removed-" + path.name)
-        os.rename(path, doomed)
-        shutil.rmtree(doomed)
+        removed = self.folder / (TEMPORARY + "removed-" + path.name)
+        os.rename(path, removed)
+        shutil.rmtree(removed)
 
     def _point(self, name: str, to: Path) -> None:
         temporary = self.folder / (TEMPORARY + name)
@@ -230,7 +230,7 @@ def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
 
 
 class _Damaged(Exception):
-    """What is wrong with a file."""
+    """Describes what is wrong with a file."""
 
 
 def _write_folder(
@@ -254,7 +254,7 @@ def _write_folder(
 
 
 def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What is stored, and the names of tensors that are the very same as one of those.
+    """The tensors to store, and the names of tensors that are the very same as one of those.
 
     The format holds whole tensors on the CPU; views of a larger one are copied.
     """

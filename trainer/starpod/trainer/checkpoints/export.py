@@ -71,7 +71,7 @@ def _set_generation(policy: Policy, temperature: float) -> None:
 
 
 def model_card(trained: Trained, adapter: bool = False) -> str:
-    """How the model was trained, from the run folder."""
+    """A description of the training, from the run folder."""
     config = trained.config
     name = config["model"]["name"]
     environment, algorithm = config["environment"]["id"], config["algorithm"]["preset"]

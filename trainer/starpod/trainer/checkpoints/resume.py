@@ -1,4 +1,4 @@
-"""What a resumed run cannot change (its model), or only where it is said twice (its task, its estimator)."""
+"""Checks of a resumed run: its model cannot change, its task and its estimator only where that is said twice."""
 
 from __future__ import annotations
 

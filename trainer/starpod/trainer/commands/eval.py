@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -126,13 +126,17 @@ def evaluate(
     policy = _policy(model, sampling, engine, base_url, concurrency)
     seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
+
+    def choose_tasks(specs: pb.DescribeResponse) -> list[Task]:
+        return _tasks(specs, environments, assignments, version, limits)
+
     try:
         fleet = Fleet(address, token=token_file, tls=TLS(ca, certificate, key) if ca else None)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="ADDRESS") from error
     began = perf_counter()
     try:
-        played = asyncio.run(_run(fleet, policy, environments, assignments, version, limits, seeds, samples))
+        played = asyncio.run(_run(fleet, policy, choose_tasks, seeds, samples))
     except Unreachable as error:
         raise click.ClickException(
             f"no server answers at {address} ({error}); start one with: starpod serve"
@@ -177,10 +181,7 @@ def evaluate(
 async def _run(
     fleet: Fleet,
     policy: Policy,
-    environments: Sequence[str],
-    assignments: Sequence[str],
-    version: str,
-    limits: Limits,
+    choose_tasks: Callable[[pb.DescribeResponse], list[Task]],
     seeds: range,
     samples: int,
 ) -> list[tuple[Task, list[Episode]]]:
@@ -191,7 +192,7 @@ async def _run(
     try:
         async with fleet:
             specs = pb.DescribeResponse(environments=await fleet.describe())
-            tasks = [policy.agents.fit(task) for task in _tasks(specs, environments, assignments, version, limits)]
+            tasks = [policy.agents.fit(task) for task in choose_tasks(specs)]
             if policy.trained_on in [task.environment for task in tasks]:
                 _warn_of_trained(policy.seeds, seeds)
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

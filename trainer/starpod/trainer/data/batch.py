@@ -120,7 +120,7 @@ class Batch:
         return self.rows(placed, dtype=torch.float64)
 
     def sampler_logprobs_BT(self) -> Tensor:
-        """What the engine reported."""
+        """Log-probabilities as the engine reported them: [B, T]."""
         return self.rows([[p for turn in episode.turns for p in turn.logprobs] for episode in self.episodes])
 
     # --- what a model reads -------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Batch:
         return blocks
 
 
-# --- what the algorithms read -----------------------------------------------------------------------------------------
+# --- rows that algorithms read ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

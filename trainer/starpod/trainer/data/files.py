@@ -16,7 +16,7 @@ from starpod.trainer.data.episode import Episode, Group
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 EVALUATION = "eval-"
-"""How the names of evaluations' files begin in the folder of a run."""
+"""Prefix of the names of evaluations' files in the folder of a run."""
 
 
 class BadEpisodes(Exception):

@@ -13,7 +13,7 @@ from starpod.trainer.section import Section
 
 
 class ReplayConfig(Section):
-    """What is trained on beside fresh episodes. As it is: nothing.
+    """Episodes to train on beside fresh ones. Default: none.
 
     Stale tokens carry the log-probabilities of the policy that sampled them, so that they can be weighted.
     """

@@ -1,4 +1,4 @@
-"""How alike replies are, from their text alone."""
+"""Diversity of replies, from their text alone."""
 
 from __future__ import annotations
 

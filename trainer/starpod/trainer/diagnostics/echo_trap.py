@@ -17,7 +17,7 @@ from starpod.trainer.diagnostics.config import MonitorConfig
 
 @dataclass(frozen=True, slots=True)
 class EchoWarning:
-    """What to tell the user. signal: which one fired, or "echo_trap" for several; ratio: its value over its start."""
+    """A warning for the user. signal: which one fired, or "echo_trap" for several; ratio: its value over its start."""
 
     step: int
     signal: str
@@ -84,7 +84,7 @@ SURE = "a policy that becomes sure of what works looks like this, and so does an
 
 @dataclass(slots=True)
 class _Track:
-    """What is known of one signal: values of the start until it is complete, then the latest ones; whether it fires."""
+    """State of one signal: values of the start until it is complete, then the latest ones; whether it fires."""
 
     start: list[float] = field(default_factory=list)
     latest: list[float] = field(default_factory=list)

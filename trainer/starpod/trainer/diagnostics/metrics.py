@@ -14,7 +14,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not episodes:
         return {}
     turns = [turn for episode in episodes for turn in episode.turns]
-    count, spoken = len(episodes), max(len(turns), 1)
+    count, turn_count = len(episodes), max(len(turns), 1)
     returns = [episode.total_reward for episode in episodes]
     metrics = {
         "collect/success": sum(episode.success is True for episode in episodes) / count,
@@ -23,12 +23,12 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "collect/reward_std_in_group": statistics.fmean(group.reward_std for group in groups),
         "collect/episodes": float(count),
         "collect/turns_mean": len(turns) / count,
-        "collect/tokens_per_turn": sum(len(turn.reply) for turn in turns) / spoken,
-        "collect/actions_per_turn": sum(turn.executed for turn in turns) / spoken,
-        "collect/format_rate": sum(turn.well_formed for turn in turns) / spoken,
-        "collect/valid_rate": sum(turn.valid > 0 for turn in turns) / spoken,
-        "collect/effective_rate": sum(turn.effective > 0 for turn in turns) / spoken,
-        "collect/truncated_rate": sum(turn.finish == "length" for turn in turns) / spoken,
+        "collect/tokens_per_turn": sum(len(turn.reply) for turn in turns) / turn_count,
+        "collect/actions_per_turn": sum(turn.executed for turn in turns) / turn_count,
+        "collect/format_rate": sum(turn.well_formed for turn in turns) / turn_count,
+        "collect/valid_rate": sum(turn.valid > 0 for turn in turns) / turn_count,
+        "collect/effective_rate": sum(turn.effective > 0 for turn in turns) / turn_count,
+        "collect/truncated_rate": sum(turn.finish == "length" for turn in turns) / turn_count,
     }
     return metrics | _reward_parts(episodes) | _pass_at_n(groups)
 

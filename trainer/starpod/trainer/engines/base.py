@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What was sampled: ids (a stop id included), the log-probability of each in nats at the request's temperature, and
+    """A sampled reply: ids (a stop id included), the log-probability of each in nats at the request's temperature, and
     the policy version that sampled each."""
 
     tokens: list[int]

@@ -121,7 +121,7 @@ class Batcher:
             self.running.append(job)
 
     def _choose(self) -> tuple[list[Job], list[Span]]:
-        """Who is fed what: one token for each job that samples, and of prompts as much as fits."""
+        """Chooses the tokens to feed: one token for each job that samples, and of prompts as much as fits."""
         jobs, spans = [], []
         room = self.prefill_rows
         for job in self.running:

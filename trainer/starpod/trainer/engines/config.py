@@ -1,4 +1,4 @@
-"""Which engine samples replies, and what it may use."""
+"""Configuration of the engine that samples replies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Handover = Literal["auto", "ipc", "disk", "nccl"]
 
 
 class EngineConfig(Section):
-    """What samples replies. One word is enough: `engine: vllm`."""
+    """The engine that samples replies. One word is enough: `engine: vllm`."""
 
     SHORTHAND: ClassVar[str] = "name"
 

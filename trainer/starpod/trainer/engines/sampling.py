@@ -73,7 +73,7 @@ def draw(
 
 
 def _nucleus(p: Tensor, top_p: Tensor) -> Tensor:
-    """Which tokens are in the smallest set of likeliest ones with at least `top_p` of the probability."""
+    """Marks the tokens in the smallest set of likeliest ones with at least `top_p` of the probability."""
     ordered, order = p.sort(stable=True, dim=-1, descending=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     inside = (before < top_p[:, None]) | (top_p[:, None] >= 1.0)

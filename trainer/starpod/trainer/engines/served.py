@@ -1,4 +1,4 @@
-"""What the engines have in common that sample elsewhere: in other processes, or on other machines."""
+"""Common part of the engines that sample in other processes or on other machines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from starpod.trainer.engines.base import EngineError, EngineStats, Reply, Reques
 from starpod.trainer.seeds import derive
 
 GRACE_SECONDS = 1.0
-"""How long `pause` waits for aborted calls to come back with what they had, before it takes them back without."""
+"""Time for which `pause` waits for aborted calls to come back with what they had, before it takes them back without."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one call sampled. aborted: whether a pause cut it short. reused: prompt tokens that were in the cache."""
+    """Result of one call. aborted: whether a pause cut it short. reused: prompt tokens that were in the cache."""
 
     tokens: list[int]
     logprobs: list[float]

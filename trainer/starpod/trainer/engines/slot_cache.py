@@ -68,7 +68,7 @@ class Slots:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the start."""
+    """Length of the longest common prefix of two sequences."""
     shorter = min(len(first), len(second))
     if list(first[:shorter]) == list(second[:shorter]):
         return shorter
@@ -127,7 +127,7 @@ class Feed:
 
 
 class SlotCache:
-    """What transformers calls a cache: it is asked to take in keys and values, layer by layer.
+    """Cache in the sense of transformers: it is asked to take in keys and values, layer by layer.
 
     slots: conversations; one more is kept for rows that are padding. length: tokens of the longest, rounded up.
     """
@@ -187,13 +187,13 @@ class SlotCache:
         return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), dense if width else None, blocks)
 
     def _masks(self, positions_R: Tensor, keys: int) -> Tensor:
-        """What is added to the scores of each row, [R, keys]."""
+        """Masks to add to the scores of each row, [R, keys]."""
         hidden = self._places[:keys] > positions_R[:, None]
         zeros = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype)
         return zeros.masked_fill_(hidden, -torch.inf)
 
     def begin(self, feed: Feed) -> None:
-        """What `update` is going to take in belongs to these rows."""
+        """Sets the rows that the next calls of `update` are about."""
         self._writes = feed.writes
 
     def run(self, trunk: nn.Module, feed: Feed) -> Tensor:

@@ -206,16 +206,16 @@ def _sharing_copy(model: Any) -> Any:
         for parameter in model.parameters():
             if parameter.dtype != dtype:
                 shared[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
-    twin = copy.deepcopy(model, shared)
-    twin.config._attn_implementation = ATTENTION
+    shared_model = copy.deepcopy(model, shared)
+    shared_model.config._attn_implementation = ATTENTION
     # In evaluation mode nothing is dropped out, and no cache is given up for recomputing activations.
-    return twin.eval()
+    return shared_model.eval()
 
 
-def _share_weights(source: nn.Module, twin: nn.Module) -> None:
-    """Makes the twin use the source's parameters. Those that are sharded are put together and copied, and so are those
+def _share_weights(source: nn.Module, shared_model: nn.Module) -> None:
+    """Makes it use the source's parameters. Those that are sharded are put together and copied, and so are those
     of another type."""
-    theirs, ours = dict(source.named_parameters()), dict(twin.named_parameters())
+    theirs, ours = dict(source.named_parameters()), dict(shared_model.named_parameters())
     if theirs.keys() != ours.keys() or any(theirs[name].shape != ours[name].shape for name in theirs):
         raise ValueError("the model to be loaded has other parameters than the one that the engine was made for")
     with torch.no_grad():
@@ -224,4 +224,4 @@ def _share_weights(source: nn.Module, twin: nn.Module) -> None:
                 ours[name].copy_(whole(parameter))
             elif parameter is not ours[name]:
                 owner, _, attribute = name.rpartition(".")
-                setattr(twin.get_submodule(owner), attribute, parameter)
+                setattr(shared_model.get_submodule(owner), attribute, parameter)

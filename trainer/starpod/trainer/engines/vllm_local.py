@@ -29,7 +29,7 @@ from starpod.trainer.models.trunk import plain
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
 LOOK_SECONDS = 1.0
-"""How often a call looks whether the engine core still lives: a dead one answers nothing."""
+"""Interval in which a call checks that the engine core still lives: a dead one answers nothing."""
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
 
 
 def _use_whole_cpu(cache_gibibytes: int) -> None:
-    """What vLLM reads from the environment when its core starts; what a user has set there stays.
+    """Sets what vLLM reads from the environment when its core starts; what a user has set there stays.
 
     By itself it keeps one core free, which halves its speed on two.
     """

@@ -74,7 +74,7 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def _adapters(layer: Any, weight: Tensor) -> Tensor:
-    """What the active adapters of a PEFT layer add to its weight."""
+    """The sum that the active adapters of a PEFT layer add to its weight."""
     delta = torch.zeros_like(weight)
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:

@@ -1,4 +1,4 @@
-"""Which model is trained."""
+"""Configuration of the model that is trained."""
 
 from __future__ import annotations
 

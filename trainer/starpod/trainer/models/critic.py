@@ -1,4 +1,4 @@
-"""What a state is worth, for every context that precedes a sampled token."""
+"""Critics: the value of every context that precedes a sampled token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starpod.trainer.models.trunk import hidden_states
 
 
 class ValueHead(nn.Module):
-    """A linear map from hidden states to values, in float32. It starts at zero: no opinion."""
+    """A linear map from hidden states to values, in float32. It starts at zero."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

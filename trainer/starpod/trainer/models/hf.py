@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 
 HUB_SECONDS = 5.0
-"""How long the hub may take to answer whether it has a model; loading asks it again and again for most of a minute."""
+"""Time for the hub to answer whether it has a model; loading asks it again and again for most of a minute."""
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

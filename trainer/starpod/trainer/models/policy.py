@@ -76,7 +76,7 @@ class Policy(nn.Module):
         return int(plain(self.model).config.vocab_size)
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """Those that belong to the critic alone."""
+        """Parameters that belong to the critic alone."""
         return iter(()) if self.critic is None else self.critic.parameters()
 
     def score(
@@ -89,7 +89,7 @@ class Policy(nn.Module):
         entropy: bool = False,
         values: bool = False,
     ) -> Scores:
-        """What the policy says about the tokens where `sampled_BL` is True, each in its context.
+        """Scores the tokens where `sampled_BL` is True, each in its context.
 
         tokens_BL: ids, right-padded; lengths_B: of the sequences. What comes after them is never read.
         temperature: divides the logits. Raises ValueError for a sampled token without a context before it, and for
@@ -182,7 +182,7 @@ def build_policy(config: ModelConfig, *, texts: Iterable[str] | None, critic: Cr
 
 
 def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
-    """What `Policy.save` wrote, or any folder with a transformers model (then without a critic). Raises ModelError.
+    """Loads a folder of `Policy.save`, or one with any transformers model (then without a critic). Raises ModelError.
 
     given: how the model is computed; None: as it was saved.
     """

@@ -29,7 +29,7 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:
-    """What passes run in: what `compute_in` said, else the type of the weights."""
+    """The type that passes run in: as `compute_in` set it, else the type of the weights."""
     dtype: torch.dtype = getattr(plain(model), "compute_dtype", None) or next(model.parameters()).dtype
     return dtype
 

@@ -141,13 +141,13 @@ def _own_interval(folder: RunFolder, name: str) -> list[tuple[float, float, floa
 
 
 def _rules(kinds: Mapping[str, Sequence[RunFolder]], value: str, kind: Kind) -> list[Rule]:
-    """The reference ladder, where the runs have one in common."""
+    """The reference policies, where the runs have one in common."""
     reference: dict[str, Any] = {}
     for folders in kinds.values():
         for folder in folders:
             for line in folder.read_evaluations():
                 reference = line.get("reference") or reference
-    return [Rule(rung[value], f"{name} {show(rung[value], kind)}") for name, rung in reference.items() if value in rung]
+    return [Rule(each[value], f"{name} {show(each[value], kind)}") for name, each in reference.items() if value in each]
 
 
 def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> str:

@@ -203,7 +203,7 @@ class View:
         yield layout
 
     def farewell(self) -> RenderableType:
-        """What stays on the terminal: a few lines."""
+        """The lines that stay on the terminal."""
         lines = [Text(self.title, style="bold")]
         if self.metrics:
             lines.append(Text(f"{duration(self.seconds)}  {step_line(self.step, self.total, self.metrics)}"))
@@ -262,30 +262,30 @@ class View:
         return Panel(body, title="metrics", title_align="left", box=box.ROUNDED)
 
     def _right(self, width: int, room: int) -> RenderableType:
-        ladder = self._ladder(width - 4, room - 3)
-        panels: list[RenderableType] = [Panel(ladder, title="evaluation", title_align="left", box=box.ROUNDED)]
-        left = room - len(ladder.renderables) - 2
+        table = self._table(width - 4, room - 3)
+        panels: list[RenderableType] = [Panel(table, title="evaluation", title_align="left", box=box.ROUNDED)]
+        left = room - len(table.renderables) - 2
         if self.episode is not None and left >= 5:
             panels.append(self._episode(self.episode, width - 4, left - 2))
         return Group(*panels)
 
-    def _ladder(self, width: int, most: int) -> Group:
+    def _table(self, width: int, most: int) -> Group:
         """The last evaluation among the reference policies and the first evaluation, from low to high."""
         if not self.evaluations:
             return Group(Text("none yet", style="dim"))
         step, latest = self.evaluations[-1]
-        rungs: list[tuple[str, float, dict[str, Any] | None]] = [
-            (name, rung["success"], None) for name, rung in self.reference.items()
+        rows: list[tuple[str, float, dict[str, Any] | None]] = [
+            (name, row["success"], None) for name, row in self.reference.items()
         ]
         first_step, first = self.evaluations[0]
         if first_step != step:
-            rungs.append((f"step {first_step}", first["success"], None))
+            rows.append((f"step {first_step}", first["success"], None))
         # Where room is short, those nearest to what was reached say most.
-        rungs.sort(key=lambda rung: abs(rung[1] - latest["success"]))
-        rungs = [*rungs[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]
-        names = min(max(len(name) for name, _, _ in rungs), 24)
+        rows.sort(key=lambda row: abs(row[1] - latest["success"]))
+        rows = [*rows[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]
+        names = min(max(len(name) for name, _, _ in rows), 24)
         lines: list[RenderableType] = []
-        for name, success, summary in sorted(rungs, key=lambda rung: rung[1]):
+        for name, success, summary in sorted(rows, key=lambda row: row[1]):
             line = Text(no_wrap=True, overflow="ellipsis")
             line.append(f"{name[:names]:<{names}} ", style="bold" if summary else "")
             line.append(_bar(success, max(width - names - 8, 8), summary), style="bold green" if summary else "dim")

@@ -19,7 +19,7 @@ LINE = (
     ("entropy", "policy/entropy", "number"),
     ("grad", "update/grad_norm", "number"),
 )
-"""What a step's line tells."""
+"""Metrics in the line of a step."""
 
 SHARES = (
     ("generating", "time/generate_wait"),
@@ -145,7 +145,7 @@ def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
     if summary.get("greedy"):
         line += f"; greedy {_short(summary['greedy'], graded)}"
     if reference:
-        line += "; beside " + ", ".join(f"{name} {_short(rung, graded)}" for name, rung in reference.items())
+        line += "; beside " + ", ".join(f"{name} {_short(summary, graded)}" for name, summary in reference.items())
     return line
 
 

@@ -151,7 +151,7 @@ def _verdict(
 
 
 def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
-    """What the intervals of the first and the last evaluation say of the difference; nothing without intervals."""
+    """Compares the intervals of the first and the last evaluation say of the difference; nothing without intervals."""
     low, high = f"{figure}_low", f"{figure}_high"
     if after.get(low) is None or before.get(high) is None:
         return ""
@@ -173,10 +173,12 @@ def _evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
     if not evaluations:
         return ""
     reference = _reference(evaluations)
-    chart = _evaluation_chart("Success on held-out seeds", evaluations, reference, "success", "success", "share")
+    chart = _evaluation_chart(
+        "Success on held-out seeds", evaluations, reference, name="success", interval="success", kind="share"
+    )
     if any(map(is_graded, evaluations)):
         chart += _evaluation_chart(
-            "Return on held-out seeds", evaluations, reference, "return_mean", "return", "number"
+            "Return on held-out seeds", evaluations, reference, name="return_mean", interval="return", kind="number"
         )
     rows = "".join(
         f'<tr><td class="n">{s["step"]:,}</td><td class="n">{escape(with_interval(s))}</td>'
@@ -185,9 +187,9 @@ def _evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
         f'<td class="n">{show(s.get("format_rate"), "share")}</td></tr>'
         for s in evaluations
     )
-    ladder = "The dotted lines are simple policies on the same seeds. " if reference else ""
+    references = "The dotted lines are simple policies on the same seeds. " if reference else ""
     return (
-        f'<h2>Evaluation</h2><p class="muted">The band is the 95 % interval. {ladder}</p>'
+        f'<h2>Evaluation</h2><p class="muted">The band is the 95 % interval. {references}</p>'
         f'<div class="wide">{chart}</div><details><summary class="muted">As a table</summary><table>'
         '<tr><th class="n">Step</th><th class="n">Success</th><th class="n">Greedy</th><th class="n">Return</th>'
         '<th class="n">Turns</th><th class="n">Well-formed</th></tr>'
@@ -199,6 +201,7 @@ def _evaluation_chart(
     title: str,
     evaluations: Sequence[Mapping[str, Any]],
     reference: Mapping[str, Mapping[str, Any]],
+    *,
     name: str,
     interval: str,
     kind: Kind,
@@ -397,14 +400,14 @@ def _episodes(folder: RunFolder) -> str:
     chosen = solved[: max(half, EPISODES - len(others))] + others[: max(half, EPISODES - len(solved))]
     parts = []
     for number, episode in enumerate(chosen[:EPISODES]):
-        twin = None
+        before = None
         if number == 0 and len(files) > 1:
-            twin = next(
+            before = next(
                 (e for e in _read(files[0]) if (e.environment, e.seed) == (episode.environment, episode.seed)), None
             )
-        parts.append(_episode(episode, "after training" if twin else "", opened=number == 0))
-        if twin is not None:
-            parts.append(_episode(twin, "the same start before training", opened=False))
+        parts.append(_episode(episode, "after training" if before else "", opened=number == 0))
+        if before is not None:
+            parts.append(_episode(before, "the same start before training", opened=False))
     step = int(files[-1].stem.rpartition("-")[2])
     told = chosen[0].instructions if chosen else ""
     if told:

@@ -149,7 +149,7 @@ class RunFolder:
         return dict(yaml.safe_load(self.config.read_text(encoding="utf-8"))) if self.config.exists() else {}
 
     def read_facts(self) -> dict[str, Any]:
-        """What run.json holds; empty without one."""
+        """The values of run.json; empty without one."""
         return dict(json.loads(self.facts.read_text(encoding="utf-8"))) if self.facts.exists() else {}
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live screen on a terminal, a plain log elsewhere."""
+"""Shows a run while it goes on: a live screen on a terminal, a plain log elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Screen(Protocol):
         """
 
     def phase(self, name: str) -> None:
-        """What goes on now: "warm start", "collecting", "evaluating"."""
+        """The present phase: "warm start", "collecting", "evaluating"."""
 
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         """A step is done. total: how many there will be; None where time decides."""

@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard, Weights & Biases and MLflow where asked for."""
+"""Sinks of metrics: metrics.jsonl always, TensorBoard, Weights & Biases and MLflow where asked for."""
 
 from __future__ import annotations
 

@@ -69,11 +69,11 @@ METRICS = {
         Metric("environment/latency_p99", "Environment latency p99", "seconds", -1),
     )
 }
-"""What is known of metrics; others are shown under their own name."""
+"""Known metrics; others are shown under their own name."""
 
 
 def metric(name: str) -> Metric:
-    """What is known of it; of an unknown one its name."""
+    """The metric of that name; an unknown one has its name as its label."""
     return METRICS.get(name) or Metric(name, name)
 
 

@@ -75,7 +75,7 @@ class Template:
         return list(self._first(system, user))
 
     def following(self, user: str, reply: Sequence[int]) -> list[int]:
-        """What follows `reply`, up to the next one: the user's turn and the generation prompt.
+        """The ids that follow `reply`, up to the next one: the user's turn and the generation prompt.
 
         A reply that was cut before its end token gets it here, where it is not trained on.
         """
@@ -202,7 +202,7 @@ def _user(text: str) -> dict[str, str]:
 
 
 class Prompt(NamedTuple):
-    """What precedes a reply.
+    """The ids that precede a reply.
 
     context: ids of the whole context, for the engine. appended: what `Turn.prompt` holds: the whole context where
     `fresh`, else what was appended since the last reply.

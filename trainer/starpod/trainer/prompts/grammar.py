@@ -1,4 +1,4 @@
-"""How a reply is written: reasoning and actions between tags, several actions with a separator between them.
+"""Response grammar: reasoning and actions between tags, several actions with a separator between them.
 
 The tags and the way they are read are RAGEN's (arXiv 2504.20073); docs/prompts.md has the rules.
 """
@@ -24,7 +24,7 @@ _TURNING_POINT = re.compile(r"</think>\s*<answer>")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a reply says.
+    """A parsed reply.
 
     thought: the reasoning, stripped; None where the tags were not found or thinking is off.
     actions: in order; those that the environment lists in its own spelling, others as they were written.

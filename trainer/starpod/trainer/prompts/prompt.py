@@ -1,4 +1,4 @@
-"""What a policy is told: once about the task, and at each turn about the state."""
+"""Prompts: messages about the task, once, and about the state, at each turn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.section import Section
 
 Context = Literal["full", "window", "single_turn"]
-"""What a reply sees. full: the whole conversation. window: its last turns, as a conversation. single_turn: its last
+"""Context of a reply. full: the whole conversation. window: its last turns, as a conversation. single_turn: its last
 turns, told in one message."""
 
 OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
 
 
 class PromptConfig(Section):
-    """How the task and its turns are put into words, and how much of the past is shown."""
+    """Words for the task and its turns, and how much of the past is shown."""
 
     style: Literal["full", "compact"] = Field(
         default="full",
@@ -54,12 +54,12 @@ class PromptConfig(Section):
 
     @property
     def opening(self) -> str:
-        """What prompts end with: the reply's first tag, or nothing."""
+        """The end of prompts: the reply's first tag, or nothing."""
         return Grammar(self.thinking).opening if self.prefill else ""
 
 
 class Prompter:
-    """Puts one environment's task and turns into words.
+    """Writes the messages of one environment's task and turns.
 
     instructions: the environment's own, for the options in force: they explain the symbols that are really shown.
     actions: the names that it lists. limits: those in force; 0 or None means none.

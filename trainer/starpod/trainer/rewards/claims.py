@@ -1,4 +1,4 @@
-"""What a thought claims about the state: a small language, read without ever failing on free text.
+"""Claims of a thought about the state: a small language, read without ever failing on free text.
 
 Two ways to say things are understood; everything else is no claim. docs/rewards.md has the rules and examples.
 
@@ -209,7 +209,7 @@ class _Sentences:
     # --- the forms ---
 
     def _about(self, kind: str, place: int) -> tuple[Sequence[Claim], int]:
-        """What follows a subject: a place, a direction, or how the turn ends for it."""
+        """Reads what follows a subject: a place, a direction, or how the turn ends for it."""
         after = self._at(place - 1) == "i'll"
         place += self._at(place) == "position"
         while self._at(place) in _FILLERS or self._at(place) in _FUTURE:
@@ -302,7 +302,7 @@ class _Sentences:
         return directions, place
 
     def _reference(self, place: int) -> tuple[str | None, int]:
-        """What a direction is seen from: "of the box", "me"; None where nothing is said."""
+        """The thing that a direction is seen from: "of the box", "me"; None where nothing is said."""
         start = place
         if self._at(place) in ("of", "from"):
             place += 1

@@ -1,4 +1,4 @@
-"""What a turn earns: the environment's reward, and beside it named parts that the configuration asks for.
+"""Rewards of turns: the environment's reward, and beside it named parts that the configuration asks for.
 
 A shaping function is a plain function of this signature, registered in the entry-point group `starpod.rewards`
 (`name = "module:function"`):
@@ -49,7 +49,7 @@ class ShapingConfig(Section):
 
 
 class RewardConfig(Section):
-    """What a turn earns beside the environment's reward."""
+    """Rewards and penalties beside the environment's reward."""
 
     format_penalty: float = Field(
         default=-0.1,

@@ -1,4 +1,4 @@
-"""What an observation of a frozen lake or a Sokoban room says, in any of their text formats (docs/environments.md)."""
+"""Reads observations of a frozen lake or a Sokoban room, in any of their text formats (docs/environments.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cell = tuple[int, int]
 STEPS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
 KINDS = frozenset({"goal", "hole", "wall", "box", "target"})
-"""What a cell can hold beside the player. A game that lacks a kind holds it nowhere."""
+"""Things that a cell can hold beside the player. A game that lacks a kind holds it nowhere."""
 
 _LAKE = {
     "P": "player",
@@ -40,7 +40,7 @@ _MEANINGS = {
     "box on target": "box target",
     "player on target": "player target",
 }
-"""How instructions name what a symbol stands for, where that is not the kind itself."""
+"""Names in the instructions of what a symbol stands for, where that is not the kind itself."""
 
 _LEGEND = re.compile(r"[Ss]ymbols: ")
 _ENTRY = re.compile(r"(\S) ([a-z]+(?: [a-z]+)*)(?:, |\.)")
@@ -55,7 +55,7 @@ class CannotRead(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is known of a state. Beyond the border of a lake there is wall.
+    """The known part of a state. Beyond the border of a lake there is wall.
 
     player: where it is. places: kinds all of whose cells are known. cells: what is known to be at a cell, the player
     aside: an empty set is plain ice or floor. towards: what the player makes for: "goal" or "box".

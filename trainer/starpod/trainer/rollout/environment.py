@@ -21,7 +21,7 @@ STOP_SECONDS = 10.0
 
 
 class EnvironmentConfig(Section):
-    """What is played, and where it is served."""
+    """The environment that is played, and where it is served."""
 
     SHORTHAND: ClassVar[str] = "id"
 
@@ -48,7 +48,7 @@ class EnvironmentConfig(Section):
         description="Seconds after which a call without a reply is asked again, and a silent server is given up.",
     )
     patience: float = Field(
-        default=300.0, gt=0, description="Seconds that one call may take with all that befalls its servers."
+        default=300.0, gt=0, description="Seconds that one call may take in all, with retries and recovery."
     )
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class EnvironmentConfig(Section):
         return self
 
     def task(self, actions: Sequence[str]) -> Task:
-        """What agents play. actions: the environment's action names, if they are fixed."""
+        """The task that agents play. actions: the environment's action names, if they are fixed."""
         limits = Limits(self.max_turns, self.max_actions_per_turn, self.max_actions)
         return Task(self.id, self.version, self.options, limits, tuple(actions))
 
