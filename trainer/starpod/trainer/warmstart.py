@@ -1,4 +1,4 @@
-"""Warm start: demonstrations over the wire, and imitation of them, so that a fresh policy knows the response grammar."""
+"""Warm start: demonstrations over the wire, and imitation of them, so that a new policy knows the response grammar."""
 
 from __future__ import annotations
 
