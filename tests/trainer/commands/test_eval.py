@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from starpod.client import Fleet, Limits, Observation, Want
-from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Move, Stop, Task
+from starpod.client import Fleet, Limits
+from starpod.trainer.agents.base import AgentRefused, Agents, Task
 from starpod.trainer.agents.chat import ChatAgents
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
@@ -26,7 +26,6 @@ from starpod.trainer.data.files import read_episodes
 from starpod.trainer.evaluate import evaluate_reference, summarise
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
-from starpod.trainer.rollout.play import play
 from starpod.trainer.statistics import pass_at_k, wilson_interval
 from tests.support import ROOT, ServerProcess, start_server
 from tests.trainer.fake_openai import fake_openai
@@ -267,19 +266,6 @@ async def test_replies_that_cannot_be_read_are_turns_without_an_action(server: S
     assert [turn.finish for turn in episode.turns] == ["stop", "stop", "length"]
     assert (episode.end, episode.success, episode.error) == ("max_turns", False, "")
     assert "no valid action" in endpoint.requests[1]["messages"][-1]["content"]
-
-
-async def test_an_agent_that_has_no_further_move_ends_its_episode(server: ServerProcess) -> None:
-    class Once(Agent):
-        async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-            return Stop() if episode.turns else Move("Left", ["Left"])
-
-    task = Task("frozen_lake-v1", options={"success_rate": 1.0})
-    async with Fleet(server.address) as fleet:
-        (session,) = await task.open(fleet, 1, 1, Want())
-        episode = await play(Once(), session)
-        await session.close()
-    assert (len(episode.turns), episode.end, episode.success) == (1, "", None)
 
 
 # --- figures -----------------------------------------------------------------------------------------------------
