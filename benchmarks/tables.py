@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
@@ -134,6 +134,7 @@ def ways() -> str:
         + [duration(each[key]) for key in ("p50_seconds", "p99_seconds", "client_cpu_seconds", "server_cpu_seconds")]
         + [f"{each['wire_bytes']:,.0f}" if each["wire_bytes"] >= 1 else ""]
         for each in sorted(measured["results"], key=lambda each: each["sessions"])
+        if each["sessions"] in (1, 256, 1024, 10_000)
     ]
     head = ["Way", "Sessions", "Steps/s", "p50", "p99", "CPU client", "CPU server", "Bytes"]
     made = f"On {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}."
@@ -301,26 +302,27 @@ def called(run: Mapping[str, Any]) -> str:
 
 
 def echo_trap() -> str:
+    runs = [*figures("learning_echo_trap"), *figures("learning_echo_trap_parts")]
     rows = []
-    for run in (*figures("learning_echo_trap"), *figures("learning_echo_trap_parts")):
+    for name in dict.fromkeys(run["variant"] for run in runs):
+        seeds = [run for run in runs if run["variant"] == name]
         signals = [
-            f"{run['signals'][name]['start']:.2f} → {run['signals'][name]['end']:.2f}"
-            for name in ("reward_std", "diversity", "entropy", "grad_norm")
+            " → ".join(f"{fmean(run['signals'][signal][when] for run in seeds):.2f}" for when in ("start", "end"))
+            for signal in ("reward_std", "diversity", "entropy", "grad_norm")
         ]
-        ends = [percent(run["before"]["success"]), percent(run["after"]["success"])]
-        rows.append([run["variant"], str(run["seed"]), *ends, *signals, called(run)])
+        success = ", ".join(percent(run["after"]["success"]).removesuffix(" %") for run in seeds)
+        steps = [called(run) for run in seeds]
+        rows.append([name, f"{success} %", *signals, ", ".join(steps) if len(set(steps)) > 1 else steps[0]])
+    before = ", ".join(percent(run["before"]["success"]) for run in runs[: len(seeds)])
     head = [
         "`starpod train echo_trap`",
-        "Seed",
-        "Before",
-        "After",
+        "Success after",
         "Deviation in groups",
         "Diversity",
         "Entropy",
         "Gradient norm",
-        "Called at",
     ]
-    return table(head, rows)
+    return f"Before: {before}. Signals are means over the seeds.\n\n{table([*head, 'Called at'], rows)}"
 
 
 def collection() -> str:

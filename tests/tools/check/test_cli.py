@@ -17,7 +17,9 @@ from starpod.check import cli
 from starpod.check.cli import check
 from starpod.check.runner import Report
 from starpod.check.suite import REQUIREMENTS
-from tests.tools.check.faults import Faulty, HasNoReflection, TrustsDigests
+from tests.tools.check.faults.copying import TrustsDigests
+from tests.tools.check.faults.faulty import Faulty
+from tests.tools.check.faults.serving import HasNoReflection
 from tests.tools.check.reference_server import ReferenceService, serve
 
 

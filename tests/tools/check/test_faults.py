@@ -13,7 +13,8 @@ import pytest
 from starpod.check.report import to_json
 from starpod.check.runner import check
 from starpod.check.suite import REQUIREMENTS
-from tests.tools.check.faults import FAULTS, Faulty
+from tests.tools.check.faults import FAULTS
+from tests.tools.check.faults.faulty import Faulty
 from tests.tools.check.reference_server import serve
 
 PROCESSES = 2

@@ -1,0 +1,117 @@
+"""Wrong servers: faults of Fork, Snapshot and Restore."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from starpod.v1 import environment_pb2 as pb
+from tests.tools.check.faults.faulty import Faulty
+from tests.tools.check.reference_server import ReferenceService, Seat
+
+
+class _SpoilsCopies(ReferenceService):
+    """Does something to each copy that Fork made."""
+
+    @abstractmethod
+    def spoil(self, original: Seat, twin: Seat) -> None: ...
+
+    async def fork_anew(self, request: pb.ForkRequest) -> pb.ForkResponse:
+        reply = await super().fork_anew(request)
+        for session in reply.sessions:
+            self.spoil(self.seats[request.session_id], self.seats[session.session_id])
+        return reply
+
+
+class ForksShareState(_SpoilsCopies, Faulty):
+    """A copy has the original's state, not one of its own."""
+
+    reported = ("F-02", "F-03", "F-05")
+
+    def spoil(self, original: Seat, twin: Seat) -> None:
+        twin.walk = original.walk
+
+
+class ForksRestartLuck(_SpoilsCopies, Faulty):
+    """A copy starts the random stream again."""
+
+    reported = ("F-02", "F-03")
+
+    def spoil(self, original: Seat, twin: Seat) -> None:
+        twin.walk.draws = 0
+
+
+class ReseedsAtRandom(Faulty):
+    """RESEED tells the given seed and uses another."""
+
+    reported = ("F-05",)
+    reseeded = 0
+
+    def reseed(self, twin: Seat, dynamics_seed: int) -> None:
+        super().reseed(twin, dynamics_seed)
+        self.reseeded += 1
+        twin.walk.luck += self.reseeded
+
+
+class ForksWithoutLimits(_SpoilsCopies, Faulty):
+    """A copy has the environment's own limits."""
+
+    reported = ("F-12",)
+
+    def spoil(self, original: Seat, twin: Seat) -> None:
+        twin.limits = self.spec.limits
+
+
+class ForksForAges(_SpoilsCopies, Faulty):
+    """A copy has the longest lease there is."""
+
+    reported = ("F-12",)
+
+    def spoil(self, original: Seat, twin: Seat) -> None:
+        twin.lease = self.limits.max_lease_seconds
+
+
+class CopiesWithoutLimit(Faulty):
+    """max_group holds for Open alone."""
+
+    reported = ("F-13", "N-12")
+
+    def admit(self, count: int) -> int:
+        return super().admit(min(count, self.limits.max_group)) and max(1, count)
+
+    async def open_anew(self, request: pb.OpenRequest) -> pb.OpenResponse:
+        super().admit(request.count)
+        return await super().open_anew(request)
+
+
+class IgnoresSeedsOfKeep(Faulty):
+    """dynamics_seeds without RESEED are dropped in silence."""
+
+    reported = ("F-14",)
+
+    async def fork_anew(self, request: pb.ForkRequest) -> pb.ForkResponse:
+        if request.randomness != pb.FORK_RANDOMNESS_RESEED:
+            del request.dynamics_seeds[:]
+        return await super().fork_anew(request)
+
+
+class SnapshotsForgetLuck(Faulty):
+    """The place in the random stream is not part of a snapshot."""
+
+    reported = ("N-02", "N-07", "N-10")
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+        walk = self.find(request.session_id).walk
+        draws, walk.draws = walk.draws, 0
+        try:
+            return await super().snapshot(request)
+        finally:
+            walk.draws = draws
+
+
+class TrustsDigests(Faulty):
+    """Restore does not check the digest."""
+
+    reported = ("N-04",)
+
+    def check_digest(self, snapshot: pb.SessionSnapshot) -> None:
+        return

@@ -1,0 +1,188 @@
+"""Wrong servers: faults of Open, of its options and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+from starpod.v1 import environment_pb2 as pb
+from tests.tools.check.faults.faulty import Faulty
+from tests.tools.check.refused import Refused
+from tests.tools.check.walk import SCHEMA
+
+PROPERTIES: dict[str, Any] = SCHEMA["properties"]  # type: ignore[assignment]
+
+
+class CutsSeeds(Faulty):
+    """Seeds are kept in 32 bits."""
+
+    reported = ("C-08",)
+    perhaps = ("C-09",)
+
+    async def open_anew(self, request: pb.OpenRequest) -> pb.OpenResponse:
+        if request.HasField("seed"):
+            request.seed &= 0xFFFFFFFF
+        return await super().open_anew(request)
+
+
+class GroupsShareLuck(Faulty):
+    """Every member of a group gets the same dynamics seed."""
+
+    reported = ("C-11",)
+
+    def derive(self, seed: int, member: int) -> int:
+        return super().derive(seed, 0)
+
+
+class CountsSessions(Faulty):
+    """The initial state depends on how many sessions there were before: not deterministic."""
+
+    reported = ("C-79",)
+    perhaps = ("C-63",)
+    opened = 0
+
+    def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
+        walk = super().start(options, seed, dynamics_seed)
+        self.opened += 1
+        walk.position = self.opened % (walk.length - 1)
+        return walk
+
+
+class SaltsByProcess(Faulty):
+    """The initial state depends on the process, as with a salted hash."""
+
+    reported = ("C-80",)
+    processes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.salt = SaltsByProcess.processes = SaltsByProcess.processes + 1
+
+    def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
+        walk = super().start(options, seed, dynamics_seed)
+        walk.position = self.salt % 3
+        return walk
+
+
+class RacesOnKeys(Faulty):
+    """The key is remembered only once the sessions exist, so calls at the same time all create some."""
+
+    reported = ("C-14", "F-08", "N-08")
+    perhaps = ("C-82",)
+
+    async def once(self, request: Any, create: Any) -> Any:
+        if request.key and request.key not in self.keys and len(request.key.encode()) <= 128:
+            reply = asyncio.ensure_future(create())
+            await asyncio.sleep(1.0)
+            await reply
+            self.keys[request.key] = (
+                type(request).__name__.encode() + request.SerializeToString(deterministic=True),
+                reply,
+            )
+            return reply.result()
+        return await super().once(request, create)
+
+
+class IgnoresOptions(Faulty):
+    """Unknown options are dropped in silence."""
+
+    reported = ("C-19", "C-56", "C-89")
+
+    def read_options(self, struct: Any) -> dict[str, Any]:
+        for name in set(struct.fields) - {"length", "slip"}:
+            del struct.fields[name]
+        return super().read_options(struct)
+
+
+class GuessesOptions(Faulty):
+    """An option of a wrong type is replaced by its default."""
+
+    reported = ("C-20",)
+
+    def read_options(self, struct: Any) -> dict[str, Any]:
+        for name in ("length", "slip"):
+            if name in struct.fields and not struct.fields[name].HasField("number_value"):
+                del struct.fields[name]
+        return super().read_options(struct)
+
+
+class IgnoresRanges(Faulty):
+    """Options beyond their bounds are moved to them in silence."""
+
+    reported = ("C-20",)
+
+    def read_options(self, struct: Any) -> dict[str, Any]:
+        for name, value in struct.fields.items():
+            if name in PROPERTIES and value.HasField("number_value"):
+                rule = PROPERTIES[name]
+                value.number_value = min(max(value.number_value, rule["minimum"]), rule["maximum"])
+        return super().read_options(struct)
+
+
+class RoundsOptions(Faulty):
+    """A fraction is cut to the whole number below it."""
+
+    reported = ("C-20",)
+
+    def read_options(self, struct: Any) -> dict[str, Any]:
+        if "length" in struct.fields and struct.fields["length"].HasField("number_value"):
+            struct.fields["length"].number_value //= 1
+        return super().read_options(struct)
+
+
+class UsesUpKeys(Faulty):
+    """A call that failed is remembered under its key."""
+
+    reported = ("C-24",)
+
+    async def once(self, request: Any, create: Any) -> Any:
+        known = self.keys.get(request.key)
+        try:
+            return await super().once(request, create)
+        except Refused as error:
+            if request.key and known is None and error.status.details:
+                failed = asyncio.get_running_loop().create_future()
+                failed.set_exception(error)
+                self.keys[request.key] = (b"failed", failed)
+            raise
+
+
+class KeepsKeysByKind(Faulty):
+    """A key of a Fork is free for an Open."""
+
+    reported = ("F-08", "N-08")
+
+    async def once(self, request: Any, create: Any) -> Any:
+        if request.key and len(request.key.encode()) <= 128:
+            known = copy.copy(request)
+            known.key = type(request).__name__ + request.key[:100]
+            return await super().once(known, create)
+        return await super().once(request, create)
+
+
+class WrapsMembers(Faulty):
+    """Members are numbered with 32 bits, and then from 0 again."""
+
+    reported = ("C-25",)
+
+    def members(self, request: Any) -> Any:
+        count = self.admit(request.count)
+        return [(request.first_member + number) % 2**32 for number in range(count)]
+
+
+class PoisonsKeys(Faulty):
+    """An Open whose caller leaves is abandoned, and its key for ever with it."""
+
+    reported = ("C-82",)
+    perhaps = ("C-14",)
+
+    async def Open(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+        if not request.key:
+            await asyncio.sleep(0.05)
+            return await super()._unary(context, self.open(request))
+        if request.key not in self.keys:
+            self.keys[request.key] = (b"abandoned", asyncio.get_running_loop().create_future())
+            await asyncio.sleep(1.0)
+            del self.keys[request.key]
+        return await super()._unary(context, self.open(request))
