@@ -210,13 +210,23 @@ class Calls:
                 )
                 session.next_index, session.over = saved.turns, bool(saved.end_reason)
                 created.add(session)
-                await self._guard(session, _load(host, state), "Restore")
-                observation = await self._guard(session, host.observe(want, pictures), "Restore")
+                await self._guard(session, self._of_snapshot(_load(host, state)), "Restore")
+                observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
                 describe_session(response.sessions.add(), session, observation)
-            instructions = await self._guard(created.sessions[0], created.sessions[0].host.instructions(), "Restore")
+            first = created.sessions[0]
+            instructions = await self._guard(first, self._of_snapshot(first.host.instructions()), "Restore")
             self._describe_created(response, environment, instructions, saved.limits, lease)
             created.keep(response)
         return response
+
+    async def _of_snapshot(self, work: Awaitable[Any]) -> Any:
+        """What an environment trips over in a state that anybody may have made is the state's fault, not its bug."""
+        try:
+            return await work
+        except EnvironmentBug as bug:
+            if self.seal.keyed:
+                raise
+            raise bad_argument("snapshot.state", f"is no episode of its environment: {bug}") from bug
 
     def _describe_created(
         self,

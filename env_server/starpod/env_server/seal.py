@@ -37,6 +37,11 @@ class SnapshotSeal:
                     f"{path} must hold a key of at least {_SHORTEST_KEY} characters per line: openssl rand -hex 32"
                 )
 
+    @property
+    def keyed(self) -> bool:
+        """Whether a state that opens was written by a server of ours."""
+        return bool(self._keys)
+
     def close(self, environment_id: str, version: str, state: bytes) -> bytes:
         """The state as it leaves the server."""
         if not self._keys:
