@@ -6,6 +6,7 @@ import pytest
 
 from starpod.env_server import Busy, Limits
 from starpod.env_server.episode import Episode, TooLate, Want
+from starpod.env_server.threads import THREAD_NAME
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Failure, Serve, text_of
 from tests.env_server.test_stream import Stream, columns, read_status
@@ -137,7 +138,7 @@ async def test_pictures_are_drawn_on_threads_in_unary_calls_and_in_columns(clien
         await stream.until(1)
         assert picture_of(stream.replies[1].transition) == b"102"
     await client.stub.Render(pb.RenderRequest(session_id=session.session_id, mode="png"))
-    assert Crowded.drawn_on and all(name.startswith("environment") for name in Crowded.drawn_on)
+    assert Crowded.drawn_on and all(name.startswith(THREAD_NAME) for name in Crowded.drawn_on)
 
 
 @pytest.mark.parametrize("environment", [*HERE, "crowded_process-v1"])

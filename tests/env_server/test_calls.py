@@ -496,19 +496,19 @@ async def test_sessions_whose_reply_is_too_large_are_not_made(serve: Serve) -> N
         assert len((await getattr(client.stub, method)(request)).sessions) == 5
 
 
-async def test_a_call_that_waited_behind_close_finds_no_session(client: Client) -> None:
+async def test_close_waits_for_nobody_and_what_came_before_it_is_finished(client: Client) -> None:
     session = await client.open("waiting-v1")
     step = asyncio.create_task(client.step(session, 0, "gate"))
     await entered()
-    close = client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+    behind = asyncio.create_task(client.step(session, 1, "1"))
     await client.pending(session, 2)
-    late = asyncio.create_task(client.fails(client.step(session, 1, "1")))
-    await client.pending(session, 3)
-    Waiting.opened.set()
-    failure = await late
+    await client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+    failure = await client.fails(client.step(session, 2, "1"))
     assert (failure.code, failure.reason) == ("NOT_FOUND", "UNKNOWN_SESSION")
+    assert not step.done()
+    Waiting.opened.set()
     assert text_of(await step) == "gate"
-    await close
+    assert text_of(await behind) == "gate,1"
 
 
 async def test_renew_names_lost_sessions_as_missing(client: Client) -> None:

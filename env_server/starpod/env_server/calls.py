@@ -46,6 +46,7 @@ from starpod.env_server.seal import SnapshotSeal
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.session import Session, SessionTable, digest_request
 from starpod.env_server.state import StateError
+from starpod.env_server.threads import Hung
 from starpod.env_server.timing import clock
 from starpod.v1 import environment_pb2 as pb
 
@@ -65,6 +66,7 @@ class Calls:
         threads: int,
         sandbox: Sandbox = UNTRUSTING,
         seal: SnapshotSeal | None = None,
+        thread_seconds: float = 600.0,
     ) -> None:
         self.registry = registry
         self.limits = limits
@@ -77,7 +79,7 @@ class Calls:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.share = LoopShare()
         self.large_bytes = 0
-        self._pools = Pools.of(threads)
+        self._pools = Pools.of(threads, thread_seconds)
 
     # --- creating sessions ---------------------------------------------------------------------------------------
 
@@ -383,16 +385,23 @@ class Calls:
         for session_id in request.session_ids:
             session = table.get(session_id)
             if session is not None:
-                async with session.turn_taking():
-                    self.drop(table, session)
+                self.drop(table, session)
         return pb.CloseResponse()
 
     def drop(self, table: SessionTable, session: Session) -> None:
-        """Takes a session out of the table and frees what it holds. Harmless to repeat."""
+        """Takes a session out of the table and frees what it holds, once the calls that came before are done.
+
+        Nobody waits for that: one of them may hang. Harmless to repeat.
+        """
         if table.pop(session.id, None) is not None:
             self.discount(table, 1)
             self.metrics.live(session.environment.spec.id, -1)
-            session.close()
+            if not session.pending:
+                session.close()
+                return
+            task = asyncio.get_running_loop().create_task(_close_in_turn(session))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def extend_leases(self, tables: Sequence[SessionTable], seconds: float) -> None:
         """For the time in which this process stood still, and nobody could renew anything."""
@@ -467,8 +476,12 @@ class Calls:
         values = convert.options_from(message)
         if values and environment.spec.slow_reset:
             # Its validators may search as long as its resets do.
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pools.computing, parse_options, environment, values)
+            try:
+                return await self._pools.computing.run(functools.partial(parse_options, environment, values))
+            except Hung as hung:
+                raise CallError("ENVIRONMENT_BUG", f"checking the options {hung}", {"session": "intact"}) from hung
+            except Busy as busy:
+                raise overloaded("environment", busy.message, busy.retry_after) from busy
         return parse_options(environment, values)
 
     def _lease(self, asked: float) -> float:
@@ -514,7 +527,8 @@ class Calls:
         except StateTooLarge as error:
             raise CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"}) from error
         except HostDied as death:
-            session.lose(f"its environment process {death}")
+            kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
+            session.lose(f"its environment {kind} {death}")
             self.metrics.lost(session.environment.spec.id)
             logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
             session.check()
@@ -555,6 +569,11 @@ class Calls:
             return error
         logger.error("server bug: %r", error, exc_info=error)
         return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; its log tells more")
+
+
+async def _close_in_turn(session: Session) -> None:
+    async with session.turn_taking():
+        session.close()
 
 
 async def _load(host: Host, state: bytes) -> None:

@@ -27,6 +27,7 @@ from starpod.env_server.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.seal import SealKeyError
 from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.env_server.supervisor import supervise
+from starpod.env_server.threads import THREAD_NAME
 from starpod.env_server.tracing import TracingUnavailable
 
 _LIMITS = ServerLimits()
@@ -150,6 +151,14 @@ _LAST_SECONDS = 1.0
     "--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread."
 )
 @click.option(
+    "--thread-timeout",
+    "thread_seconds",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds after which a step of class thread or a slow reset counts as hung: its session is lost.",
+)
+@click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     help="Bearer tokens, one per line, each with its own limits if it is to have some. Read again when it changes.",
@@ -239,6 +248,7 @@ def serve(
     drain_seconds: float,
     keepalive_seconds: float,
     threads: int,
+    thread_seconds: float,
     token_file: Path | None,
     token_sessions: int,
     token_calls_per_second: float,
@@ -305,6 +315,7 @@ def serve(
             drain_seconds=drain_seconds,
             keepalive_seconds=keepalive_seconds,
             threads=threads,
+            thread_seconds=thread_seconds,
             metrics_port=metrics_port,
             health_port=health_port,
             token_file=token_file,
@@ -379,7 +390,11 @@ async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> Non
 def _leave_behind_what_hangs() -> None:
     """Ends this process at once if a thread goes on in an environment's code: Python would wait for it for ever."""
     deadline = time.monotonic() + _LAST_SECONDS
-    threads = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    threads = [
+        each
+        for each in threading.enumerate()
+        if each is not threading.main_thread() and (not each.daemon or each.name.startswith(THREAD_NAME))
+    ]
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in threads):

@@ -53,6 +53,7 @@ class ServerConfig:
     quota: what a token of the file may take that says nothing else there.
     snapshot_key_file: seals snapshots, one key per line, the same for all servers of a fleet.
     sandbox: what processes of class `process` give up.
+    thread_seconds: how long a call may take on one of them before it counts as hung.
     threads: size of the pool for steps of class `thread` and for slow resets.
     metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
     """
@@ -64,6 +65,7 @@ class ServerConfig:
     drain_seconds: float = 30.0
     keepalive_seconds: float = 60.0
     threads: int = 16
+    thread_seconds: float = 600.0
     metrics_port: int = 0
     health_port: int = 0
     handshake_seconds: float = 20.0

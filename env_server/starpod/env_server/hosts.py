@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
 
 from starpod.env_server import convert
@@ -21,6 +19,7 @@ from starpod.env_server.environment import (
 )
 from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Transition, Want
 from starpod.env_server.state import StateError
+from starpod.env_server.threads import Hung, ThreadPool
 from starpod.env_server.timing import measured
 from starpod.v1 import environment_pb2 as pb
 
@@ -31,7 +30,7 @@ _PICTURE = Want(image=True)
 
 
 class HostDied(Exception):
-    """The process that ran the episode is gone; the text says how it went."""
+    """What ran the episode, a process or a thread, is gone; the text says how it went."""
 
 
 class StateTooLarge(Exception):
@@ -82,19 +81,20 @@ class Pools(NamedTuple):
     that computes keeps the event loop from the interpreter for a while.
     """
 
-    waiting: Executor
-    computing: Executor
+    waiting: ThreadPool
+    computing: ThreadPool
 
     @classmethod
-    def of(cls, threads: int) -> Pools:
+    def of(cls, threads: int, seconds: float) -> Pools:
+        """`seconds`: how long one call may take."""
         return cls(
-            ThreadPoolExecutor(threads, thread_name_prefix="environment"),
-            ThreadPoolExecutor(_COMPUTING_THREADS, thread_name_prefix="computing"),
+            ThreadPool(threads, seconds, "environment"),
+            ThreadPool(_COMPUTING_THREADS, seconds, "computing"),
         )
 
     def shut_down(self) -> None:
         for pool in self:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shut_down()
 
 
 class Host(Protocol):
@@ -207,13 +207,13 @@ class LocalHost:
         self._episode = episode
         self.episode = None if self._threaded or want.image else episode
 
-    def _drawing_pool(self, want: Want) -> Executor | None:
+    def _drawing_pool(self, want: Want) -> ThreadPool | None:
         """Where that is drawn which is wanted; None where nothing is."""
         if not want.image:
             return None
         return self._pools.waiting if self._environment.spec.slow_render else self._pools.computing
 
-    async def _run(self, function: Callable[[], R], *, intact: bool, pool: Executor | None = None) -> R:
+    async def _run(self, function: Callable[[], R], *, intact: bool, pool: ThreadPool | None = None) -> R:
         def work() -> R:
             # Here, not around `await`: a StopIteration cannot leave a thread, and SystemExit would end the server.
             try:
@@ -226,6 +226,9 @@ class LocalHost:
         timed = measured(work)
         if self._threaded:
             pool = self._pools.waiting
-        if pool is not None:
-            return await asyncio.get_running_loop().run_in_executor(pool, timed)
-        return timed()
+        if pool is None:
+            return timed()
+        try:
+            return await pool.run(timed)
+        except Hung as hung:
+            raise HostDied(str(hung)) from hung

@@ -60,7 +60,9 @@ class EnvironmentServer:
         for environment in registry.ids:
             self.metrics.host(environment)
         seal = SnapshotSeal(config.snapshot_key_file)
-        self.calls = Calls(registry, config.limits, self.metrics, config.threads, config.sandbox, seal)
+        self.calls = Calls(
+            registry, config.limits, self.metrics, config.threads, config.sandbox, seal, config.thread_seconds
+        )
         self.port = config.port
         if config.token_file and not config.snapshot_key_file:
             logger.warning("snapshots are not sealed: whoever has a token can make one up; see --snapshot-key-file")

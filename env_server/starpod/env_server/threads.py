@@ -1,0 +1,155 @@
+"""A pool of threads that gives up those that hang: what runs on one can be waited for with a limit.
+
+A thread cannot be killed. One that has worked on the same call for too long is left behind and another takes its place,
+up to a bound; the call's session is lost. If it ever returns, its result is dropped and it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from starpod.env_server.environment import Busy
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+THREAD_NAME = "starpod pool"
+"""How the names of all threads of pools begin."""
+REPLACEMENTS = 4
+"""Threads that may be left behind at a time, for each of the pool's."""
+_LATE = 0.1
+"""Seconds by which a timer of a process that does not stand still is not late."""
+_RETRY_SECONDS = 5.0
+
+
+class Hung(Exception):
+    """The call did not end in time; its thread goes on without anybody who waits for it."""
+
+
+class _Work:
+    __slots__ = ("abandoned", "done", "function", "loop", "started")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Any] = self.loop.create_future()
+        self.started: float | None = None
+        self.abandoned = False
+
+
+class ThreadPool:
+    """Runs functions on at most `size` threads, in the order in which they came. To be used in one event loop.
+
+    seconds: how long one may take, from when a thread takes it up.
+    """
+
+    def __init__(self, size: int, seconds: float, name: str) -> None:
+        self._size = size
+        self._seconds = seconds
+        self._name = name
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._busy = 0
+        self.abandoned = 0
+        """Threads that were left behind and have not returned."""
+
+    async def run(self, function: Callable[[], R]) -> R:
+        """The function's result. Raises what it raises; Hung; and Busy if so many hang that no thread is left."""
+        work = _Work(function)
+        with self._lock:
+            room = self._size + REPLACEMENTS * self._size - self.abandoned
+            if room <= 0:
+                raise self._all_hang()
+            self._busy += 1
+            starts = self._threads < min(self._size, room, self._busy)
+            self._threads += starts
+        self._queue.put(work)
+        if starts:
+            self._start()
+        try:
+            await self._watch(work)
+        except asyncio.CancelledError:
+            work.done.cancel()
+            raise
+        result: R = work.done.result()
+        return result
+
+    def shut_down(self) -> None:
+        """Ends the threads that have nothing to do, and the others when they are done."""
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    async def _watch(self, work: _Work) -> None:
+        while not work.done.done():
+            begun = work.started
+            due = (begun or time.monotonic()) + self._seconds
+            await asyncio.wait({work.done}, timeout=max(due - time.monotonic(), 0.0))
+            if work.done.done() or begun is None:
+                continue
+            if time.monotonic() - due > _LATE:
+                work.started = time.monotonic()  # this process stood still, and the thread may have done so too
+                continue
+            self._abandon(work)
+
+    def _abandon(self, work: _Work) -> None:
+        with self._lock:
+            if work.done.done() or work.started is None:
+                return
+            work.abandoned = True
+            self.abandoned += 1
+            self._busy -= 1
+            self._threads -= 1
+            starts = self.abandoned <= REPLACEMENTS * self._size
+            self._threads += starts
+        logger.error("a thread hangs and is left behind", extra={"pool": self._name, "left_behind": self.abandoned})
+        if starts:
+            self._start()
+        elif not self._threads:
+            while not self._queue.empty():
+                if (waiting := self._queue.get()) and not waiting.done.done():
+                    waiting.done.set_exception(self._all_hang())
+                    self._busy -= 1
+        raise Hung(f"hung: it took longer than {self._seconds:g} s, so its thread was left behind")
+
+    def _all_hang(self) -> Busy:
+        return Busy(f"all threads hang, {self.abandoned} of them; see the server's log", _RETRY_SECONDS)
+
+    def _start(self) -> None:
+        # A daemon, so that Python does not wait for it; `starpod serve` looks for those that hang by their name.
+        threading.Thread(target=self._serve, name=f"{THREAD_NAME} {self._name}", daemon=True).start()
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work.started = time.monotonic()
+            result: Any = None
+            error: BaseException | None = None
+            if not work.done.cancelled():
+                try:
+                    result = work.function()
+                except BaseException as raised:
+                    error = raised
+            with self._lock:
+                if work.abandoned:
+                    self.abandoned -= 1
+                    return
+                self._busy -= 1
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                work.loop.call_soon_threadsafe(_settle, work.done, result, error)
+            del work, result, error
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
