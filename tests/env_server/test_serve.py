@@ -198,13 +198,15 @@ def test_stores_reach_the_environments_that_use_them_in_every_process(tmp_path: 
     assert done.stderr == "starpod: --store: the store burnt is no more; leave it out\n"
 
 
-def test_a_port_in_use_is_said_so() -> None:
+@pytest.mark.parametrize("option", ["port", "metrics-port", "health-port"])
+def test_a_port_in_use_is_said_so(option: str) -> None:
     with start_server("--environment-module", TROUBLESOME) as server:
         port = server.address.rpartition(":")[2]
-        command = [sys.executable, "-m", "starpod.env_server", "--port", port, "--environment-module", TROUBLESOME]
+        command = [sys.executable, "-m", "starpod.env_server", "--port", "0", "--environment-module", TROUBLESOME]
+        command += [f"--{option}", port]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
-        assert re.fullmatch(r"Error: cannot listen on .* is the port in use\? .*\n", done.stderr), done.stderr
+        assert re.fullmatch(rf"starpod: port {port} of 127.0.0.1 is in use; choose another --{option}\n", done.stderr)
 
 
 def test_an_environment_that_lacks_something_is_one_line_even_with_workers(tmp_path: Path) -> None:

@@ -161,10 +161,10 @@ async def test_all_that_is_counted_of_sessions_begins_with_zero(serve: Serve) ->
 
 
 async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="is the port in use"):
+    with pytest.raises(ServerError, match="is in use; choose another --port"):
         await EnvironmentServer(Registry(ALL), ServerConfig(port=client.server.port)).start()
     taken = EnvironmentServer(Registry(ALL), ServerConfig(port=0, health_port=client.server.port))
-    with pytest.raises(ServerError, match="is the port in use"):
+    with pytest.raises(ServerError, match="is in use; choose another --health-port"):
         await taken.start()
     await taken.stop()
     tls = TLS(tmp_path / "no", tmp_path / "none")

@@ -23,6 +23,19 @@ from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 TIMEOUT_SECONDS = 20.0
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
+_NO_CONNECTION = {
+    "Connection refused": "no server answers at {address}: connection refused; start one with: starpod serve",
+    "Misformatted domain name": "no server can be at {address}: {host} is no name of a host",
+    "errors resolving": "no server answers at {address}: there is no host {host}",
+    "WRONG_VERSION_NUMBER": "the server at {address} speaks without TLS: leave --ca out",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate of the server at {address} is not one that --ca vouches for",
+    "Peer name": "the certificate of the server at {address} is for another host than {host}",
+    "Failed parsing HTTP/2": "what answers at {address} speaks no gRPC: is the port that of a server of environments?",
+    "Socket closed": "the server at {address} closes the connection: if it wants TLS, give --ca, and for mTLS "
+    "--certificate and --key",
+}
+"""What to tell of a connection that failed, by what gRPC says of it."""
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -46,11 +59,23 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
     @access_options
     @functools.wraps(command)
     def wrapper(address: str, access: Transport, **arguments: Any) -> None:
-        if not re.fullmatch(r"\S*:\d+", address):
-            raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
+        expect_address(address)
         command(connection=connect(address, access), **arguments)
 
     return wrapper
+
+
+def expect_address(address: str) -> None:
+    """Raises BadParameter where an ADDRESS is not host:port."""
+    scheme, _, rest = address.rpartition("://")
+    if scheme in ("http", "https", "grpc", "grpcs"):
+        raise click.BadParameter(
+            f"{address!r} is not host:port: write {rest.rstrip('/')}"
+            + (", with --ca for TLS" if scheme.endswith("s") else ""),
+            param_hint="ADDRESS",
+        )
+    if not re.fullmatch(r"\S+:\d+", address):
+        raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -66,7 +91,12 @@ def access_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if (certificate or key) and not (ca and certificate and key):
             raise click.UsageError("--certificate and --key go together, and with --ca")
-        command(access=Transport(token_file, TLS(ca, certificate, key) if ca else None), **arguments)
+        access = Transport(token_file, TLS(ca, certificate, key) if ca else None)
+        try:
+            access.metadata(), access.tls and access.tls.credentials()
+        except (ValueError, OSError) as error:
+            raise click.UsageError(str(error)) from error
+        command(access=access, **arguments)
 
     return wrapper
 
@@ -99,12 +129,25 @@ def explain_failure(error: grpc.RpcError, address: str) -> click.ClickException:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return click.UsageError(details)
         case grpc.StatusCode.UNAVAILABLE:
-            details = f"no server answers at {address} ({details}); start one with: starpod serve"
+            details = f"{address} refuses: {details}" if _from_server(error) else no_answer(address, details)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             details = f"{address} gave no answer within {TIMEOUT_SECONDS:.0f} s"
         case grpc.StatusCode.UNIMPLEMENTED:
             details = f"{address} is not an environment server, or lacks this: {details}"
     return click.ClickException(details)
+
+
+def _from_server(error: grpc.Call) -> bool:
+    """Whether the server itself failed the call, not gRPC for want of a server."""
+    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
+
+
+def no_answer(address: str, details: str) -> str:
+    """Why gRPC has no connection to `address`, from its details of an UNAVAILABLE, and what to do."""
+    for sign, sentence in _NO_CONNECTION.items():
+        if sign in details:
+            return sentence.format(address=address, host=address.rpartition(":")[0])
+    return f"no server answers at {address} ({details})"
 
 
 def hosted(connection: Connection) -> pb.DescribeResponse:

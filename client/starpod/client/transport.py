@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,20 @@ class TLS:
             raise ValueError("A client certificate and its key come together: give both or neither.")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises OSError if one cannot be read."""
-        return grpc.ssl_channel_credentials(_read(self.roots), _read(self.key), _read(self.certificate))
+        """Reads the files. Raises OSError if one cannot be read, ValueError if one is not what it should be."""
+        roots, key, certificate = _read(self.roots), _read(self.key), _read(self.certificate)
+        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if self.roots is not None:
+                trial.load_verify_locations(self.roots)
+            if self.certificate is not None:
+                trial.load_cert_chain(self.certificate, self.key, password="")
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"The TLS files cannot be used: {error.reason or 'not PEM'}. Authority, certificate and key must be "
+                "PEM files, the key without a password and the certificate's own."
+            ) from error
+        return grpc.ssl_channel_credentials(roots, key, certificate)
 
 
 def _read(path: str | Path | None) -> bytes | None:

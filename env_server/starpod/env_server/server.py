@@ -10,7 +10,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 from grpc_health.v1 import health, health_pb2
@@ -127,7 +127,8 @@ class EnvironmentServer:
         contract = ContractAdmission(self._service.handlers(), self._authenticator, self.metrics, calls)
         server.add_generic_rpc_handlers((contract, self._open))
         credentials = _credentials(self.config.tls) if self.config.tls else None
-        _check_port(self.config.host, self.port)
+        for option, port in self._ports():
+            _check_port(self.config.host, port, option)
         try:
             if credentials:
                 self.port = server.add_secure_port(self.address, credentials)
@@ -147,6 +148,13 @@ class EnvironmentServer:
             await self._serve_health(self.config.health_port)
         self._reaper = asyncio.create_task(self._reap())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    def _ports(self) -> Iterator[tuple[str, int]]:
+        """The ports that this server is to listen on, by their options."""
+        yield "port", self.port
+        for option, port in (("metrics-port", self.config.metrics_port), ("health-port", self.config.health_port)):
+            if port:
+                yield option, port
 
     async def _try_sandbox(self) -> None:
         """Starts a process of each class: what it lacks is found now, told by Describe, and not by the first caller."""
@@ -189,7 +197,6 @@ class EnvironmentServer:
     async def _serve_health(self, port: int) -> None:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *_connection_options(self.config)])
         server.add_generic_rpc_handlers((self._open,))
-        _check_port(self.config.host, port)
         try:
             server.add_insecure_port(self._at(port))
         except RuntimeError as error:
@@ -248,7 +255,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, option: str) -> None:
     """Binds the port and lets it go again: gRPC would write why it cannot to standard error, and raise without it.
 
     Raises ServerError.
@@ -257,7 +264,7 @@ def _check_port(host: str, port: int) -> None:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ServerError(f"cannot listen on {host}: {error.strerror}; choose another --host") from error
+        raise ServerError(f"cannot listen on {host!r}: {error.strerror}; choose another --host") from error
     for family, kind, protocol, _, address in addresses:
         try:
             with socket.socket(family, kind, protocol) as probe:
@@ -266,9 +273,11 @@ def _check_port(host: str, port: int) -> None:
         except OSError as error:
             problems.append(error)
     if any(problem.errno == errno.EADDRINUSE for problem in problems):
-        raise ServerError(f"cannot listen on {host} port {port}: is the port in use? Choose another one")
+        raise ServerError(f"port {port} of {host} is in use; choose another --{option}")
     if len(problems) == len(addresses):
-        raise ServerError(f"cannot listen on {host} port {port}: {problems[0].strerror}")
+        raise ServerError(
+            f"cannot listen on {host} port {port}: {problems[0].strerror}; choose another --host or --{option}"
+        )
 
 
 def _allow_descriptors(count: int) -> None:

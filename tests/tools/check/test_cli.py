@@ -126,7 +126,7 @@ def test_options_are_those_of_every_session(addresses: dict[type[ReferenceServic
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["127.0.0.1"], "is not HOST:PORT"),
+        (["127.0.0.1"], "is not host:port"),
         (["127.0.0.1:1", "--level", "core,best"], "no level best"),
         (["127.0.0.1:1", "--token-file", "/no/such/file"], "does not exist"),
         (["127.0.0.1:1", "--key", __file__], "belong together"),
@@ -143,7 +143,7 @@ def test_a_wrong_call_is_exit_status_2(arguments: list[str], message: str) -> No
 def test_no_server_is_exit_status_1() -> None:
     result = run("127.0.0.1:1", "--timeout", "2")
     assert result.exit_code == 1
-    assert "does not answer Describe" in result.output
+    assert "no server answers at 127.0.0.1:1" in result.output
 
 
 def test_no_server_is_told_in_the_reports_too(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_no_server_is_told_in_the_reports_too(tmp_path: Path) -> None:
     assert run("127.0.0.1:1", "--timeout", "2", "--json", str(files[0]), "--junit", str(files[1])).exit_code == 1
     report = json.loads(files[0].read_text())
     assert not report["passed"]
-    assert "127.0.0.1:1 does not answer Describe" in report["unreachable"]
+    assert "no server answers at 127.0.0.1:1" in report["unreachable"]
     (suite,) = ElementTree.parse(files[1]).getroot()
     assert suite.get("errors") == "1"
-    assert "does not answer Describe" in str(ElementTree.tostring(suite))
+    assert "no server answers at 127.0.0.1:1" in str(ElementTree.tostring(suite))
 
 
 def test_a_process_is_no_second_server_of_itself(addresses: dict[type[ReferenceService], str]) -> None:
@@ -170,13 +170,13 @@ def test_a_process_is_no_second_server_of_itself(addresses: dict[type[ReferenceS
 def test_no_second_server_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:
     result = run(addresses[ReferenceService], "--also", "127.0.0.1:1", "--timeout", "2")
     assert result.exit_code == 1
-    assert "127.0.0.1:1 does not answer Describe" in result.output
+    assert "no server answers at 127.0.0.1:1" in result.output
 
 
-def test_an_environment_that_is_not_hosted_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:
+def test_an_environment_that_is_not_hosted_is_a_wrong_call(addresses: dict[type[ReferenceService], str]) -> None:
     result = run(addresses[ReferenceService], "--environment", "wolk")
-    assert result.exit_code == 1
-    assert "there are walk-v1" in result.output
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "did you mean walk-v1?" in result.output
 
 
 def test_faults_name_requirements_that_exist() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.support import ROOT, ServerProcess, start_server
 LAKE = '["SFF", "FHF", "FFG"]'
 
 
-def starpod(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def starpod(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "starpod.cli.main", *arguments],
         input=stdin,
@@ -27,7 +28,7 @@ def starpod(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str
         text=True,
         timeout=60,
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**os.environ, "COLUMNS": "120", **environment},
     )
 
 
@@ -61,6 +62,11 @@ def test_a_group_without_a_command_shows_its_help(words: tuple[str, ...]) -> Non
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("Usage: starpod ")
     assert "\nCommands:\n" in result.stderr
+
+
+def test_grpc_is_loaded_after_its_poller_is_chosen() -> None:
+    code = "import sys, starpod.cli.main; assert not any(module.startswith('grpc') for module in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_version() -> None:
@@ -113,6 +119,26 @@ def test_list_shows_what_is_hosted(server: ServerProcess) -> None:
     assert all(word in result.stdout for word in ("Capabilities", "bandit-v1", "sokoban-v1", "frozen_lake-v1"))
 
 
+def test_list_on_a_narrow_terminal_shows_whole_names(server: ServerProcess) -> None:
+    shown = starpod("list", server.address, COLUMNS="50").stdout
+    assert "frozen_lake-v1" in shown
+    assert "Capabilities" not in shown
+
+
+def test_a_character_that_the_terminal_lacks_ends_nothing(server: ServerProcess) -> None:
+    result = starpod("describe", server.address, "sokoban", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\\u221a box on target" in result.stdout
+
+
+def test_output_that_cannot_be_written_is_one_line(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "describe", server.address, "sokoban"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT)
+    assert result.returncode == 1
+    assert result.stderr == "starpod: cannot write or read: No space left on device\n"
+
+
 def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:
     result = starpod("list", server.address, "--json")
     specs = {spec["id"]: spec for spec in json.loads(result.stdout)}
@@ -150,6 +176,30 @@ def test_a_dead_server_is_one_line(tmp_path: Path) -> None:
     result = starpod("list", "127.0.0.1:1")
     assert result.returncode == 1
     assert "no server answers at 127.0.0.1:1" in complaint(result)
+
+
+def test_an_address_with_a_scheme_is_told_without_it() -> None:
+    result = starpod("list", "http://127.0.0.1:50051/")
+    assert result.returncode == 2
+    assert complaint(result).endswith("write 127.0.0.1:50051")
+
+
+def test_why_there_is_no_connection_is_told_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
+    """Not gRPC's words, and none of its log lines."""
+    key, certificate = (str(tmp_path / name) for name in ("key.pem", "certificate.pem"))
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key]
+    subprocess.run([*make, "-out", certificate], check=True, capture_output=True)
+    without_tls = starpod("list", server.address, "--ca", certificate)
+    assert without_tls.returncode == 1
+    assert complaint(without_tls).endswith("speaks without TLS: leave --ca out")
+    no_certificate = starpod("list", server.address, "--ca", key)
+    assert no_certificate.returncode == 2
+    assert "must be PEM files" in complaint(no_certificate)
+    with start_server("bandit", "--tls-certificate", certificate, "--tls-key", key) as guarded:
+        assert complaint(starpod("list", guarded.address)).endswith(
+            "if it wants TLS, give --ca, and for mTLS --certificate and --key"
+        )
+    assert complaint(starpod("list", "nowhere.invalid:1")).endswith("there is no host nowhere.invalid")
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -254,6 +304,33 @@ def test_a_mistyped_action_costs_no_turn(server: ServerProcess) -> None:
     result = play_lake(server, "rihgt\nright\n")
     assert "no action 'rihgt'; did you mean Right?" in result.stdout
     assert "Turn 1: Right" in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
+def test_play_leaves_no_session_however_it_ends(number: signal.Signals) -> None:
+    def live(address: str) -> int:
+        with connect(address) as connection:
+            return hosted(connection).live_sessions
+
+    with start_server("bandit") as host:
+        command = [sys.executable, "-m", "starpod.cli.main", "play", host.address, "bandit"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            assert process.stdin and process.stdout
+            while "quit" not in process.stdout.readline():
+                pass
+            assert live(host.address) == 1
+            if number == signal.SIGPIPE:
+                process.stdout.close()
+                process.stdin.write("new\n" * 9)
+                process.stdin.flush()
+            else:
+                process.send_signal(number)
+            assert process.wait(30) != 0
+        assert live(host.address) == 0
+
+
+def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -> None:
+    assert "Turn 1: nonsense was invalid" in starpod("play", server.address, "bandit", stdin="nonsense\n").stdout
 
 
 def test_a_mistyped_option_gets_the_nearest_name_and_the_schema(server: ServerProcess) -> None:

@@ -11,9 +11,10 @@ import click
 from starpod.check.connection import Access
 from starpod.check.report import Terminal, to_json, to_junit
 from starpod.check.requirement import LEVELS
-from starpod.check.runner import Report, Unreachable
+from starpod.check.runner import Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS
+from starpod.client.catalog import expect_address
 from starpod.report.console import safe_console
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -89,8 +90,7 @@ def check(
     Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 the call was wrong.
     """
     for value in filter(None, (address, also)):
-        if not value.rpartition(":")[2].isdigit() or value.startswith(":"):
-            raise click.UsageError(f"{value!r} is not HOST:PORT, as in 127.0.0.1:50051")
+        expect_address(value)
     if bool(certificate) != bool(key) or (certificate and not ca):
         raise click.UsageError("--certificate, --key and --ca belong together")
     for file in filter(None, (json_file.removeprefix("-"), junit_file)):
@@ -115,6 +115,8 @@ def check(
                     observer=terminal,
                 )
             )
+        except WrongCall as error:
+            raise click.UsageError(str(error)) from error
         except Unreachable as error:
             report = Report(address, unreachable=str(error))
     if not report.unreachable:

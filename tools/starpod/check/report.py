@@ -40,14 +40,15 @@ class Terminal(Observer):
         self._failed: Counter[str] = Counter()
 
     def __enter__(self) -> Terminal:
-        self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self._tasks:
+            self.progress.stop()
 
     def began(self, environment: EnvironmentReport, requirements: Sequence[Requirement]) -> None:
         name = f"{environment.id} {environment.version}"
+        self.progress.start()
         self._tasks[environment.id] = self.progress.add_task(name, total=len(requirements), failed="")
 
     def ran(self, environment: EnvironmentReport, result: Result) -> None:

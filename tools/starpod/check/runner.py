@@ -18,6 +18,8 @@ from starpod.check.options import Required, session_options
 from starpod.check.probe import Probe, Target
 from starpod.check.refusal import from_error
 from starpod.check.requirement import Requirement
+from starpod.client.catalog import no_answer
+from starpod.client.spelling import nearest
 from starpod.v1 import environment_pb2 as pb
 
 Status = Literal["passed", "failed", "skipped", "error"]
@@ -32,7 +34,11 @@ PLAYED = "C-30"
 
 
 class Unreachable(Exception):
-    """The server does not answer Describe, or what is to be checked cannot be: not hosted, no second process."""
+    """The server does not answer Describe, or what is to be checked cannot be: no second process."""
+
+
+class WrongCall(Unreachable):
+    """What is to be checked is not there: an environment that is not hosted, an option that none has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,10 @@ async def _describe(connection: Connection) -> pb.DescribeResponse:
         seconds = max(connection.seconds, CONNECTING)
         server: pb.DescribeResponse = await connection.call("Describe", pb.DescribeRequest(), seconds=seconds)
     except grpc.aio.AioRpcError as error:
-        raise Unreachable(f"{connection.address} does not answer Describe: {from_error(error)}") from error
+        refusal = from_error(error)
+        if refusal.code == "UNAVAILABLE" and not refusal.info:
+            raise Unreachable(no_answer(connection.address, refusal.message)) from error
+        raise Unreachable(f"{connection.address} does not answer Describe: {refusal}") from error
     if not server.environments:
         raise Unreachable(f"{connection.address} hosts no environment")
     return server
@@ -155,7 +164,7 @@ def _with_options(
         raise Unreachable(str(error)) from error
     for name in (assignment.partition("=")[0] for assignment in assignments):
         if not any(name in options for _, options in given):
-            raise Unreachable(f"no environment has the option {name!r}")
+            raise WrongCall(f"no environment has the option {name!r}")
     return given
 
 
@@ -167,7 +176,7 @@ def _chosen(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.Enviro
     for name in names:
         matches = [spec for key, spec in newest.items() if name in (key, key.rpartition("-v")[0])]
         if not matches:
-            raise Unreachable(f"no environment {name!r} is hosted; there are {', '.join(newest)}")
+            raise WrongCall(f"no environment {name!r} is hosted{nearest(name, list(newest))}")
         chosen += matches
     return chosen if names else list(newest.values())
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import click
+import grpc
 
 from starpod.client.catalog import Connection
 from starpod.client.spelling import nearest
@@ -56,7 +57,7 @@ class Game:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, KeyboardInterrupt | click.ClickException):
+        with contextlib.suppress(*(() if error is None else (grpc.RpcError,))):  # what went wrong first is told
             self._server.call(self._server.stub.Close, pb.CloseRequest(session_ids=[self._session_id]))
 
     @property

@@ -15,6 +15,8 @@ from starpod.client.catalog import Connection, connection_options, find_environm
 from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
 
+_ROOMY_COLUMNS = 120
+
 
 @click.command(name="list")
 @connection_options
@@ -26,23 +28,31 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
     if as_json:
         _print_json([_as_dict(spec) for spec in response.environments])
         return
+    console = safe_console()
+    roomy = console.width >= _ROOMY_COLUMNS  # otherwise `describe` tells the capabilities
     table = Table(title=escape(f"{response.server_name} {response.server_version}"), title_justify="left")
-    for heading in ("Environment", "Version", "Title", "Capabilities"):
-        table.add_column(heading)
+    for heading, whole in (("Environment", True), ("Version", True), ("Title", False)):
+        table.add_column(heading, no_wrap=whole)
+    if roomy:
+        table.add_column("Capabilities")
     notes: list[str] = []
     for spec in response.environments:
-        table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), ", ".join(_capabilities(spec)))
+        capabilities = [", ".join(_capabilities(spec))] if roomy else []
+        table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), *capabilities)
         if (confinement := spec.confinement).mode:
             lacking = f", missing {', '.join(confinement.missing)}" if confinement.missing else ""
             notes.append(f"{spec.id} runs in processes of its own, sandbox {confinement.mode}{lacking}")
-    console = safe_console()
     console.print(table)
     for note in notes:
         console.print(escape(note), highlight=False)
-    workers = len(response.endpoints) or 1
-    sessions = f"{response.live_sessions} live session{'s'[: response.live_sessions != 1]}"
+    sessions = _count(response.live_sessions, "live session")
+    workers = _count(len(response.endpoints) or 1, "worker")
     state = ", draining: no new sessions" if response.draining else ""
-    console.print(f"{sessions}, {workers} worker{'s'[: workers > 1]}{state}", highlight=False)
+    console.print(f"{sessions}, {workers}{state}", highlight=False)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s'[: number != 1]}"
 
 
 @click.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ import click
 from starpod.cli.polling import prefer_poller
 
 # Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
+click.IntRange.name, click.FloatRange.name = "integer", "number"  # "'x' is not a valid integer range", says click
 NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
@@ -103,6 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     prefer_poller()
+    if not debug:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log, beside our line that says the same
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks ends nothing
     words = [word for word in words if word != "--debug"]
     sys.argv[1:] = words  # what `serve` hands on to its workers
     try:
@@ -116,9 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _print_error(error.format_message(), debug)
         status = error.exit_code
     except Exception as error:
-        _print_error(str(error) or type(error).__name__, debug)
+        _print_error(_sentence(error), debug)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else f"cannot write or read: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _print_error(message: str, debug: bool) -> None:

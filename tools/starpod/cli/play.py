@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -61,6 +62,8 @@ def play(
     separated by ||. Further words: hint, undo, again, new, help, quit. If standard input is no terminal, each of its
     lines is one turn.
     """
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # the session is closed all the same
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection as server:
         spec = find_environment(hosted(server), environment, version)
@@ -185,10 +188,10 @@ def _describe_turn(actions: Sequence[pb.Action], transition: pb.Transition, numb
         if index:
             text.append("; ")
         text.append(action_text(action), style="bold")
-        if not outcome.executed:
-            text.append(" was not tried", style="yellow")
-        elif not outcome.valid:
+        if not outcome.valid:
             text.append(" was invalid", style="yellow")
+        elif not outcome.executed:
+            text.append(" was not tried", style="yellow")
         elif not outcome.effective:
             text.append(" changed nothing", style="yellow")
         if outcome.executed:
