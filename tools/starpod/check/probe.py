@@ -134,9 +134,9 @@ class Target:
     def script(self) -> Script:
         """The undisturbed episode. Raises NotShown where it cannot be played or does not repeat."""
         if self.unplayed is not None:
-            raise NotShown("no episode can be played, which C-30 tells")
+            raise NotShown("no episode can be played, as C-30 reports")
         if self.differs is not None:
-            raise NotShown("the same episode comes out differently when it is played again, which C-79 tells")
+            raise NotShown("the same episode comes out differently when it is played again, as C-79 reports")
         if self._script is None:
             raise NotShown("the environment does not declare itself deterministic")
         return self._script

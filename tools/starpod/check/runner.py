@@ -239,7 +239,7 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
         if first == requirement.id:
             status, message = "failed", str(error)
         else:
-            status, message = "skipped", f"a bug is in the way, which {first} tells"
+            status, message = "skipped", f"stopped by the bug that {first} reports"
     except Unmet as error:
         status, message = "failed", str(error)
     except grpc.aio.AioRpcError as error:

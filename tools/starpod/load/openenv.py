@@ -50,7 +50,7 @@ def websocket_url(url: str) -> str:
 
 
 class OpenEnvServer(Server):
-    """With OpenEnv a connection is a session: to open is to connect and to reset, to close is to hang up."""
+    """With OpenEnv a connection is a session: to open is to connect and to reset, to close is to disconnect."""
 
     def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
         super().__init__(number, place, plan, receiver)

@@ -28,8 +28,8 @@ async def two_connections(probe: Probe) -> None:
     if probe.target.differs is not None:
         raise probe.target.differs
     script, connection = probe.script(), probe.second_connection()
-    for seat in (connection, probe.connection):
-        handle = await probe.seeded(seat)
+    for each in (connection, probe.connection):
+        handle = await probe.seeded(each)
         expect_same(script.start.observation, handle.session.observation, "the same start", SAME)
         expect_played(script.transitions, await handle.play(script.turns), "the same episode again", SAME)
 

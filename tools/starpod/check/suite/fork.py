@@ -54,9 +54,9 @@ async def independent(probe: Probe) -> None:
     await first.step(probe.turn(*rest[0] * 2))
     await probe.connection.call("Reset", pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
     expected = script.transitions[handle.index :]
-    for what, seat in (("the original", handle), ("another copy", third)):
+    for what, other in (("the original", handle), ("another copy", third)):
         fix = "copy the state deeply"
-        expect_played(expected, await seat.play(rest), f"the episode of {what} beside stepped and reset copies", fix)
+        expect_played(expected, await other.play(rest), f"the episode of {what} beside stepped and reset copies", fix)
 
 
 @must("F-04", "Closing the original leaves its copies alive.")

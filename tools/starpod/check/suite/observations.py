@@ -78,7 +78,11 @@ async def state_key(probe: Probe) -> None:
     if not probe.target.repeats:
         return
     limits = pb.LimitOverrides(max_turns=9, max_actions=9)
-    for what, fields in (("", {}), (" with other luck", {"dynamics_seed": 1}), (" with limits", {"limits": limits})):
+    for what, fields in (
+        ("", {}),
+        (" with another dynamics seed", {"dynamics_seed": 1}),
+        (" with limits", {"limits": limits}),
+    ):
         again = (await probe.seeded(**fields)).session.observation.state_key
         expected = f"the same state_key of the same start in another session{what}"
         expect(again == key, expected, again.hex(), "digest the state alone")

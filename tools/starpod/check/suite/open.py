@@ -89,7 +89,7 @@ async def common_start(probe: Probe) -> None:
     "Each member's dynamics_seed is derived and differs from the others', unless Open gives one, which all "
     "members use.",
 )
-async def member_luck(probe: Probe) -> None:
+async def dynamics_seeds(probe: Probe) -> None:
     derived = [session.dynamics_seed for session in (await probe.open(seed=SEED, count=3)).sessions]
     expect(
         len(set(derived)) == 3, "three different dynamics seeds", derived, "derive each from the seed and the member"
@@ -101,11 +101,11 @@ async def member_luck(probe: Probe) -> None:
 
 
 @must("C-12", "The first observation depends on the seed and not on the dynamics_seed.")
-async def start_without_luck(probe: Probe) -> None:
+async def start_by_seed_alone(probe: Probe) -> None:
     script = probe.script()
     other = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
     fix = "draw the start from a stream that the seed alone starts"
-    expect_same(script.start.observation, other.session.observation, "the same start with other luck", fix)
+    expect_same(script.start.observation, other.session.observation, "the same start with another dynamics seed", fix)
 
 
 @must("C-13", "Open again with the same key and request returns the same sessions and opens none.")
