@@ -245,8 +245,9 @@ async def open_load(address: str, sessions: int) -> AsyncIterator[Run]:
         words += [word for name, value in OPTIONS.items() for word in ("--option", f"{name}={json.dumps(value)}")]
 
         async def run(seconds: float) -> Measurement:
+            length = str(max(seconds, 1.0))  # on a busy machine less may not do for a step
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "starpod.cli.main", "load", *words, "--seconds", str(seconds), "--json", "-"),
+                *(sys.executable, "-m", "starpod.cli.main", "load", "--seconds", length, *words, "--json", "-"),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
                 cwd=ROOT,
