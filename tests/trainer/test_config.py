@@ -35,6 +35,19 @@ def test_words_and_files_mean_the_same(tmp_path: Path) -> None:
     assert load_config(str(file)).environment.options["observation"] == "local"
 
 
+def test_addresses_are_a_text_or_a_list_and_wrong_ones_are_refused_before_a_run_begins() -> None:
+    one = load_config("frozen_lake", ["environment.addresses=127.0.0.1:50051,[::1]:50052"])
+    assert one.environment.addresses == ("127.0.0.1:50051", "[::1]:50052")
+    with pytest.raises(ConfigError, match=r"environment.addresses: 'http://127.0.0.1:1' is not an address: write"):
+        load_config("frozen_lake", ["environment.addresses=[http://127.0.0.1:1]"])
+
+
+def test_a_mistyped_configuration_gets_the_nearest_name_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config("frozenlake")
+    assert str(refused.value).startswith("no configuration 'frozenlake'; did you mean frozen_lake? (a YAML file")
+
+
 def test_what_is_off_can_be_said_so() -> None:
     config = load_config("frozen_lake", ["monitor.screen=off", "algorithm.kl.where=off"])
     assert (config.monitor.screen, config.algorithm.kl.where) == ("off", "off")

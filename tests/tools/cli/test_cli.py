@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from starpod.cli.game import Game
-from starpod.cli.main import SUBCOMMANDS
+from starpod.cli.main import SUBCOMMANDS, _sentence
 from starpod.client.catalog import connect, find_environment, hosted
 from tests.support import ROOT, ServerProcess, start_server
 
@@ -137,6 +137,11 @@ def test_output_that_cannot_be_written_is_one_line(server: ServerProcess) -> Non
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT)
     assert result.returncode == 1
     assert result.stderr == "starpod: cannot write or read: No space left on device\n"
+
+
+def test_an_error_with_a_sentence_of_its_own_gets_no_other() -> None:
+    assert _sentence(OSError(28, "cannot write the run. Make room")) == "[Errno 28] cannot write the run. Make room"
+    assert _sentence(FileNotFoundError(2, "No such file or directory", "a.txt")) == "a.txt: No such file or directory"
 
 
 def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:

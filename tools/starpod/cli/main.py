@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
         return f"{error.filename}: {error.strerror}" if error.filename else f"cannot write or read: {error.strerror}"
     return str(error) or type(error).__name__
 

@@ -143,7 +143,7 @@ def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no configuration {source!r}{nearest(source, list(known))}: give a YAML file, or one of {', '.join(known)}"
+            f"no configuration {source!r}{nearest(source, list(known))} (a YAML file of your own does, too)"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {_line(error)}") from None

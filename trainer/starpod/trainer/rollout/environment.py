@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from starpod.client import Limits
 from starpod.client.nearest import unknown_environment
+from starpod.client.transport import as_addresses
 from starpod.trainer.agents.base import Task
 from starpod.trainer.section import ConfigError, Section
 
@@ -50,6 +51,17 @@ class EnvironmentConfig(Section):
     patience: float = Field(
         default=300.0, gt=0, description="Seconds that one call may take in all, with retries and recovery."
     )
+
+    @field_validator("addresses", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """One text is several addresses with commas, as for commands."""
+        return as_addresses(value) if isinstance(value, str) and value else value
+
+    @field_validator("addresses")
+    @classmethod
+    def _are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(as_addresses(value)) if value else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> EnvironmentConfig:
