@@ -23,6 +23,7 @@ from starpod.env_server import (
     Limits,
     OptionsError,
     Outcome,
+    ToolCall,
     Unavailable,
 )
 
@@ -347,6 +348,34 @@ class Anything(Environment):
         return b"same"
 
 
+class Altering(Environment):
+    """Changes the actions that it is given, and goes on changing what it has shown."""
+
+    spec = EnvironmentSpec(id="altering-v1", version="1.0.0", title="It writes on everything", grammar="anything")
+
+    def reset(self, rng: random.Random) -> None:
+        self.board = np.zeros(3)
+        self.facts = {"turns": 0}
+
+    def step(self, action: Any) -> Outcome:
+        match action:
+            case JSON():
+                action.value.pop()
+            case ToolCall():
+                dict.clear(action.arguments)  # type: ignore[arg-type]
+            case np.ndarray():
+                action += 1
+        self.board += 1
+        self.facts["turns"] += 1
+        return Outcome(info=self.facts)
+
+    def observe(self) -> Any:
+        return [self.board]
+
+    def render(self, mode: str = "text") -> str:
+        return str(self.board)
+
+
 class Unruly(Environment):
     """Gives what no message can hold, and raises the first time in mid-step."""
 
@@ -404,6 +433,7 @@ ALL = (
     Leaving,
     LeavingThread,
     Anything,
+    Altering,
     Unruly,
     UnrulyThread,
     UnrulyProcess,

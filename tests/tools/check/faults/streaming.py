@@ -89,10 +89,26 @@ class AnswersOneRaggedRow(Faulty):
         return calls[:1] if calls and not calls[0].HasField("step") else calls
 
 
+class RepeatsLast(Faulty):
+    """Rows of a step that another row has made are worked on after all others."""
+
+    reported = ("S-16",)
+
+    def rows(self, steps: pb.StepColumns) -> list[pb.Call]:
+        made: set[tuple[str, int]] = set()
+        late: dict[int, bool] = {}
+        calls = super().rows(steps)
+        for place, call in enumerate(calls):
+            step = (call.step.session_id, call.step.step_index)
+            late[place] = call.HasField("step") and step in made
+            made.add(step)
+        return [calls[place] for place in sorted(late, key=late.__getitem__)]
+
+
 class EndsStreamOnErrors(Faulty):
     """One bad call ends the Stream."""
 
-    reported = ("S-04", "S-05", "S-10", "S-13", "S-14")
+    reported = ("S-04", "S-05", "S-10", "S-13", "S-14", "S-16")
     perhaps = ("S-09",)
 
     async def reply(self, call: pb.Call) -> pb.Reply:

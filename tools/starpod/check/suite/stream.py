@@ -337,6 +337,30 @@ async def timing(probe: Probe) -> None:
             expect(fine, "0 <= environment_ms <= total_ms", f"{found.environment_ms} and {found.total_ms}", fix)
 
 
+@must(
+    "S-16",
+    "Rows of one session in one StepColumns are worked on in their order, each as if it came alone: played, repeated "
+    "or refused.",
+)
+async def rows_of_one_session(probe: Probe) -> None:
+    _needs_columns(probe)
+    script, handle, other = probe.script(), await probe.seeded(), await probe.seeded()
+    if len(script.turns) < 2 or any(not action.HasField("text") for turn in script.turns for action in turn):
+        raise NotShown("the environment has no two turns of texts")
+    first, second = handle.request(script.turns[0]), handle.request(script.turns[1], ahead=1)
+    steps = pb.StepColumns()
+    rows = (first, first, other.request(script.turns[0]), second, second, first)
+    for call_id, request in enumerate(rows):
+        _add_row(steps, call_id, request)
+    async with probe.connection.stream() as stream:
+        replies = await stream.ask(steps=steps)
+    mend = "let a row wait for the rows of its session before it, however these are served"
+    kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+    expect(kinds == [*["step"] * 5, "error"], "five steps, and an error to the first one again", kinds, mend)
+    expected = [script.transitions[turn] for turn in (0, 0, 0, 1, 1)]
+    expect_played(expected, [_transition(reply) for reply in replies[:5]], "rows of one session", mend)
+
+
 def _calls(handle: Handle, turns: tuple[tuple[pb.Action, ...], ...]) -> list[pb.Call]:
     return [pb.Call(call_id=place, step=handle.request(turn, ahead=place)) for place, turn in enumerate(turns)]
 
