@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from tests.hostile.conftest import MEBIBYTE, VILLAIN, WITNESS, bearer
 from tests.support import ROOT, ServerProcess, start_server
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_PERIOD = 0.02
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -176,6 +178,46 @@ def long_texts(attacker: Attacker) -> None:
         attacker.call("Step", step)
 
 
+def everything_at_once(attacker: Attacker) -> None:
+    """For ten seconds, each from a thread of its own."""
+    session = attacker.open()
+    step = pb.StepRequest(session_id=session.session_id, epoch=1, step_index=9)
+    step.actions.add(json=nested_json(3 * MEBIBYTE))
+    group = pb.OpenRequest(environment_id="frozen_lake-v1", seed=1, count=64, want=pb.Want(image=True))
+    group.options["size"] = 16
+    search = pb.OpenRequest(environment_id="sokoban-v1", count=16)
+    columns = pb.StepColumns(call_ids=[1], session_ids=["x"], epochs=[1], step_indices=[0], actions=[""])
+    for _ in range(12):
+        columns.MergeFrom(columns)
+    until = time.monotonic() + 10
+
+    def again(call: Callable[[], Any]) -> None:
+        while time.monotonic() < until:
+            call()
+
+    def groups(request: pb.OpenRequest) -> None:
+        reply = attacker.call("Open", request)
+        if reply is not None:
+            attacker.call("Close", pb.CloseRequest(session_ids=[each.session_id for each in reply.sessions]))
+
+    threads = [
+        threading.Thread(target=again, args=(call,))
+        for call in (
+            lambda: attacker.together("Open", [nulls(5_000)] * 20),
+            lambda: attacker.together("Step", [step] * 10),
+            lambda: groups(group),
+            lambda: groups(search),
+            lambda: groups(pb.OpenRequest(environment_id="frozen_lake-v1", count=2_000)),
+            lambda: attacker.stream(*[pb.StreamRequest(steps=columns)] * 4),
+            lambda: attacker.stream(*[pb.StreamRequest(calls=[pb.Call()] * 4_096)] * 4),
+        )
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 ATTACKS: dict[str, Callable[[Attacker], None]] = {
     attack.__name__: attack
     for attack in (
@@ -191,6 +233,7 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
         rows_without_end,
         many_heavy_calls_at_once,
         long_texts,
+        everything_at_once,
     )
 }
 
@@ -201,7 +244,9 @@ class Cost:
 
     cpu: of the server, all threads. peak, kept: resident memory at its highest and a few seconds later, beyond what it
         was before.
-    p99, worst: of the other tenant's turns.
+    p99, worst: of the other tenant's turns, as if each had come when it was due.
+    p99_work: the same, of what the server's event loop worked (CPU time) while a turn waited for it: as p99 would be if
+        nobody else used the machine.
     """
 
     calls: int
@@ -212,6 +257,7 @@ class Cost:
     kept: float
     p99: float
     worst: float
+    p99_work: float
 
 
 def cpu_seconds(pid: int) -> float:
@@ -244,20 +290,25 @@ def attacked_server(*arguments: str) -> Iterator[ServerProcess]:
 class Bystander:
     """Another tenant's client in a process of its own; `latencies` once it has ended."""
 
-    def __init__(self, address: str) -> None:
-        command = [sys.executable, "-m", "tests.hostile.attacks", "--bystander", address]
+    def __init__(self, server: ServerProcess) -> None:
+        command = [sys.executable, "-m", "tests.hostile.attacks", "--bystander", server.address, str(server.pid)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout
         self._process.stdout.readline()
 
-    def end(self) -> list[float]:
-        """Seconds of each turn, in order."""
+    def end(self) -> tuple[list[float], list[float]]:
+        """Seconds of each turn, and of the event loop's work meanwhile; both sorted."""
         output, _ = self._process.communicate("", timeout=300)
-        latencies: list[float] = json.loads(output)
-        return sorted(latencies)
+        latencies, work = json.loads(output)
+        return sorted(latencies), sorted(work)
 
 
-def play_on(address: str) -> None:
+def loop_seconds(pid: int) -> float:
+    """CPU time of the thread that runs a server's event loop."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def play_on(address: str, pid: int) -> None:
     """The bystander's program: one turn every 20 ms until standard input closes."""
     import select
 
@@ -265,23 +316,29 @@ def play_on(address: str) -> None:
     stub, metadata = EnvironmentServiceStub(channel), bearer(WITNESS)
     session = stub.Open(pb.OpenRequest(environment_id="walk-v1", seed=11), metadata=metadata).sessions[0]
     latencies: list[float] = []
+    work: list[float] = []
     step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="Left")])
     while True:
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), loop_seconds(pid)
         stub.Step(step, metadata=metadata)
-        latencies.append(time.perf_counter() - started)
+        waited, worked = time.perf_counter() - started, loop_seconds(pid) - worked
+        # Those that would have come while this one waited have waited too.
+        parts = [1.0, *(1 - missed * _PERIOD / waited for missed in range(1, int(waited / _PERIOD)))]
+        latencies += [part * waited for part in parts]
+        work += [part * worked for part in parts]
         step.step_index += 1
-        if len(latencies) == 25:
+        if step.step_index == 25:
             print("ready", flush=True)
-        if select.select([sys.stdin], [], [], 0.02)[0]:
+            latencies, work = [], []
+        if select.select([sys.stdin], [], [], _PERIOD)[0]:
             break
-    print(json.dumps(latencies[25:]))
+    print(json.dumps([latencies, work]))
 
 
 def measure(attack: Callable[[Attacker], None], *arguments: str) -> Cost:
     """Runs the attack against a fresh server."""
     with attacked_server(*arguments) as server:
-        bystander = Bystander(server.address)
+        bystander = Bystander(server)
         Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # VmHWM starts from here
         before, cpu, started = memory(server.pid), cpu_seconds(server.pid), time.perf_counter()
         context = multiprocessing.get_context("spawn")
@@ -292,7 +349,7 @@ def measure(attack: Callable[[Attacker], None], *arguments: str) -> Cost:
         assert process.exitcode == 0, f"{attack.__name__} broke off"
         seconds, used = time.perf_counter() - started, cpu_seconds(server.pid) - cpu
         time.sleep(4)  # the server has time to give memory back
-        latencies = bystander.end()
+        latencies, work = bystander.end()
         return Cost(
             calls=counts[0],
             refused=counts[1],
@@ -302,6 +359,7 @@ def measure(attack: Callable[[Attacker], None], *arguments: str) -> Cost:
             kept=memory(server.pid) - before,
             p99=latencies[int(len(latencies) * 0.99)],
             worst=latencies[-1],
+            p99_work=work[int(len(work) * 0.99)],
         )
 
 
@@ -313,7 +371,7 @@ def _attack(name: str, address: str, counts: Any) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--bystander"]:
-        play_on(sys.argv[2])
+        play_on(sys.argv[2], int(sys.argv[3]))
         return
     for name in sys.argv[1:] or ATTACKS:
         cost = asdict(measure(ATTACKS[name]))

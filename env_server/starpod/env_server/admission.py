@@ -22,6 +22,7 @@ from grpc_status import rpc_status
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.connections import address_of
 from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.limits import LoopShare, Tenant
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.requests import parse
 
@@ -36,6 +37,10 @@ _ADDRESS_SHARE = 4
 _REQUEST_SECONDS = 5.0
 """How long the request of a call that needs no token may take to arrive."""
 _REQUEST_BYTES = 4_096
+_READ_AHEAD = 32
+"""Open calls of a tenant whose requests are read as they come, where several have tokens."""
+_BODY_SECONDS = 60.0
+"""How long a request may take to arrive for which others wait."""
 _READ_AT_ONCE = 4
 _RETRY_SECONDS = 1.0
 
@@ -48,11 +53,17 @@ class ContractAdmission(grpc.GenericRpcHandler):
     """
 
     def __init__(
-        self, contract: grpc.GenericRpcHandler, authenticator: Authenticator, metrics: Metrics, limit: int
+        self,
+        contract: grpc.GenericRpcHandler,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        share: LoopShare,
+        limit: int,
     ) -> None:
         self._contract = contract
         self._authenticator = authenticator
         self._metrics = metrics
+        self._share = share
         self._limit = limit
         self._open: Counter[str] = Counter()
         self._all = 0
@@ -63,7 +74,8 @@ class ContractAdmission(grpc.GenericRpcHandler):
             return None
         try:
             tenant = self._authenticator.identify(handler_call_details.invocation_metadata).tenant
-            limit = self._limit if len(self._authenticator.tenants) == 1 else self._limit // 2
+            alone = len(self._authenticator.tenants) == 1
+            limit = self._limit if alone else self._limit // 2
             if self._all >= self._limit or self._open[tenant.id] >= limit:
                 raise overloaded("max_calls_in_flight", f"{limit} calls are open; try again later", _RETRY_SECONDS)
         except CallError as error:
@@ -73,7 +85,29 @@ class ContractAdmission(grpc.GenericRpcHandler):
         task = asyncio.current_task()
         assert task is not None, "gRPC looks for handlers in the task of the call"
         task.add_done_callback(lambda _: self._count(tenant.id, -1))
-        return handler
+        behaviour: Any = handler.unary_unary
+        if alone or self._open[tenant.id] <= _READ_AHEAD or behaviour is None:
+            return handler
+        return self._read_in_turn(behaviour, handler.response_serializer, tenant)
+
+    def _read_in_turn(self, behaviour: Any, write: Any, tenant: Tenant) -> Handler:
+        """The same call. Its request is read after those before it, and when it is the tenant's turn: to receive many
+        large ones takes the event loop's time, too."""
+
+        async def serve(_: object, context: Context) -> None:
+            try:
+                async with tenant.reading:
+                    if self._share.exceeded(tenant):
+                        await self._share.wait(tenant)
+                    async with asyncio.timeout(_BODY_SECONDS):
+                        received = [await context.read()]
+            except TimeoutError:
+                await _abort(context, CallError("DEADLINE", f"no request came within {_BODY_SECONDS:g} s"))
+            if received[0] is not grpc.aio.EOF:
+                # Not by a name: the frames of what aborts a call are held for a while.
+                await context.write(await behaviour(received.pop(), context))
+
+        return grpc.stream_stream_rpc_method_handler(serve, None, write)
 
     def _count(self, tenant: str, change: int) -> None:
         self._all += change

@@ -39,7 +39,7 @@ class Rows:
         self.session_ids = columns.session_ids[:]
         self.epochs = columns.epochs[:]
         self.indices = columns.step_indices[:]
-        texts = tuple(columns.actions[:])
+        texts = columns.actions[:]
         counts = columns.action_counts
         rows = len(self.call_ids)
         self.long = max(map(len, texts), default=0) * max(counts, default=1) > SHORT_TEXT
@@ -47,7 +47,7 @@ class Rows:
             self.actions: list[tuple[str, ...]] = []
             start = 0
             for count in counts:
-                self.actions.append(texts[start : start + count])
+                self.actions.append(tuple(texts[start : start + count]))
                 start += count
             if start != len(texts):
                 raise bad_argument("steps.actions", f"has {len(texts)} entries; action_counts add up to {start}")

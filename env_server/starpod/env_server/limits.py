@@ -17,6 +17,8 @@ SLICE_SECONDS = 0.01
 """For so long a call that has much to do keeps the event loop before others have it."""
 UNNAMED = "unnamed"
 """How metrics call tenants without a name: nothing that is made of a token leaves the server."""
+RECEIVED_SECONDS = 4e-9
+"""Of the event loop's time that a byte of a request takes before anybody sees it, about."""
 BYTES_OF_A_CALL = 65_536
 """So many bytes of a request count as one more call."""
 
@@ -53,6 +55,7 @@ class Tenant:
         "name",
         "queue",
         "quota",
+        "reading",
         "refused",
         "seen",
         "sessions",
@@ -70,6 +73,7 @@ class Tenant:
         self.spent = 0.0
         self.seen = -math.inf
         self.queue = asyncio.Lock()
+        self.reading = asyncio.Lock()
         self._level = max(1.0, quota.calls_per_second)
         self._refilled = time.monotonic()
 
@@ -145,8 +149,8 @@ class LoopShare:
         """Whether a call of the tenant, which comes now, has to `wait`."""
         now = time.monotonic()
         tenant.seen = now
+        self._tenants.add(tenant)
         if now >= self._ends:
-            self._tenants.add(tenant)
             self._begin_window(now)
         return tenant.spent > self._allowed
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from typing import Any
-
-_M_MMAP_THRESHOLD = -3
-_MAPPED_BYTES = 2**20
 
 
 def settle() -> None:
@@ -20,22 +16,10 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
-    if (libc := _libc()) is not None:
-        # Large buffers always have pages of their own, given back as soon as they are freed. By default glibc learns
-        # from the first large one to keep the next ones.
-        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def give_back() -> None:
-    """Gives memory that is not in use back to the system, where its C library can."""
-    if (libc := _libc()) is not None:
-        libc.malloc_trim(0)
-
-
-def _libc() -> Any:
-    try:
-        libc = ctypes.CDLL(None)
-        _ = libc.mallopt, libc.malloc_trim
-    except (OSError, AttributeError, TypeError):
-        return None  # not glibc
-    return libc
+    """Gives memory that is not in use back to the system, where the C library is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -28,10 +28,13 @@ LARGE_BYTES = 65_536
 """A request that has more leaves holes in memory."""
 _OTHER_BYTES = 65_536
 """Of a unary request, beside what has a limit of its own."""
+_CREATING = (pb.OpenRequest, pb.ForkRequest, pb.RestoreRequest)
 _ID_BYTES = 68
 """Of a session's id, with what tells that it is one."""
 _LEAST_BYTES = 2
 """Of a field on the wire."""
+_CHUNK = 2**14
+"""Characters of a JSON text that are looked at before it is asked whether these are enough."""
 _SLICE = 2**14
 """Fields that are looked at before others have the event loop."""
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -146,12 +149,9 @@ def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
     return value, end
 
 
-def extra_members(call: Message) -> int:
-    """How many sessions more than one a call makes; the call is an Open, Fork or Restore, or holds one."""
-    if isinstance(call, pb.Call):
-        verb = call.WhichOneof("request")
-        return extra_members(getattr(call, verb)) if verb in ("open", "fork", "restore") else 0
-    return max(0, call.count - 1) if isinstance(call, pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) else 0
+def extra_members(request: Message) -> int:
+    """How many sessions more than one an Open, Fork or Restore makes; none for all else."""
+    return max(0, request.count - 1) if type(request) in _CREATING else 0  # type: ignore[attr-defined]
 
 
 # --- values ------------------------------------------------------------------------------------------------------
@@ -212,18 +212,24 @@ def _check_sizes(count: int, size: int, limits: ServerLimits) -> None:
 
 def count_json(text: str, most: int) -> int:
     """How many values a JSON text holds at most, keys included. Stops to count beyond `most`."""
-    if 1 + _marks(text, 0, len(text)) <= most:
-        return 1 + _marks(text, 0, len(text))
+    if (count := _marks(text, 0, len(text), most)) < most:
+        return 1 + count
     # Not those in strings, then. There are no more strings than values, or it is not JSON.
-    count, place = 1, 0
+    count = place = 0
     for strings, string in enumerate(_STRING.finditer(text)):
-        count += _marks(text, place, string.start())
+        count += _marks(text, place, string.start(), most)
         place = string.end()
-        if count > most or strings > most:
+        if count >= most or strings > most:
             return most + 1
-    return count + _marks(text, place, len(text))
+    return 1 + count + _marks(text, place, len(text), most)
 
 
-def _marks(text: str, first: int, last: int) -> int:
-    """How many characters there are with each of which a value begins, but for the first."""
-    return sum(text.count(mark, first, last) for mark in ",:[{")
+def _marks(text: str, first: int, last: int, most: int) -> int:
+    """How many characters there are with each of which a value begins, but for the first. Stops beyond `most`."""
+    count = 0
+    for start in range(first, last, _CHUNK):
+        stop = min(start + _CHUNK, last)
+        count += sum(text.count(mark, start, stop) for mark in ",:[{")
+        if count > most:
+            break
+    return count

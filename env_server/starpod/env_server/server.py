@@ -124,7 +124,9 @@ class EnvironmentServer:
             # Never met but by floods: calls have their own limits below this one, and are told which.
             maximum_concurrent_rpcs=calls + 2 * limits.max_health_calls + _SHORT_LIVED_CALLS,
         )
-        contract = ContractAdmission(self._service.handlers(), self._authenticator, self.metrics, calls)
+        contract = ContractAdmission(
+            self._service.handlers(), self._authenticator, self.metrics, self.calls.share, calls
+        )
         server.add_generic_rpc_handlers((contract, self._open))
         credentials = _credentials(self.config.tls) if self.config.tls else None
         for option, port in self._ports():

@@ -21,7 +21,7 @@ from starpod.env_server.calls import Calls
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.environment import Concurrency, Environment
 from starpod.env_server.errors import CallError, overloaded, release
-from starpod.env_server.limits import Tenant
+from starpod.env_server.limits import RECEIVED_SECONDS, Tenant
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.requests import LARGE_BYTES, check_size, extra_members, is_large, measure, parse
 from starpod.env_server.session import SessionTable
@@ -141,6 +141,7 @@ class EnvironmentService:
                     calls.check_in_flight()
                 if len(data) > LARGE_BYTES:
                     calls.large_bytes += len(data)
+                    tenant.spent += len(data) * RECEIVED_SECONDS
                 tenant.take_calls(1, len(data))
                 check_size(kind, len(data), calls.limits)
                 reply, task = run_eagerly(self._serve(tenant, method, kind, data), tenant)

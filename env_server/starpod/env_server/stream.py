@@ -16,7 +16,7 @@ from starpod.env_server.calls import Calls
 from starpod.env_server.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded, release
-from starpod.env_server.limits import SLICE_SECONDS
+from starpod.env_server.limits import RECEIVED_SECONDS, SLICE_SECONDS
 from starpod.env_server.parcels import parcels
 from starpod.env_server.requests import LARGE_BYTES, check_texts, extra_members, is_large, measure, parse
 from starpod.env_server.session import SessionTable
@@ -32,10 +32,13 @@ _MESSAGE_BYTES = 512 * 1024
 """What a message of many rows may have, about. Buffers of many megabytes cost more than they save."""
 _UNSENT_BYTES = 8 * 2**20
 """Replies that wait for a caller who does not read; while there are more, nothing further of his is read."""
+_CREATING = ("open", "fork", "restore")
 _BULKY = ("render", "snapshot")
 _BULKY_AT_ONCE = 16
 """Calls in flight on one stream whose replies may be as large as a message. Those beyond are refused: to wait with
 them would keep all other sessions waiting, or change the order of a session's calls."""
+_RAGGED_ROWS = 4_096
+"""Columns that do not fit together end the stream if they are longer: the errors would be more than the rows."""
 _RETRY_SECONDS = 0.1
 
 
@@ -87,6 +90,7 @@ class StreamServer:
         await self._take_turn()
         if len(data) > LARGE_BYTES:
             self._calls.large_bytes += len(data)
+            self._tenant.spent += len(data) * RECEIVED_SECONDS
         if is_large(data):
             for _ in measure(pb.StreamRequest, data):
                 await asyncio.sleep(0)
@@ -108,7 +112,7 @@ class StreamServer:
             problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
             raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
         try:
-            self._tenant.take_calls(count + sum(map(extra_members, message.calls)), size)
+            self._tenant.take_calls(count + sum(map(_extra_members, message.calls)), size)
         except CallError as error:
             await self._refuse(message, error, arrived)
             return
@@ -129,6 +133,8 @@ class StreamServer:
             rows = Rows(message.steps)
         except CallError as error:
             await self._write(transitions, arrived)
+            if len(message.steps.call_ids) > _RAGGED_ROWS:
+                raise
             await self._refuse(pb.StreamRequest(steps=message.steps), error, arrived)
             return
         if not len(rows):
@@ -172,10 +178,15 @@ class StreamServer:
     async def _refuse(self, message: pb.StreamRequest, error: CallError, arrived: float) -> None:
         """Answers every call and row of a message with the same error."""
         self._calls.metrics.error("Stream", error.reason)
-        status, transitions = error.status(), Transitions()
-        for call_id in (*(call.call_id for call in message.calls), *message.steps.call_ids):
-            transitions.message.replies.append(pb.Reply(call_id=call_id, error=status))
-        await self._write(transitions, arrived)
+        status = error.status()
+        call_ids = [*(call.call_id for call in message.calls), *message.steps.call_ids]
+        for start in range(0, len(call_ids), ROWS_AT_ONCE):
+            if start:
+                await self._pause()
+            transitions = Transitions()
+            for call_id in call_ids[start : start + ROWS_AT_ONCE]:
+                transitions.message.replies.append(pb.Reply(call_id=call_id, error=status))
+            await self._write(transitions, arrived)
 
     def _start(
         self,
@@ -289,6 +300,11 @@ class StreamServer:
         for parcel in parcels(response, size, self._calls.limits.max_message_bytes):
             await self._context.write(parcel)
         return size
+
+
+def _extra_members(call: pb.Call) -> int:
+    verb = call.WhichOneof("request")
+    return extra_members(getattr(call, verb)) if verb in _CREATING else 0
 
 
 async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -> pb.Reply:

@@ -1,0 +1,49 @@
+"""Work and memory per byte of a request: attacks that cost minutes and gigabytes once, and a search for others."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.hostile.attacks import ATTACKS, attacked_server, measure, memory
+from tests.hostile.costs import Search
+
+QUICK = ("options_of_nulls", "steps_out_of_order", "nested_json_held", "many_heavy_calls_at_once")
+KEPT_MIB = 64
+P99_SECONDS = 0.25
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.minutes) for name in ATTACKS]
+)
+def test_an_attack_costs_the_attacker_alone(name: str) -> None:
+    """Nobody else waits for more than a quarter of a second of the server's work, and memory is given back."""
+    cost = measure(ATTACKS[name])
+    assert cost.kept <= KEPT_MIB, cost
+    assert cost.p99_work <= P99_SECONDS, cost
+
+
+@pytest.mark.parametrize(
+    ("seed", "count", "size"),
+    [
+        (1, 60, 60_000),
+        (2, 40, 1_500_000),
+        pytest.param(3, 2_000, 100_000, marks=pytest.mark.minutes),
+        pytest.param(4, 1_000, 8_000_000, marks=pytest.mark.minutes),
+    ],
+)
+def test_no_request_costs_more_than_its_bytes_and_calls_allow(seed: int, count: int, size: int) -> None:
+    with attacked_server() as server:
+        search = Search(server.address, server.pid, seed)
+        search.run(20, 1_000)  # what is loaded once
+        search.costs.clear()
+        before = memory(server.pid)
+        search.run(count, size)
+        time.sleep(4)  # the server gives memory back
+        kept = memory(server.pid) - before
+        worst = max(search.costs, key=lambda cost: cost.excess)
+        assert worst.excess <= 1, worst
+        assert kept <= KEPT_MIB, f"{kept:.0f} MiB more"
+        assert server.process.poll() is None
+        assert "server bug" not in server.log
