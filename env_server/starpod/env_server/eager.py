@@ -11,8 +11,7 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from starpod.env_server.limits import Tenant
-from starpod.env_server.timing import clock
+from starpod.env_server.limits import Tenant, loop_time
 
 R = TypeVar("R")
 
@@ -22,13 +21,13 @@ def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, N
 
     The time that the coroutine takes of the event loop counts as the tenant's.
     """
-    started = clock()
+    started = loop_time()
     try:
         waiting_for = coroutine.send(None)
     except StopIteration as finished:
         return finished.value, None
     finally:
-        tenant.spent += clock() - started
+        tenant.spent += loop_time() - started
 
     @types.coroutine
     def resume() -> Generator[Any, Any, R]:
@@ -38,16 +37,16 @@ def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, N
                 try:
                     sent = yield yielded
                 except BaseException as error:
-                    started = clock()
+                    started = loop_time()
                     yielded = coroutine.throw(error)
                 else:
-                    started = clock()
+                    started = loop_time()
                     yielded = coroutine.send(sent)
             except StopIteration as finished:
                 result: R = finished.value
                 return result
             finally:
-                tenant.spent += clock() - started
+                tenant.spent += loop_time() - started
 
     async def go_on() -> R:
         return await resume()

@@ -16,7 +16,7 @@ from starpod.env_server.calls import Calls
 from starpod.env_server.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded, release
-from starpod.env_server.limits import RECEIVED_SECONDS, SLICE_SECONDS
+from starpod.env_server.limits import RECEIVED_SECONDS, SLICE_SECONDS, loop_time
 from starpod.env_server.parcels import parcels
 from starpod.env_server.requests import LARGE_BYTES, check_texts, extra_members, is_large, measure, parse
 from starpod.env_server.session import SessionTable
@@ -94,11 +94,11 @@ class StreamServer:
         if is_large(data):
             for _ in measure(pb.StreamRequest, data):
                 await asyncio.sleep(0)
-        started = clock()
+        started = loop_time()
         try:
             return parse(pb.StreamRequest, data)
         finally:
-            self._tenant.spent += clock() - started
+            self._tenant.spent += loop_time() - started
 
     async def _take_turn(self) -> None:
         """Waits while others have a right to the event loop."""
@@ -146,14 +146,14 @@ class StreamServer:
         stop = 0
         while (start := stop) < len(rows):
             stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)))
-            began, broken = clock(), list[Broken]()
+            began, broken = loop_time(), list[Broken]()
             if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
                 others = list(range(start, stop))
             else:
                 others, broken, stop = step_rows(
                     rows, start, stop, self._table, limits.max_step_actions, self._calls.metrics, transitions
                 )
-            self._tenant.spent += clock() - began
+            self._tenant.spent += loop_time() - began
             for row, session, cause in broken:
                 status = self._status("Step", self._calls.break_off(session, cause))
                 transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
