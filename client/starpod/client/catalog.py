@@ -78,6 +78,15 @@ def expect_address(address: str) -> None:
         raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
 
 
+def expect_writable(*files: str) -> None:
+    """Raises UsageError where a report could not be written, before work begins. Empty: none asked for."""
+    for file in filter(None, files):
+        if Path(file).is_dir():
+            raise click.UsageError(f"{file} cannot be written: it is a folder")
+        if not Path(file).parent.is_dir():
+            raise click.UsageError(f"{file} cannot be written: there is no folder {Path(file).parent}")
+
+
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of what a server asks of its callers; it gets them as `access`, a Transport."""
 
@@ -144,6 +153,8 @@ def _from_server(error: grpc.Call) -> bool:
 
 def no_answer(address: str, details: str) -> str:
     """Why gRPC has no connection to `address`, from its details of an UNAVAILABLE, and what to do."""
+    if "failed to connect" not in details and "errors resolving" not in details:
+        return f"the server at {address} ended the connection ({details})"
     for sign, sentence in _NO_CONNECTION.items():
         if sign in details:
             return sentence.format(address=address, host=address.rpartition(":")[0])

@@ -334,6 +334,23 @@ def test_play_leaves_no_session_however_it_ends(number: signal.Signals) -> None:
         assert live(host.address) == 0
 
 
+def test_a_server_that_is_killed_during_play_is_one_line() -> None:
+    with start_server("bandit") as host:
+        command = [sys.executable, "-m", "starpod.cli.main", "play", host.address, "bandit"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
+            assert process.stdin and process.stdout and process.stderr
+            while "quit" not in process.stdout.readline():
+                pass
+            host.kill()
+            process.stdin.write("again\n")
+            process.stdin.close()
+            assert process.wait(30) == 1
+            told = process.stderr.read()
+    assert told.count("\n") == 1 and "TLS" not in told
+    assert f"the server at {host.address} ended" in told or "connection refused" in told
+
+
 def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -> None:
     assert "Turn 1: nonsense was invalid" in starpod("play", server.address, "bandit", stdin="nonsense\n").stdout
 

@@ -124,6 +124,8 @@ def test_the_command_itself_and_nothing_but_json_on_standard_output(server: Serv
         (["random", "-e", "bandit", "--jsonl", "episodes.txt"], 2, "does not end in .jsonl"),
         (["random", "-e", "bandit", "--base-url", "http://x"], 2, "openai:random"),
         (["openai:", "-e", "bandit"], 2, "needs a model"),
+        (["random", "-e", "bandit", "--json", "/no/such/a.json"], 2, "there is no folder /no/such"),
+        (["random", "-e", "bandit", "--jsonl", "/no/such/a.jsonl"], 2, "there is no folder /no/such"),
         (["openai:m", "-e", "bandit"], 2, "OPENAI_API_KEY"),
         (["careful", "-e", "frozen_lake"], 1, "read the local observation"),
     ],

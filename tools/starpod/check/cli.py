@@ -14,7 +14,7 @@ from starpod.check.requirement import LEVELS
 from starpod.check.runner import Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS
-from starpod.client.catalog import expect_address
+from starpod.client.catalog import expect_address, expect_writable
 from starpod.report.console import safe_console
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -93,9 +93,7 @@ def check(
         expect_address(value)
     if bool(certificate) != bool(key) or (certificate and not ca):
         raise click.UsageError("--certificate, --key and --ca belong together")
-    for file in filter(None, (json_file.removeprefix("-"), junit_file)):
-        if not Path(file).parent.is_dir() or Path(file).is_dir():
-            raise click.UsageError(f"{file} cannot be written: it is a folder, or its folder does not exist")
+    expect_writable(json_file, junit_file)
     access = Access(token_file.read_text().strip() if token_file else "", ca, certificate, key)
     requirements = [requirement for requirement in REQUIREMENTS if requirement.level in levels]
     console = safe_console(stderr=json_file == "-")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import grpc
 
-from starpod.client.catalog import connect, find_environment, hosted, parse_options
+from starpod.client.catalog import connect, expect_writable, find_environment, hosted, parse_options
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
 from starpod.load.plan import Arrivals, Place, Plan, Stage, Turns, Wire
 from starpod.load.policies import read_recording
@@ -142,9 +142,7 @@ def make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
         raise click.UsageError("--think is for closed loops, --rate and --find-rate make an open one: leave one out")
     if given["ramp"] and given["targets"]:
         raise click.UsageError("--ramp and --find-rate both say which rates to try: leave one out")
-    for name in ("json_file", "html_file", "record"):
-        if given[name] and not Path(given[name]).parent.is_dir():
-            raise click.UsageError(f"{given[name]} cannot be written: there is no folder {Path(given[name]).parent}")
+    expect_writable(given["json_file"], given["html_file"], given["record"])
     kind, recording = given["policy"]
     if given["actions"] and kind == "recorded":
         raise click.UsageError("a recording has its own actions: leave --action out")

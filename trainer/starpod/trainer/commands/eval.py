@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from starpod.client import TLS, BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
-from starpod.client.catalog import find_environment, parse_options
+from starpod.client.catalog import expect_writable, find_environment, parse_options
 from starpod.client.spelling import near
 from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
@@ -120,6 +120,7 @@ def evaluate(
     """
     if (certificate or key) and not (ca and certificate and key):
         raise click.UsageError("--certificate and --key go together, and with --ca")
+    expect_writable(json_file, episodes_file)
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
