@@ -87,7 +87,7 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
         if place == 0 and batch:
             for session_id in ids:
                 await calls.reset(table, pb.ResetRequest(session_id=session_id, epoch=epoch - 1, seed=0))
-        twins = [table[session_id].host.episode.fork(None) for session_id in ids]  # type: ignore[union-attr]
+        copies = [table[session_id].host.episode.fork(None) for session_id in ids]  # type: ignore[union-attr]
         columns = pb.StepColumns(
             call_ids=range(rows), session_ids=ids, epochs=[epoch] * rows, step_indices=[place] * rows
         )
@@ -95,8 +95,8 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
         data = pb.StreamRequest(steps=columns).SerializeToString()
         want, turn_actions = Want(state_key=True), (action,)
         marks = [perf_counter()]
-        for twin in twins:
-            twin.turn(turn_actions, want)
+        for copy_ in copies:
+            copy_.turn(turn_actions, want)
         marks.append(perf_counter())
         request = pb.StreamRequest.FromString(data)
         marks.append(perf_counter())

@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[Callable[[list[Manifest]], Iterator[str]], str, Callab
         checks.commands,
         "environments",
         lambda m: server(m)["args"].append("--max-sessions=none"),
-        "not a valid integer range",
+        "not a valid integer",
     ),
     "an option that torchrun has not": (
         checks.commands,

@@ -28,10 +28,10 @@ from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, Pools, ResetPlan, StateTooLarge
 from starpod.env_server.limits import SLICE_SECONDS, LoopShare
 from starpod.env_server.metrics import Metrics
-from starpod.env_server.parcels import ENVELOPE_BYTES, too_large
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.registry import Registry
 from starpod.env_server.requests import check_actions, check_options, snapshot_too_large
+from starpod.env_server.responses import ENVELOPE_BYTES, too_large
 from starpod.env_server.rules import (
     describe_session,
     digest_actions,

@@ -171,7 +171,7 @@ class ProcessHost:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            threading.Thread(target=_bury, args=(process,), daemon=True).start()
+            threading.Thread(target=_reap, args=(process,), daemon=True).start()
 
     async def try_out(self) -> None:
         """Starts a process and ends it. Raises HostDied if it cannot be had."""
@@ -212,7 +212,7 @@ class ProcessHost:
         except BadReply as error:
             raise self._distrust(f"a bad reply: {error}") from error
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise HostDied(await self._autopsy()) from error
+            raise HostDied(await self._exit_reason()) from error
         match kind:
             case "ok":
                 return value
@@ -247,7 +247,7 @@ class ProcessHost:
         done, _ = await asyncio.wait({greeting}, timeout=_START_SECONDS)
         if not done or greeting.exception():
             greeting.cancel()
-            raise HostDied(f"did not start: {await self._autopsy()}")
+            raise HostDied(f"did not start: {await self._exit_reason()}")
         kind, text, _ = unpack(greeting.result())
         if kind == "refused":
             self.close()
@@ -269,7 +269,7 @@ class ProcessHost:
         await self._writer.drain()
         return await read_frame(self._reader)
 
-    async def _autopsy(self) -> str:
+    async def _exit_reason(self) -> str:
         process = self._process
         if process is None:
             return "was closed"
@@ -286,7 +286,7 @@ class ProcessHost:
         return f"exited with status {code}"
 
 
-def _bury(process: ForkServerProcess) -> None:
+def _reap(process: ForkServerProcess) -> None:
     process.join(10)
 
 

@@ -17,8 +17,8 @@ from starpod.env_server.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, 
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded, release
 from starpod.env_server.limits import RECEIVED_SECONDS, SLICE_SECONDS, loop_time
-from starpod.env_server.parcels import parcels
 from starpod.env_server.requests import LARGE_BYTES, check_texts, extra_members, is_large, measure, parse
+from starpod.env_server.responses import split_response
 from starpod.env_server.session import SessionTable
 from starpod.env_server.timing import Timing, begin, clock
 from starpod.v1 import environment_pb2 as pb
@@ -297,8 +297,8 @@ class StreamServer:
     async def _send(self, response: pb.StreamResponse) -> int:
         """Sends the message, in several where it is too large for one. Returns its size."""
         size = response.ByteSize()
-        for parcel in parcels(response, size, self._calls.limits.max_message_bytes):
-            await self._context.write(parcel)
+        for part in split_response(response, size, self._calls.limits.max_message_bytes):
+            await self._context.write(part)
         return size
 
 

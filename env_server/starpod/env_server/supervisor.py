@@ -56,7 +56,7 @@ def supervise(
         shown = f"[{host}]" if ":" in host else host
         endpoints = ",".join(f"{shown}:{each}" for each in ports)
         shared = _without(arguments, _OVERRIDDEN)
-        crew = [
+        group = [
             _Worker(
                 [
                     *(sys.executable, "-m", "starpod.env_server", *shared, "--end-with-stdin"),
@@ -68,10 +68,10 @@ def supervise(
             )
             for place, each in enumerate(ports)
         ]
-        return _run(crew, f"with {workers} workers on {shown}:{ports[0]}", drain_seconds)
+        return _run(group, f"with {workers} workers on {shown}:{ports[0]}", drain_seconds)
 
 
-def _run(crew: Sequence[_Worker], title: str, drain_seconds: float) -> int:
+def _run(group: Sequence[_Worker], title: str, drain_seconds: float) -> int:
     """Runs the workers until a signal; returns the exit status."""
     signals: SimpleQueue[int] = SimpleQueue()  # which a signal handler may fill, unlike what waits on a lock
     for each in (signal.SIGTERM, signal.SIGINT):
@@ -80,7 +80,7 @@ def _run(crew: Sequence[_Worker], title: str, drain_seconds: float) -> int:
     try:
         line = ""
         # The first alone: what is wrong for all is then said once, and what is built on first use is built once.
-        for workers_now in (crew[:1], crew[1:]):
+        for workers_now in (group[:1], group[1:]):
             for worker in workers_now:
                 worker.start()
             for worker in workers_now:
@@ -89,9 +89,9 @@ def _run(crew: Sequence[_Worker], title: str, drain_seconds: float) -> int:
                     return worker.process.wait() or 1
                 line = line or ready
         print(f"{line.rpartition(' on ')[0]} {title}", flush=True)
-        first = _watch(crew, signals)
+        first = _watch(group, signals)
     finally:
-        _end(crew, first, signals, drain_seconds)
+        _end(group, first, signals, drain_seconds)
     return 0
 
 
@@ -102,10 +102,10 @@ def _next(signals: SimpleQueue[int], seconds: float) -> int | None:
     return None
 
 
-def _watch(crew: Sequence[_Worker], signals: SimpleQueue[int]) -> int:
+def _watch(group: Sequence[_Worker], signals: SimpleQueue[int]) -> int:
     """Starts again what crashes until there is a signal; returns it."""
     while (number := _next(signals, 0.05)) is None:
-        for worker in crew:
+        for worker in group:
             assert worker.process is not None
             if worker.process.poll() is None:
                 continue
@@ -124,9 +124,9 @@ def _watch(crew: Sequence[_Worker], signals: SimpleQueue[int]) -> int:
     return number
 
 
-def _end(crew: Sequence[_Worker], first: int, signals: SimpleQueue[int], drain_seconds: float) -> None:
+def _end(group: Sequence[_Worker], first: int, signals: SimpleQueue[int], drain_seconds: float) -> None:
     """Passes the first signal on, and those that follow: SIGTERM drains the workers, any other ends them at once."""
-    running = [worker.process for worker in crew if worker.process is not None]
+    running = [worker.process for worker in group if worker.process is not None]
     deadline = _pass_on(first, running, drain_seconds)
     while any(process.poll() is None for process in running) and time.monotonic() < deadline:
         if _next(signals, 0.05) is not None:

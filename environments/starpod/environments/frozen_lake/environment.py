@@ -101,10 +101,10 @@ class FrozenLake(Environment):
     def reset(self, rng: random.Random) -> None:
         options = self.options
         self.map = options.map or draw_map(rng, options.size, options.frozen_probability)
-        self.position = self._sharelake_of().start
+        self.position = self._shared_lake().start
 
     def step(self, action: str) -> Outcome:
-        lake = self._cached_lake or self._sharelake_of()
+        lake = self._cached_lake or self._shared_lake()
         here = self.position
         ways = lake.ways[action][here]
         if lake.slippery:
@@ -118,20 +118,20 @@ class FrozenLake(Environment):
         return lake.arrivals[there]
 
     def observe(self) -> str:
-        lake = self._cached_lake or self._sharelake_of()
+        lake = self._cached_lake or self._shared_lake()
         return lake.texts[self.position] or lake.describe(self.position)
 
     def state_key(self) -> bytes:
-        lake = self._cached_lake or self._sharelake_of()
+        lake = self._cached_lake or self._shared_lake()
         return lake.keys[self.position] or lake.digest(self.position)
 
     def expert_action(self) -> str | None:
-        lake = self._cached_lake or self._sharelake_of()
+        lake = self._cached_lake or self._shared_lake()
         return best_actions(self.map, self.options.success_rate)[self.position] if lake.is_open(self.position) else None
 
     def score(self) -> float:
         distances = distances_to_goal(self.map)
-        lake = self._cached_lake or self._sharelake_of()
+        lake = self._cached_lake or self._shared_lake()
         left, whole = distances[self.position], distances[lake.start]
         return 0.0 if left is None or whole is None else max(0.0, 1 - left / whole)
 
@@ -139,10 +139,10 @@ class FrozenLake(Environment):
         return _instructions(self.options)
 
     def render(self, mode: str = "text") -> str | bytes:
-        lake = self._cached_lake or self._sharelake_of()
+        lake = self._cached_lake or self._shared_lake()
         return draw(lake.tiles, lake.columns, self.position) if mode == "png" else lake.framed(self.position)
 
-    def _sharelake_of(self) -> Lake:
+    def _shared_lake(self) -> Lake:
         options = self.options
         lake = self._cached_lake = lake_of(
             self.map, options.success_rate, options.goal_reward, options.observation, options.symbols

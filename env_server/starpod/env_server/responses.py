@@ -11,7 +11,7 @@ ENVELOPE_BYTES = 64
 """What a stream's message has beside its only reply, at most."""
 
 
-def parcels(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.StreamResponse]:
+def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.StreamResponse]:
     """The same replies and rows, `size` bytes in all, in messages of at most `limit` bytes; 0 means no limit."""
     if not limit or size <= limit:
         yield response
@@ -31,7 +31,7 @@ def parcels(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.S
     if response.HasField("timing"):
         halves[0].timing.CopyFrom(response.timing)
     for half in halves:
-        yield from parcels(half, half.ByteSize(), limit)
+        yield from split_response(half, half.ByteSize(), limit)
 
 
 def too_large(size: int, limit: int) -> CallError:
