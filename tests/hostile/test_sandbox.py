@@ -68,7 +68,7 @@ REFUSED = {
     "move_server": [NO_RIGHT],
     "read_file": [NO_RIGHT, NO_FILE],
     "write_file": [NO_RIGHT, NO_FILE],
-    "write_temporary": [NO_RIGHT, NO_FILE],
+    "write_temporary": [NO_RIGHT, NO_FILE, "OSError"],  # a read-only file system, where Python lies below /tmp
     "list_root": [NO_RIGHT],
     "change_mode": [NO_RIGHT],
     "change_open_file": [NO_RIGHT],

@@ -160,7 +160,7 @@ class TakesTools(_OneKind, Correct):
     spec.action_space.Clear()
     for name in NAMES:
         spec.action_space.tools.add(name=name, parameters_schema_json="{}")
-    lacks = ("S-11", "S-12")
+    lacks = ("S-11", "S-12", "S-16")
 
     def name_of(self, action: pb.Action) -> str:
         return action.tool_call.name
@@ -182,7 +182,7 @@ class TakesJson(_OneKind, Correct):
     spec.action_space.Clear()
     spec.action_space.grammar = "the name of a move"
     spec.capabilities.valid_actions = spec.capabilities.expert_action = False
-    lacks = ("C-64", "C-66", "S-11", "S-12")
+    lacks = ("C-64", "C-66", "S-11", "S-12", "S-16")
 
     def name_of(self, action: pb.Action) -> str:
         return "right" if action.json == "{}" else ""
@@ -201,7 +201,22 @@ class DrawsItsStart(Correct):
     spec.action_space.Clear()
     lacks = (
         *("C-09", "C-10", "C-12", "C-21", "C-32", "C-39", "C-40", "C-49", "C-51", "C-56", "C-57", "C-69"),
-        *("C-77", "C-78", "C-79", "C-80", "C-81", "C-96", "S-02", "S-03", "S-07", "S-08", "S-09", "S-11", "S-12"),
+        *(
+            "C-77",
+            "C-78",
+            "C-79",
+            "C-80",
+            "C-81",
+            "C-96",
+            "S-02",
+            "S-03",
+            "S-07",
+            "S-08",
+            "S-09",
+            "S-11",
+            "S-12",
+            "S-16",
+        ),
         *("F-01", "F-02", "F-03", "F-05", "N-02", "N-03", "N-07", "N-10"),
     )
 
