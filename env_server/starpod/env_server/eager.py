@@ -19,16 +19,15 @@ R = TypeVar("R")
 def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, None] | tuple[None, asyncio.Task[R]]:
     """Either the result, or the task that goes on with it. Exceptions before the first wait pass through.
 
-    The time that the coroutine takes of the event loop counts as the tenant's, while others call too.
+    The time that the coroutine takes of the event loop counts as the tenant's.
     """
-    started = loop_time() if tenant.metered else 0.0
+    started = loop_time()
     try:
         waiting_for = coroutine.send(None)
     except StopIteration as finished:
         return finished.value, None
     finally:
-        if started:
-            tenant.spent += loop_time() - started
+        tenant.spent += loop_time() - started
 
     @types.coroutine
     def resume() -> Generator[Any, Any, R]:
@@ -38,17 +37,16 @@ def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, N
                 try:
                     sent = yield yielded
                 except BaseException as error:
-                    started = loop_time() if tenant.metered else 0.0
+                    started = loop_time()
                     yielded = coroutine.throw(error)
                 else:
-                    started = loop_time() if tenant.metered else 0.0
+                    started = loop_time()
                     yielded = coroutine.send(sent)
             except StopIteration as finished:
                 result: R = finished.value
                 return result
             finally:
-                if started:
-                    tenant.spent += loop_time() - started
+                tenant.spent += loop_time() - started
 
     async def go_on() -> R:
         return await resume()

@@ -47,7 +47,6 @@ class Tenant:
     """Whose sessions they are. `name` is for people and metrics; `id` tells tenants apart.
 
     spent: seconds of the event loop's time in the present window of LoopShare, and beyond its share before that.
-    metered: whether that is counted, which takes a clock a microsecond each time: only while others call too.
     seen: when it last called, in seconds of the monotonic clock.
     """
 
@@ -55,7 +54,6 @@ class Tenant:
         "_level",
         "_refilled",
         "id",
-        "metered",
         "name",
         "queue",
         "quota",
@@ -75,7 +73,6 @@ class Tenant:
         self.streams = 0
         self.refused: Counter[str] = Counter()
         self.spent = 0.0
-        self.metered = False
         self.seen = -math.inf
         self.queue = asyncio.Lock()
         self.reading = asyncio.Lock()
@@ -174,5 +171,4 @@ class LoopShare:
         part = self._PART * self._WINDOW_SECONDS / max(1, busy)
         self._allowed = math.inf if alone else part
         for each in self._tenants:
-            each.metered = not alone
             each.spent = 0.0 if alone else min(max(0.0, each.spent - passed * part), self._MOST_WINDOWS * part)

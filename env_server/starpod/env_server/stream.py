@@ -94,12 +94,11 @@ class StreamServer:
         if is_large(data):
             for _ in measure(pb.StreamRequest, data):
                 await asyncio.sleep(0)
-        started = loop_time() if self._tenant.metered else 0.0
+        started = loop_time()
         try:
             return parse(pb.StreamRequest, data)
         finally:
-            if started:
-                self._tenant.spent += loop_time() - started
+            self._tenant.spent += loop_time() - started
 
     async def _take_turn(self) -> None:
         """Waits while others have a right to the event loop."""
@@ -147,15 +146,14 @@ class StreamServer:
         stop = 0
         while (start := stop) < len(rows):
             stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)))
-            began, broken = loop_time() if self._tenant.metered else 0.0, list[Broken]()
+            began, broken = loop_time(), list[Broken]()
             if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
                 others = list(range(start, stop))
             else:
                 others, broken, stop = step_rows(
                     rows, start, stop, self._table, limits.max_step_actions, self._calls.metrics, transitions
                 )
-            if began:
-                self._tenant.spent += loop_time() - began
+            self._tenant.spent += loop_time() - began
             for row, session, cause in broken:
                 status = self._status("Step", self._calls.break_off(session, cause))
                 transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
