@@ -19,6 +19,7 @@ HUB_SECONDS = 5.0
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises ModelError."""
+    _check_hub(config)  # once: the tokenizer is loaded before the model
     tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, config)
     if not tokenizer.chat_template:
         raise ModelError(
@@ -66,7 +67,6 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch
 
 
 def _load(factory: Any, config: ModelConfig, **settings: Any) -> Any:
-    _check_hub(config)
     try:
         return factory.from_pretrained(config.name, revision=config.revision, **settings)
     except (OSError, ValueError, ImportError) as error:
@@ -84,7 +84,6 @@ def _check_hub(config: ModelConfig) -> None:
     name = config.name
     if Path(name).exists() or constants.HF_HUB_OFFLINE:
         return
-    problem = f"model {name!r} is no folder here and not in the local cache, and "
     try:
         if isinstance(try_to_load_from_cache(name, "config.json", revision=config.revision), str):
             return
@@ -92,7 +91,10 @@ def _check_hub(config: ModelConfig) -> None:
     except (HfHubHTTPError, ValueError):
         return
     except Exception as error:  # the HTTP library's own: no connection, no name, no answer in time
-        raise ModelError(f"{problem}the hub cannot be reached: {_first_line(error)}") from None
+        raise ModelError(
+            f"model {name!r} is no folder here and not in the local cache, and the hub cannot be reached: "
+            f"{_first_line(error)}"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:
