@@ -1,0 +1,410 @@
+"""Recorded episodes of the original environments, replayed in ours: no difference but the chosen ones."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from starpod.env_server.environment import UNKNOWN_NAME, Environment, Limits
+from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
+from starpod.environments.bandit import Bandit
+from starpod.environments.countdown import Countdown
+from starpod.environments.countdown.expression import Malformed, parse
+from starpod.environments.countdown.puzzles import solvable_by_signs
+from starpod.environments.frozen_lake import FrozenLake
+from starpod.environments.sokoban import Sokoban
+from starpod.environments.sudoku import Sudoku
+from tests.environments import episodes
+from tests.golden import Draws, Parity, episodes_of, golden
+
+CHOSEN: dict[type[Environment], dict[str, str]] = {
+    Bandit: {
+        "short-first-observation": "the original shows its whole prompt; ours names the arms, instructions() explains",
+        "invalid-is-an-outcome": "the original raises on an unknown arm; ours answers valid=false and changes nothing",
+        "over-is-over": "the original pulls again after its one pull; ours refuses until the next reset",
+    },
+    FrozenLake: {
+        "open-success-unknown": "the original says success=false while all is open; ours says nothing until it is over",
+        "invalid-is-an-outcome": "the original raises on an unknown action; ours answers valid=false, changes nothing",
+        "over-is-over": "the original steps on after the end; ours refuses until the next reset",
+        "no-draw-without-slip": "the original draws a number even where nothing can slip; ours does not",
+    },
+    Countdown: {
+        "listing-earns-nothing": "the original pays 0.1 for the right digits in any text; ours only for an expression",
+        "no-comments": "the original runs the answer as code, so a comment passes; ours knows arithmetic only",
+        "right-hand-side": "the original counts the digits after = among the numbers; ours allows = and the target",
+        "malformed-is-invalid": "the original says every answer is valid; ours says which could not be read",
+        "over-is-over": "the original takes answer after answer; ours refuses until the next reset",
+    },
+    Sokoban: {
+        "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
+        "over-is-over": "after the end the original goes on and pays +9.9 for every step; here a reset is due",
+        "four-moves-only": "the original also takes ids 0 (wait) and 5 to 8 (walk only); invalid and free here",
+        "names-not-ids": "an action is its name; the original takes ids and raises on a name",
+        "invalid-is-an-outcome": "other ids raise in the original; here they are invalid outcomes",
+        "own-sprites": "pictures have the original's size and content, but are drawn by ourselves",
+    },
+    Sudoku: {
+        "cell-pays-once": "overwriting a cell pays what it gains over the best digit it held, not the whole again",
+        "same-digit-again": "a digit that the cell holds already is refused as such, not as in conflict with itself",
+        "every-step-counts": "the step limit ends the episode whatever the last action was, not on a placement only",
+        "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
+        "over-is-over": "after the end the original goes on; here a reset is due",
+    },
+}
+FILTER_CHOSEN = {"all-numbers-count": "the original's filter looks at the first four numbers only; ours at all"}
+
+VARIANTS: dict[type[Environment], str] = {
+    Bandit: "Bandit BanditTest x_BanditCustom",
+    FrozenLake: "FrozenLake CoordFrozenLake x_CoordFrozenLakeSuccess1 x_FrozenLake8x8 x_FrozenLakeCoordOnly "
+    "x_FrozenLakeNoSlip",
+    Countdown: "Countdown",
+    Sokoban: "SimpleSokoban LargerSokoban SokobanDifferentGridVocab CoordSokoban VisualSimpleSokoban "
+    "x_SokobanCoordOnly x_SokobanMaxSteps8 x_SokobanNonSquare6x9 x_SokobanThreeBoxes7 x_SokobanTwoBoxCoord",
+    Sudoku: "SimpleSudoku MediumSudoku x_Sudoku4Detailed x_Sudoku9Simple",
+}
+
+
+def records_of(kind: type[Environment]) -> Iterator[Any]:
+    for variant in VARIANTS[kind].split():
+        records = episodes_of(variant)
+        assert records, variant
+        yield from records
+
+
+# --- episodes, step by step ------------------------------------------------------------------------------------------
+
+
+def steps(record: Any, parity: Parity) -> Iterator[tuple[str, Any, Any]]:
+    """Where it is, the recorded step, and its action: a name where the original has one."""
+    for number, step in enumerate(record["steps"]):
+        parity.steps += 1
+        named = step.get("action_name")
+        yield f"{record['id']} step {number}", step, step["action"] if named is None else named
+
+
+def is_over(episode: Episode, parity: Parity) -> bool:
+    """Whether the episode has ended in ours, which then refuses what the original goes on to play."""
+    if not episode.end_reason:
+        return False
+    with pytest.raises(EpisodeOver):
+        episode.turn(["anything"], Want())
+    parity.deviate("over-is-over")
+    return True
+
+
+def is_refused(step: Any, transition: Transition, parity: Parity) -> bool:
+    """Whether the original raised, where ours gives an invalid outcome."""
+    if "exception" not in step:
+        return False
+    outcome = transition.outcomes[0]
+    assert outcome is not None and not outcome.valid and not outcome.effective
+    assert not transition.terminated
+    parity.deviate("invalid-is-an-outcome")
+    return True
+
+
+def compare(parity: Parity, where: str, step: Any, transition: Transition, **deviations: str) -> None:
+    """What a step shows, pays and says. `deviations` names the chosen one that may change a part of it."""
+    outcome, info = transition.outcomes[0], step["info"]
+    assert outcome is not None
+    still_open = "" if transition.end_reason else "open-success-unknown"
+    for part, ours, original in (
+        ("shown", transition.parts, step["obs"]),
+        ("reward", transition.reward, step["reward"]),
+        ("done", transition.terminated or transition.truncated, step["done"]),
+        ("success", transition.success, info["success"]),
+        ("effective", outcome.effective, info["action_is_effective"]),
+        ("valid", outcome.valid, info["action_is_valid"]),
+    ):
+        parity.equal(f"{where} {part}", ours, original, {"success": still_open, **deviations}.get(part, ""))
+
+
+def replay_bandit(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    episode = episodes.start(
+        Bandit,
+        split=config["split"],
+        low_reward=config["lo_arm_score"],
+        high_reward=config["hi_arm_hiscore"],
+        high_loss=config["hi_arm_loscore"],
+        high_probability=config["hi_arm_hiscore_prob"],
+    )
+    bandit: Any = episode.environment
+    bandit.reset(Draws(start["rng_uniforms"]))  # pair and order come out of the recorded draws
+    assert bandit.arms == tuple(start["action_lookup"].values())
+    assert bandit.high == start["hi_arm"]
+    parity.equal(record["id"], bandit.observe(), start["obs"], "short-first-observation")
+    for where, step, action in steps(record, parity):
+        if is_over(episode, parity):
+            continue
+        draws = bandit._dynamics = Draws(step.get("rng_uniforms", []))
+        before = bandit.observe()
+        transition = episode.turn([action], Want())
+        if is_refused(step, transition, parity):
+            assert transition.parts == before
+            continue
+        assert draws.left == [], where
+        assert not transition.truncated, where
+        compare(parity, where, step, transition)
+
+
+def replay_frozen_lake(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    rate = config["success_rate"] if config["is_slippery"] else 1.0
+    episode = episodes.start(FrozenLake, map=start["desc"], success_rate=rate, observation=config["observation_format"])
+    lake: Any = episode.environment
+    parity.equal(record["id"], lake.observe(), start["obs"])
+    parity.equal(record["id"], lake.position, start["start_state"])
+    for where, step, action in steps(record, parity):
+        assert lake.position == step["state_before"], where
+        if is_over(episode, parity):
+            continue
+        draws = lake._dynamics = Draws(step["rng_uniforms"])
+        if "exception" in step and action in lake.spec.actions:
+            # The original knows actions by number: a name, which is right for us, is wrong for it.
+            action = "not an action"
+        transition = episode.turn([action], Want())
+        if is_refused(step, transition, parity):
+            parity.equal(where, transition.parts, step["render_after"])
+            continue
+        parity.equal(where, draws.left, [], "" if rate < 1 else "no-draw-without-slip")
+        parity.equal(where, lake.position, step["state_after"])
+        assert not transition.truncated, where
+        compare(parity, where, step, transition)
+
+
+def replay_countdown(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    episode = episodes.start(
+        Countdown,
+        numbers=start["nums"],
+        target=start["target"],
+        reward_correct=config["score"],
+        reward_numbers=config["format_score"],
+    )
+    parity.equal(record["id"], episode.environment.observe(), start["obs"])
+    for where, step, action in steps(record, parity):
+        if is_over(episode, parity):
+            continue
+        transition = episode.turn([action], Want())
+        name = ""
+        if isinstance(action, str):
+            try:
+                name = "right-hand-side" if parse(action).claim is not None else ""
+            except Malformed:
+                name = "no-comments" if "#" in action else "listing-earns-nothing"
+        malformed = name in ("no-comments", "listing-earns-nothing") or not isinstance(action, str)
+        assert transition.outcomes[0] is not None
+        assert transition.outcomes[0].valid is not malformed, (where, action)
+        assert not transition.truncated, where
+        earned = dict.fromkeys(("shown", "reward", "success", "effective"), name)
+        compare(parity, where, step, transition, valid="malformed-is-invalid", **earned)
+
+
+def replay_sokoban(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    pictures = config["render_mode"] == "rgb_array"
+    episode = episodes.start(
+        Sokoban,
+        seed=record["seed"],
+        layout=start["grid"],
+        symbols=symbols_of(record),
+        observation="rgb" if pictures else config["observation_format"],
+        max_steps=config["max_steps"],
+    )
+    sokoban: Any = episode.environment
+
+    def drawn(shown: Any, original: Any, where: str) -> str:
+        """The deviation of what is drawn: of a picture the size is compared."""
+        if isinstance(original, str):
+            return ""
+        picture = Image.open(io.BytesIO(shown[0].data)).convert("RGB")
+        assert [picture.height, picture.width, len(picture.getbands())] == original["shape"], where
+        return "own-sprites"
+
+    first = sokoban.observe()
+    parity.equal(record["id"], first, start["obs"], drawn(first, start["obs"], record["id"]))
+    for where, step, action in steps(record, parity):
+        if is_over(episode, parity):
+            continue
+        if isinstance(step["action"], str):
+            parity.deviate("names-not-ids")
+            continue
+        grid = sokoban.render("text")
+        transition = episode.turn([action], Want())
+        if step["action_name"] is None:
+            assert sokoban.render("text") == grid, where
+            if is_refused(step, transition, parity):
+                continue
+            assert transition.outcomes[0] is not None and not transition.outcomes[0].valid, where
+            parity.deviate("four-moves-only")
+            recorded = step.get("grid", step["obs"])
+            assert isinstance(recorded, str)
+            sokoban.player = max(map(recorded.find, "PSA@"))  # go on from where the original walked to
+            sokoban.steps = step["num_env_steps"]
+            if step["done"]:
+                return
+            continue
+        compare(parity, where, step, transition, shown=drawn(transition.parts, step["obs"], where))
+        parity.equal(f"{where} grid", sokoban.render("text"), step.get("grid", step["obs"]))
+        parity.equal(f"{where} on target", len(sokoban.boxes & sokoban.board.targets), step["boxes_on_target"])
+        parity.equal(f"{where} steps", sokoban.steps, step["num_env_steps"])
+
+
+def symbols_of(record: Any) -> str:
+    return "letters" if "DifferentGridVocab" in record["variant"] else "default"
+
+
+def replay_sudoku(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    episode = episodes.start(
+        Sudoku,
+        seed=record["seed"],
+        puzzle=start["initial_grid"],
+        solution=start["solution_grid"],
+        observation=config["render_format"],
+        max_steps=config["max_steps"],
+    )
+    sudoku: Any = episode.environment
+    parity.equal(record["id"], sudoku.observe(), start["obs"])
+    for where, step, action in steps(record, parity):
+        if is_over(episode, parity):
+            continue
+        before = list(sudoku.grid)
+        transition = episode.turn([action], Want())
+        outcome = transition.outcomes[0]
+        assert outcome is not None
+        said = dict(outcome.info or {})
+        overwritten = any(was and was != now for was, now in zip(before, sudoku.grid, strict=True))
+        late = sudoku.steps >= config["max_steps"] and not outcome.valid
+        repeat = "same-digit-again" if "already" in said.get("error", "") else ""
+        compare(
+            parity,
+            where,
+            step,
+            transition,
+            shown=repeat,
+            reward="cell-pays-once" if overwritten else "",
+            done="every-step-counts" if late else "",
+        )
+        flags = ("success", "action_is_effective", "action_is_valid")
+        info = {name: value for name, value in step["info"].items() if name not in flags}
+        parity.equal(f"{where} info", said, info, repeat)
+
+
+REPLAYS: dict[type[Environment], Callable[[Any, Parity], None]] = {
+    Bandit: replay_bandit,
+    FrozenLake: replay_frozen_lake,
+    Countdown: replay_countdown,
+    Sokoban: replay_sokoban,
+    Sudoku: replay_sudoku,
+}
+
+
+@pytest.mark.parametrize("kind", REPLAYS)
+def test_recorded_episodes(kind: type[Environment], capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity(CHOSEN[kind])
+    for record in records_of(kind):
+        parity.episodes += 1
+        REPLAYS[kind](record, parity)
+    parity.report(kind.spec.id, capsys)
+
+
+def test_recorded_shortest_solutions_of_sokoban() -> None:
+    checked = 0
+    for record in records_of(Sokoban):
+        episode = episodes.start(Sokoban, layout=record["reset"]["grid"], symbols=symbols_of(record))
+        while not episode.end_reason:
+            last = episode.turn([episode.environment.expert_action()], Want())
+        assert last.success
+        assert episode.actions == len(record["reset"]["shortest_solution"]), record["id"]
+        checked += 1
+    assert checked > 0
+
+
+def test_recorded_filter_of_countdown(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity(FILTER_CHOSEN)
+    for record in golden("countdown_filter"):
+        parity.episodes += 1
+        parity.steps += 1
+        numbers, target = record["nums"], record["target"]
+        assert solvable_by_signs(numbers[:4], target) is record["kept"], record
+        name = "all-numbers-count" if len(numbers) > 4 else ""
+        parity.equal(record["id"], solvable_by_signs(numbers, target), record["kept"], name)
+    parity.report("countdown-v1's filter (puzzles as steps)", capsys)
+
+
+# --- turns of several actions under limits, as the original's manager played them -------------------------------------
+
+
+def options_of(kind: type[Environment], record: Any) -> dict[str, Any]:
+    layout, variant = record["layout"], record["variant"]
+    if kind is Bandit:
+        return {"pair": (layout["lo_arm"], layout["hi_arm"])}
+    if kind is FrozenLake:
+        return {"map": layout["desc"], "observation": "grid_coord" if "Coord" in variant else "grid"}
+    if kind is Countdown:
+        return {"numbers": layout["nums"], "target": layout["target"]}
+    if kind is Sudoku:
+        return {"puzzle": layout["initial_grid"], "solution": layout["solution_grid"]}
+    symbols = symbols_of(record)
+    characters = "W.GCBA@" if symbols == "letters" else "#_O√XPS"
+    rows = [
+        "".join(characters[6 if (kind, under) == (5, 2) else kind] for kind, under in zip(*rows, strict=True))
+        for rows in zip(layout["room_state"], layout["room_fixed"], strict=True)
+    ]
+    return {"layout": rows, "symbols": symbols, "observation": "grid_coord" if "Coord" in variant else "grid"}
+
+
+def deviation_of(kind: type[Environment], record: Any, transition: Transition) -> str:
+    """The chosen deviation that may change what is shown after a turn."""
+    if kind is Bandit:
+        return "" if transition.terminated else "short-first-observation"
+    if kind is Sudoku:
+        return "same-digit-again" if " already\n" in str(transition.parts) else ""
+    return "own-sprites" if "Visual" in record["variant"] else ""
+
+
+TURNS = {
+    Bandit: ["short-first-observation"],
+    FrozenLake: [],
+    Countdown: [],
+    Sokoban: ["own-sprites"],
+    Sudoku: ["same-digit-again"],
+}
+"""The deviations that occur in turns."""
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_recorded_turns(kind: type[Environment], capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity({name: CHOSEN[kind][name] for name in TURNS[kind]})
+    for record in golden("manager_trajectories"):
+        if kind.__name__ not in record["variant"]:
+            continue
+        limits = Limits(max_actions=record["max_actions_per_traj"], max_actions_per_turn=record["max_actions_per_turn"])
+        episode = episodes.start(kind, limits=limits, **options_of(kind, record))
+        if isinstance(episode.environment, Bandit):
+            episode.environment.arms = tuple(record["layout"]["action_lookup"].values())
+        parity.episodes += 1
+        for turn in record["turns"]:
+            where = f"{record['id']} turn {turn['turn']}"
+            draws = episode.environment._dynamics = Draws(turn.get("rng_uniforms", []))
+            transition = episode.turn(turn["parsed_actions"], Want())
+            parity.steps += 1
+            shown = deviation_of(kind, record, transition)
+            parity.equal(f"{where} state", transition.parts, turn["next_state"], shown)
+            parity.equal(f"{where} draws", draws.left, [])
+            parity.equal(f"{where} reward", transition.reward, turn["turn_reward"])
+            parity.equal(f"{where} active", not episode.end_reason, turn["still_active"])
+            parity.equal(f"{where} actions", episode.actions, turn["status"]["num_actions"])
+            executed = sum(outcome not in (None, UNKNOWN_NAME) for outcome in transition.outcomes)
+            parity.equal(f"{where} executed", executed, len(turn["executed_actions"]))
+            # The original calls every end without success truncated.
+            won = turn["status"]["terminated"] and not turn["status"]["truncated"]
+            parity.equal(f"{where} success", bool(transition.success), won)
+    parity.report(f"{kind.spec.id} in turns", capsys)
