@@ -26,8 +26,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.training.comparison import EVALUATION, RETURN, write_comparison
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
-from starpod.trainer.output.comparison import EVALUATION, RETURN, write_comparison
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import is_graded, return_with_interval
 

@@ -19,8 +19,8 @@ from starpod.cli.main import main
 from starpod.report.console import safe_console, visible
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.output.plain import PlainScreen
 from starpod.trainer.output.report import write_report
+from starpod.trainer.output.screen import PlainScreen
 from tests.environments.webshop.site.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures
 from tests.hostile.conftest import VILLAIN, Target
 from tests.hostile.villain import HARM

@@ -18,8 +18,8 @@ from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.data.files import read_groups, write_episodes
 from starpod.trainer.engines.base import EngineStats
-from starpod.trainer.output.plain import SilentScreen
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start
 from starpod.trainer.run import Output, Run
@@ -76,7 +76,7 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
         collector=ScriptedCollector(fleet=fleet, agents=agents, task=Task("lake"), outcome=outcome),
         sampler=learner.policy,
         learner=learner,
-        output=Output(folder, Checkpoints(folder.checkpoints, config.checkpoint), SilentScreen()),
+        output=Output(folder, Checkpoints(folder.checkpoints, config.checkpoint), Screen()),
         parallel=Parallel(),
         interrupts=cast(Any, SimpleNamespace(requested=False, signal=None)),
         offline=read_groups(config.replay.offline) if config.replay.offline else (),

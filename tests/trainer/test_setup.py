@@ -11,15 +11,13 @@ from click.testing import CliRunner
 from starpod.trainer import setup
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.output.plain import SilentScreen
+from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 
 
 async def open_run(config: Config, path: Path, parallel: Parallel) -> None:
     interrupts = cast(Any, None)
-    async with setup.open_run(
-        config, path, resume=False, parallel=parallel, screen=SilentScreen(), interrupts=interrupts
-    ):
+    async with setup.open_run(config, path, resume=False, parallel=parallel, screen=Screen(), interrupts=interrupts):
         raise AssertionError("it began")
 
 

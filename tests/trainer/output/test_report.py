@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.training.comparison import RETURN, write_comparison
 from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
-from starpod.trainer.output.comparison import RETURN, mean_interval, write_comparison
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
 from tests.trainer.diagnostics.synthetic import WARNING, write_run
@@ -103,7 +103,7 @@ def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
 
 
 def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: Path) -> None:
-    folders: list[Path | str] = []
+    folders: list[Path] = []
     for name, graded in (("plain", 0.0), ("graded", 0.4)):
         folder = RunFolder.create(tmp_path / name).begin({})
         folders.append(folder.path)
@@ -120,7 +120,7 @@ def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: 
         assert ("Its intervals do not overlap: the policy has improved." in page.text) == bool(graded)
     told = "The return went from 0.4 (0.3 to 0.5) to 0.85 (0.75 to 0.95)."
     assert told in page.text and "The intervals overlap: the difference may be chance." in page.text
-    _, together, chart = write_comparison(folders[1:], tmp_path / "shop.html", metrics=(RETURN,))
+    _, together, chart = write_comparison({"graded": folders[1:]}, tmp_path / "shop.html", metrics=(RETURN,))
     assert chart.name == "shop-evaluation-return.svg" and together.exists()
     drawn = chart.read_text(encoding="utf-8")
     assert "Return on held-out seeds" in drawn and "random 0.125" in drawn and 'class="band' in drawn
@@ -153,7 +153,7 @@ def test_the_same_folder_gives_the_same_page(tmp_path: Path) -> None:
 
 
 def test_runs_and_seeds_in_one_picture(tmp_path: Path) -> None:
-    kinds: dict[str, list[Path | str]] = {"StarPO-S": [], "vanilla": []}
+    kinds: dict[str, list[Path]] = {"StarPO-S": [], "vanilla": []}
     for label, folders in kinds.items():
         for seed in range(2):
             folders.append(
@@ -178,17 +178,11 @@ def test_runs_and_seeds_in_one_picture(tmp_path: Path) -> None:
         assert len(root.findall(".//*[@class='faint s1']")) == 2
 
 
-def test_single_runs_are_labelled_by_their_folders(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name, steps=30).path for name in ("one", "two")]
-    page = read(write_comparison(folders, tmp_path / "page.html", metrics=["evaluation/success", "no/such"])[0])
-    assert "one" in page.text and "two" in page.text
-
-
-def test_intervals_of_few_seeds_are_wide() -> None:
-    assert mean_interval([0.5]) == (0.5, 0.5, 0.5)
-    mean, low, high = mean_interval([0.8, 0.9, 1.0])
-    assert mean == pytest.approx(0.9)
-    assert (low, high) == pytest.approx((0.9 - 4.303 * 0.1 / 3**0.5, 0.9 + 4.303 * 0.1 / 3**0.5))
+def test_a_metric_that_no_run_has_gets_no_chart(tmp_path: Path) -> None:
+    folders = {name: [write_run(tmp_path / name, steps=30).path] for name in ("one", "two")}
+    written = write_comparison(folders, tmp_path / "page.html", metrics=["evaluation/success", "no/such"])
+    page = read(written[0])
+    assert "one" in page.text and "two" in page.text and len(written) == 3
 
 
 # --- charts --------------------------------------------------------------------------------------------------------

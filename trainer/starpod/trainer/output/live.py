@@ -8,8 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from starpod.report.figures import duration, show, signed
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.output.plain import evaluation_line, step_line
+from starpod.trainer.output.screen import Screen, evaluation_line, step_line
 from starpod.trainer.output.words import is_graded, metric, return_with_interval, sparkline, trend, with_interval
 
 SHOWN = """
@@ -39,7 +39,7 @@ SHARE = 0.008
 """Of the time, at most, that drawing may take."""
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """Draws on the terminal's second screen, so that no resize leaves traces, and leaves a summary on the first.
 
     A drawing that took t seconds is followed by none for t / SHARE seconds: however slow the machine, and however
@@ -123,14 +123,6 @@ class LiveScreen:
             self.view.seconds = self._clock() - self._began
             self._console.print(self.view.farewell(), soft_wrap=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     # --- drawing ---------------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
@@ -156,24 +148,24 @@ class LiveScreen:
             self._draw()
 
 
+@dataclass
 class View:
     """Everything the screen knows; renders itself into whatever room there is."""
 
-    def __init__(self) -> None:
-        self.title = ""
-        self.plan: dict[str, str] = {}
-        self.budget: float | None = None
-        self.phase = ""
-        self.seconds = 0.0
-        self.step = 0
-        self.total: int | None = None
-        self.metrics: dict[str, float] = {}
-        self.curves: dict[str, deque[float]] = {}
-        self.evaluations: list[tuple[int, dict[str, Any]]] = []
-        self.reference: dict[str, dict[str, float]] = {}
-        self.warnings: list[tuple[int, str]] = []
-        self.episode: Episode | None = None
-        self.outcome: dict[str, str] = {}
+    title: str = ""
+    plan: dict[str, str] = field(default_factory=dict)
+    budget: float | None = None
+    phase: str = ""
+    seconds: float = 0.0
+    step: int = 0
+    total: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, deque[float]] = field(default_factory=dict)
+    evaluations: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    reference: dict[str, dict[str, float]] = field(default_factory=dict)
+    warnings: list[tuple[int, str]] = field(default_factory=list)
+    episode: Episode | None = None
+    outcome: dict[str, str] = field(default_factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.max_height

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from starpod.report.charts import COLOURS, Point, Rule, Series, finite, line_chart, smooth, standalone
@@ -17,6 +17,7 @@ from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.report import curve, page
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import metric
+from starpod.trainer.statistics import mean_interval
 
 EVALUATION = "evaluation/success"
 """Stands for the success in evaluations.jsonl among the names of metrics."""
@@ -34,37 +35,27 @@ DEFAULT_METRICS = (
     "collect/success",
 )
 
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Two-sided 95 % quantiles of Student's t for 1 to 15 degrees of freedom."""
-
 
 def write_comparison(
-    run_dirs: Mapping[str, Sequence[Path | str]] | Sequence[Path | str],
-    path: Path | str,
+    run_dirs: Mapping[str, Sequence[Path]],
+    path: Path,
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     title: str = "Comparison",
-    smoothing: int | None = None,
 ) -> list[Path]:
     """Writes a page, and beside it SVG files that stand alone: one per chart, `<page>-<metric>.svg`, and one of all.
 
-    run_dirs: label to the folders of its seeds; a plain list compares runs of one seed, labelled by their folders.
-    smoothing: steps over which metrics of single steps are averaged; a thirtieth of the run unless said.
-
-    Lines are means over seeds, thin lines the seeds; bands are 95 % intervals of the mean (Student's t), or the
-    evaluation's own interval where there is one seed. Returns the paths written: the page, the file of all
-    charts (`<page>.svg`), the charts.
+    run_dirs: label to the folders of its seeds. Lines are means over seeds, thin lines the seeds; bands are 95 %
+    intervals of the mean (Student's t), or the evaluation's own interval where there is one seed. Returns the paths
+    written: the page, the file of all charts (`<page>.svg`), the charts.
     """
-    path = Path(path)
-    if not isinstance(run_dirs, Mapping):
-        run_dirs = {Path(folder).resolve().name: [folder] for folder in run_dirs}
-    kinds = {label: [RunFolder(Path(folder)) for folder in folders] for label, folders in run_dirs.items()}
+    kinds = {label: [RunFolder(folder) for folder in folders] for label, folders in run_dirs.items()}
     charts = {}
     for name in metrics:
         series = [
             line
             for colour, (label, folders) in enumerate(kinds.items())
-            if (line := _series(label, folders, name, colour % COLOURS, smoothing)) is not None
+            if (line := _series(label, folders, name, colour % COLOURS)) is not None
         ]
         known = metric(name)
         rules = _rules(kinds, _EVALUATED[name][0], known.kind) if name in _EVALUATED else []
@@ -88,25 +79,14 @@ def write_comparison(
     return written
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and the ends of its 95 % interval by Student's t; of one value, the value itself three times."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, mean, mean
-    freedom = len(values) - 1
-    quantile = T_95[freedom - 1] if freedom <= len(T_95) else 1.96
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
-
-
-def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int, smoothing: int | None) -> Series | None:
+def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int) -> Series | None:
     curves = [finite(_curve(folder, name)) for folder in folders]
     curves = [points for points in curves if points]
     if not curves:
         return None
     dots = name in _EVALUATED
     if not dots:
-        curves = [smooth(points, smoothing) for points in curves]
+        curves = [smooth(points) for points in curves]
     if len(curves) == 1:
         return Series(label, curves[0], colour, band=_own_interval(folders[0], name) if dots else (), dots=dots)
     at: defaultdict[float, list[float]] = defaultdict(list)
@@ -117,12 +97,12 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int, sm
     common = [x for x in sorted(at) if len(at[x]) == len(curves)]
     share = metric(name).kind == "share"
     low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
-    means = {x: mean_interval(at[x]) for x in common}
+    intervals = {x: mean_interval(at[x]) for x in common}
     return Series(
         label,
-        [(x, mean) for x, (mean, _, _) in means.items()],
+        [(x, fmean(at[x])) for x in common],
         colour,
-        band=[(x, max(low, low_end), min(high, high_end)) for x, (_, low, high) in means.items()],
+        band=[(x, max(low, low_end), min(high, high_end)) for x, (low, high) in intervals.items()],
         faint=curves,
         dots=dots,
     )
@@ -162,9 +142,9 @@ def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> str:
             [max(line["success"] for line in lines) for lines in ends],
             [lines[-1]["success"] for lines in ends],
         ):
-            mean, low, high = mean_interval(values)
+            low, high = mean_interval(values)
             interval = f" ({show(max(low, 0), 'share')} to {show(min(high, 1), 'share')})" if len(values) > 1 else ""
-            cells.append(f'<td class="n">{show(mean, "share")}{interval}</td>')
+            cells.append(f'<td class="n">{show(fmean(values), "share")}{interval}</td>')
         rows.append(f'<tr><td>{escape(label)}</td><td class="n">{len(ends)}</td>{"".join(cells)}</tr>')
     if not rows:
         return ""
