@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from starpod.load.comparison import FEWEST, compare, intervals_of
 from starpod.load.measurements import Histogram
-from starpod.load.report import figures
+from starpod.load.report import FEWEST, compare, figures, intervals_of
 
 
 def report(seed: int, *, slower: float = 1.0, intervals: int = 20, calls: int = 300, name: str = "64 sessions") -> Any:

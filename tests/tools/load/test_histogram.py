@@ -22,17 +22,22 @@ def theirs(seconds: list[float]) -> HdrHistogram:
     return histogram
 
 
+def counted(histogram: Histogram) -> list[int]:
+    """How many latencies fell into each bucket."""
+    return list(histogram.counts)
+
+
 @given(st.lists(LATENCIES, max_size=6))
 def test_merging_is_counting_all_at_once(parts: list[list[float]]) -> None:
-    whole = Histogram([value for part in parts for value in part])
-    assert Histogram.sum(map(Histogram, parts)) == whole
-    assert Histogram.sum([Histogram.sum(map(Histogram, parts[:2])), *map(Histogram, parts[2:])]) == whole
+    whole = counted(Histogram([value for part in parts for value in part]))
+    assert counted(Histogram.sum(map(Histogram, parts))) == whole
+    assert counted(Histogram.sum([Histogram.sum(map(Histogram, parts[:2])), *map(Histogram, parts[2:])])) == whole
 
 
 @given(LATENCIES)
 def test_what_is_encoded_is_decoded(seconds: list[float]) -> None:
     histogram = Histogram(seconds)
-    assert Histogram.decode(histogram.encode()) == histogram
+    assert counted(Histogram.decode(histogram.encode())) == counted(histogram)
 
 
 @given(LATENCIES.filter(bool), st.sampled_from([0.0, 10.0, 50.0, 90.0, 99.0, 99.9, 100.0]))
@@ -47,7 +52,7 @@ def test_a_percentile_is_within_three_digits(seconds: list[float]) -> None:
     for percent in (1, 50, 99):
         rank = max(int(percent / 100 * len(ordered) + 0.5), 1)
         assert Histogram(seconds).percentiles(percent) == pytest.approx([ordered[rank - 1]], rel=1e-3, abs=1e-6)
-    assert Histogram(seconds).max == pytest.approx(ordered[-1], rel=1e-3, abs=1e-6)
+    assert Histogram(seconds).percentiles(100)[0] == pytest.approx(ordered[-1], rel=1e-3, abs=1e-6)
 
 
 @given(st.integers(0, HIGHEST))
@@ -58,17 +63,10 @@ def test_bucket_ceilings_are_those_of_hdrhistogram(nanoseconds: int) -> None:
     assert ceilings[place] == histogram.get_highest_equivalent_value(nanoseconds)
 
 
-@given(LATENCIES, st.floats(0, 3600))
-def test_above_counts(seconds: list[float], limit: float) -> None:
-    sure = sum(value > limit * 1.002 + 1e-6 for value in seconds)
-    perhaps = sum(value >= limit * 0.998 - 1e-6 for value in seconds)
-    assert sure <= Histogram(seconds).above(limit) <= perhaps
-
-
 def test_nothing_has_no_figures() -> None:
     empty = Histogram()
     assert len(empty) == 0
-    assert all(map(math.isnan, (empty.mean, empty.max, *empty.percentiles(50))))
+    assert all(map(math.isnan, (empty.mean, *empty.percentiles(50, 100))))
 
 
 def test_what_is_no_histogram_is_refused() -> None:

@@ -14,8 +14,8 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from starpod.load.measurements import Histogram
-from starpod.load.openenv import websocket_url
 from starpod.load.plan import Stage, Turns
+from starpod.load.servers import websocket_url
 from tests.support import ServerProcess
 from tests.tools.load.conftest import make_plan, play, run_load
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.load.plan import Turns
-from starpod.load.policies import (
+from starpod.load.plan import (
     Recorded,
+    Turns,
     Valid,
     as_turn,
     make_policy,

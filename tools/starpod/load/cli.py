@@ -6,7 +6,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,13 @@ from rich.console import Console
 
 from starpod.client.catalog import access_options
 from starpod.client.spelling import nearest
-from starpod.load.comparison import compare
 from starpod.load.discovery import make_plan, make_stages
+from starpod.load.generator import GeneratorProcesses, RunFailed
 from starpod.load.measurements import StageResult
 from starpod.load.page import write_page
-from starpod.load.plan import EXTRAS, Plan, Stage, Think, parse_duration
-from starpod.load.policies import write_recording
-from starpod.load.processes import GeneratorProcesses, RunFailed
-from starpod.load.report import FORMAT, document, judge, stage_report
-from starpod.load.requirements import Found, find_rate, parse_requirement
+from starpod.load.plan import EXTRAS, Plan, Stage, Think, parse_duration, write_recording
+from starpod.load.report import FORMAT, compare, document, judge, stage_report
+from starpod.load.requirements import find_rate, parse_requirement
 from starpod.load.screen import Screen
 from starpod.report.console import safe_console
 
@@ -95,11 +94,6 @@ def _parse_policy(text: str) -> tuple[str, Path | None]:
 
 DURATION = Parsed("duration", parse_duration)
 REQUIREMENT = Parsed("requirement", parse_requirement)
-THINK = Parsed("think", Think)
-RAMP = Parsed("ramp", _parse_ramp)
-MIX = Parsed("mix", _parse_mix)
-POLICY = Parsed("policy", _parse_policy)
-REPORT = Parsed("report", _parse_report)
 
 
 @click.command()
@@ -115,7 +109,7 @@ REPORT = Parsed("report", _parse_report)
 @click.option("--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True)
 @click.option(
     "--think",
-    type=THINK,
+    type=Parsed("think", Think),
     default="0",
     metavar="DISTRIBUTION",
     show_default=True,
@@ -123,7 +117,7 @@ REPORT = Parsed("report", _parse_report)
 )
 @click.option(
     "--ramp",
-    type=RAMP,
+    type=Parsed("ramp", _parse_ramp),
     metavar="N,N,...",
     help="One stage for each: numbers of sessions, or rates where --rate is given too.",
 )
@@ -137,7 +131,7 @@ REPORT = Parsed("report", _parse_report)
 )
 @click.option(
     "--policy",
-    type=POLICY,
+    type=Parsed("policy", _parse_policy),
     default="random",
     show_default=True,
     metavar="random|expert|recorded:FILE",
@@ -152,7 +146,7 @@ REPORT = Parsed("report", _parse_report)
 )
 @click.option(
     "--mix",
-    type=MIX,
+    type=Parsed("mix", _parse_mix),
     metavar="CALL=SHARE,...",
     help="Further calls per step: render, fork, snapshot, renew.",
 )
@@ -193,7 +187,7 @@ REPORT = Parsed("report", _parse_report)
 @click.option(
     "--compare",
     "compared",
-    type=REPORT,
+    type=Parsed("report", _parse_report),
     nargs=2,
     metavar="A.json B.json",
     help="Say what changed from one report to another; nothing is run.",
@@ -218,27 +212,36 @@ def load(context: click.Context, /, **given: Any) -> None:
     stages = make_stages(given)
     plan, server = make_plan(given)
     started = time.time()
-    with Screen(console) as screen, _Run(plan, screen) as run:
+    with Screen(console) as screen, GeneratorProcesses(plan, screen.watch) as processes:
+        run = _Run(plan, screen, processes)
         found = find_rate(stages[0], given["targets"], run.play) if given["targets"] else None
         for stage in () if found else stages:
             if run.play(stage) is None:
                 break
         run.close()
-    command = " ".join(["starpod", "load", *map(shlex.quote, _words())])
-    report = document(plan, server, run.reports, command=command, started=started)
-    judged = run.reports if found is None else [stage for stage in run.reports if _is_final(stage, found)]
-    report["requirements"] = judge(given["requirements"], judged)
+    words = sys.argv[sys.argv.index("load") :] if "load" in sys.argv else ["load", *sys.argv[1:]]
+    report = document(plan, server, run.reports, command=shlex.join(["starpod", *words]), started=started)
+    judged = run.reports
     if found is not None:
+        judged = [] if found.rate is None else run.reports[-1:]
         report["search"] = {
             "targets": [target.text for target in given["targets"]],
             "rate": found.rate,
-            "probes": [probe.as_json() for probe in found.probes],
+            "probes": [asdict(probe) for probe in found.probes],
         }
-    _finish(given, report, screen, found)
+    report["requirements"] = judge(given["requirements"], judged)
+    _write_json(given["json_file"], report)
+    if given["html_file"]:
+        write_page(report, given["html_file"])
+    if found is not None:
+        screen.found(found)
+        screen.remarks(report)
+    else:
+        screen.report(report)
     if given["record"]:
-        write_recording(given["record"], plan.environment_id, run.recorded)
-        console.print(f"{len(run.recorded):,} episodes in {given['record']}", highlight=False)
-    if run.interrupted:
+        write_recording(given["record"], plan.environment_id, processes.recorded)
+        console.print(f"{len(processes.recorded):,} episodes in {given['record']}", highlight=False)
+    if processes.interrupted:
         context.exit(INTERRUPTED)
     failed = (
         not all(verdict["met"] for verdict in report["requirements"])
@@ -248,68 +251,35 @@ def load(context: click.Context, /, **given: Any) -> None:
     context.exit(1 if failed else 0)
 
 
+@dataclass
 class _Run:
     """The stages that were played, and their reports."""
 
-    def __init__(self, plan: Plan, screen: Screen) -> None:
-        self.reports: list[dict[str, Any]] = []
-        self._last: StageResult | None = None
-        self._plan = plan
-        self._screen = screen
-        self._processes = GeneratorProcesses(plan, screen.watch)
-
-    def __enter__(self) -> _Run:
-        self._processes.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._processes.__exit__(*exception)
-
-    @property
-    def interrupted(self) -> bool:
-        return self._processes.interrupted
-
-    @property
-    def recorded(self) -> list[dict[str, Any]]:
-        return self._processes.recorded
+    plan: Plan
+    screen: Screen
+    processes: GeneratorProcesses
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    last: StageResult | None = None
 
     def play(self, stage: Stage) -> dict[str, Any] | None:
         """The report of a stage; None if the run ends with it."""
         try:
-            self._last = self._processes.run(stage)
+            self.last = self.processes.run(stage)
         except RunFailed as error:
-            if self._last is None:
+            if self.last is None:
                 raise click.ClickException(str(error)) from None
-            self._last.ended = f"the next stage could not begin: {error}"
+            self.last.ended = f"the next stage could not begin: {error}"
             return None
-        report = stage_report(self._last, self._plan)
+        report = stage_report(self.last, self.plan)
         self.reports.append(report)
-        self._screen.stage(report)
-        return None if self._last.ended or self._last.interrupted else report
+        self.screen.stage(report)
+        return None if self.last.ended or self.last.interrupted else report
 
     def close(self) -> None:
         """Ends the sessions and reports the last stage anew, with what that took."""
-        if self._last is not None:
-            self._processes.close(self._last)
-            self.reports[-1] = stage_report(self._last, self._plan)
-
-
-def _is_final(stage: Mapping[str, Any], found: Found) -> bool:
-    return bool(found.stages) and stage["name"] == found.stages[-1]["name"] and found.rate is not None
-
-
-def _finish(given: Mapping[str, Any], report: dict[str, Any], screen: Screen, found: Found | None) -> None:
-    if given["json_file"] == "-":
-        sys.stdout.write(json.dumps(report) + "\n")
-    elif given["json_file"]:
-        Path(given["json_file"]).write_text(json.dumps(report) + "\n", encoding="utf-8")
-    if given["html_file"]:
-        write_page(report, given["html_file"])
-    if found is not None:
-        screen.found(found)
-        screen.remarks(report)
-    else:
-        screen.report(report)
+        if self.last is not None:
+            self.processes.close(self.last)
+            self.reports[-1] = stage_report(self.last, self.plan)
 
 
 def _compare(console: Console, before: Mapping[str, Any], after: Mapping[str, Any], *, json_file: str) -> None:
@@ -318,14 +288,13 @@ def _compare(console: Console, before: Mapping[str, Any], after: Mapping[str, An
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     Screen(console).comparison(comparison)
-    if json_file:
-        text = json.dumps(comparison.as_json()) + "\n"
-        if json_file == "-":
-            sys.stdout.write(text)
-        else:
-            Path(json_file).write_text(text, encoding="utf-8")
+    _write_json(json_file, comparison.as_json())
 
 
-def _words() -> Sequence[str]:
-    words = sys.argv[1:]
-    return words[words.index("load") + 1 :] if "load" in words else words
+def _write_json(file: str, value: Any) -> None:
+    """Writes to the file, to standard output if it is `-`, nowhere if it has no name."""
+    text = json.dumps(value) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+    elif file:
+        Path(file).write_text(text, encoding="utf-8")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +69,8 @@ class Histogram:
         """All of them as one: the counts of each bucket are added, nothing is rounded again."""
         whole = cls()
         for part in parts:
-            whole.add(part)
+            if len(part):
+                whole.hdr.add(part.hdr)
         return whole
 
     def record(self, seconds: Sequence[float]) -> None:
@@ -80,15 +81,6 @@ class Histogram:
         values, counts = np.unique(microseconds, return_counts=True)  # HdrHistogram takes 4 µs for each value
         for value, count in zip((1000 * values).tolist(), counts.tolist(), strict=True):
             self.hdr.record_value(value, count)
-
-    def add(self, other: Histogram) -> None:
-        if len(other):
-            self.hdr.add(other.hdr)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Histogram) and np.array_equal(self.counts, other.counts)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return int(self.hdr.get_total_count())
@@ -104,21 +96,12 @@ class Histogram:
         """Seconds; not a number where nothing was counted."""
         return float(self.counts @ bucket_ceilings() / len(self) / 1e9) if len(self) else float("nan")
 
-    @property
-    def max(self) -> float:
-        """Seconds; not a number where nothing was counted."""
-        return self.percentiles(100.0)[0]
-
     def percentiles(self, *percents: float) -> list[float]:
         """For each the seconds that so many percent do not exceed; 0: the least. Not a number where there is none."""
         if not len(self):
             return [float("nan")] * len(percents)
         found = self.hdr.get_percentile_to_value_dict(percents)
         return [found[percent] / 1e9 for percent in percents]
-
-    def above(self, seconds: float) -> int:
-        """How many took at least so long."""
-        return int(self.counts[bucket_ceilings() >= round(seconds * 1e9)].sum())
 
     def encode(self) -> str:
         """HdrHistogram's own compressed form (V2) in base64: other tools read it too."""
@@ -150,6 +133,10 @@ class Failures:
     count: int = 0
     example: str = ""
 
+    def add(self, count: int, example: str) -> None:
+        self.count += count
+        self.example = self.example or example
+
 
 ErrorKey = tuple[int, str, str]
 """Which server, which call, which class."""
@@ -171,6 +158,10 @@ class ServerTime:
         self.total += sign * other.total
 
 
+def _doubles() -> array[float]:
+    return array("d")
+
+
 LatencyKey = tuple[int, str, bool]
 """Which server, which call, and whether the latency counts from the sending (True) or from when the call was due."""
 
@@ -183,17 +174,17 @@ class Interval:
     late: seconds by which timers fired late.
     """
 
-    place: int
-    latencies: dict[LatencyKey, array[float]]
-    steps: dict[int, int]
-    calls: int
-    errors: dict[ErrorKey, Failures]
-    late: list[float]
+    place: int = -1
+    latencies: defaultdict[LatencyKey, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
+    steps: Counter[int] = field(default_factory=Counter)
+    calls: int = 0
+    errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
+    late: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Log:
-    """What a generator writes down during the present interval.
+    """What a generator writes down.
 
     counting: the measured time runs. due_from, due_until: latencies of calls that were due in between count.
     both: sending and being due are two things, as in an open loop.
@@ -203,53 +194,39 @@ class Log:
     due_until: float = float("inf")
     counting: bool = False
     both: bool = False
-    latencies: defaultdict[LatencyKey, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
-    steps: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    calls: int = 0
-    errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
-    late: list[float] = field(default_factory=list)
+    interval: Interval = field(default_factory=Interval)
 
     def answered(self, server: int, call: str, due: float, sent: float, now: float) -> None:
         """A call came back. due: when it should have been sent."""
+        interval = self.interval
         if self.counting:
-            self.calls += 1
+            interval.calls += 1
             if call == "step":
-                self.steps[server] += 1
+                interval.steps[server] += 1
         if self.due_from <= due < self.due_until or call in ANY_TIME:
-            self.latencies[server, call, False].append(now - due)
+            interval.latencies[server, call, False].append(now - due)
             if self.both:
-                self.latencies[server, call, True].append(now - sent)
+                interval.latencies[server, call, True].append(now - sent)
 
     def answered_steps(self, server: int, due: Sequence[float], now: float) -> None:
         """Steps of a closed loop came back together: they were sent when they were due."""
+        interval = self.interval
         if self.counting:
-            self.calls += len(due)
-            self.steps[server] += len(due)
+            interval.calls += len(due)
+            interval.steps[server] += len(due)
         first, last = self.due_from, self.due_until
-        self.latencies[server, "step", False].extend([now - each for each in due if first <= each < last])
+        if counted := [now - each for each in due if first <= each < last]:
+            interval.latencies[server, "step", False].extend(counted)
 
     def failed(self, server: int, call: str, kind: str, message: str) -> None:
         """A call failed. That counts whenever it happens, because errors are never normal."""
-        failures = self.errors[server, call, kind]
-        failures.count += 1
-        failures.example = failures.example or message[:EXAMPLE_CHARACTERS]
+        self.interval.errors[server, call, kind].add(1, message[:EXAMPLE_CHARACTERS])
 
     def take(self, place: int) -> Interval:
         """What was written since the last time."""
-        interval = Interval(
-            place,
-            {key: seconds for key, seconds in self.latencies.items() if seconds},
-            dict(self.steps),
-            self.calls,
-            dict(self.errors),
-            self.late,
-        )
-        self.latencies.clear()
-        self.steps.clear()
-        self.calls = 0
-        self.errors.clear()
-        self.late = []
-        return interval
+        taken, self.interval = self.interval, Interval()
+        taken.place = place
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,25 +252,22 @@ class Summary:
 class Totals:
     """Intervals of all generators, added up. latencies: by call, and whether from the sending. replicas: of steps."""
 
-    latencies: dict[tuple[str, bool], Histogram] = field(default_factory=dict)
-    replicas: dict[int, Histogram] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
+    latencies: defaultdict[tuple[str, bool], Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    replicas: defaultdict[int, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    steps: Counter[int] = field(default_factory=Counter)
     calls: int = 0
-    errors: dict[ErrorKey, Failures] = field(default_factory=dict)
+    errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
     late: Histogram = field(default_factory=Histogram)
 
     def add(self, interval: Interval) -> None:
         for (server, call, sent), seconds in interval.latencies.items():
-            self.latencies.setdefault((call, sent), Histogram()).record(seconds)
+            self.latencies[call, sent].record(seconds)
             if call == "step" and not sent:
-                self.replicas.setdefault(server, Histogram()).record(seconds)
-        for server, steps in interval.steps.items():
-            self.steps[server] = self.steps.get(server, 0) + steps
+                self.replicas[server].record(seconds)
+        self.steps.update(interval.steps)
         self.calls += interval.calls
         for key, failures in interval.errors.items():
-            seen = self.errors.setdefault(key, Failures())
-            seen.count += failures.count
-            seen.example = seen.example or failures.example
+            self.errors[key].add(failures.count, failures.example)
         self.late.record(interval.late)
 
     def of(self, call: str, *, sent: bool = False) -> Histogram:
@@ -310,7 +284,7 @@ class Point:
     latencies: dict[str, str] = field(default_factory=dict)
 
     def add(self, interval: Interval) -> None:
-        self.steps += sum(interval.steps.values())
+        self.steps += interval.steps.total()
         self.errors += sum(failures.count for failures in interval.errors.values())
         for (_, call, sent), seconds in interval.latencies.items():
             if not sent:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from starpod.load.measurements import Histogram
 from starpod.report.charts import COLOURS, Mark, Point, Rule, Series, line_chart
-from starpod.report.figures import show
+from starpod.report.figures import Kind, milliseconds, show
 from starpod.report.page import page
 
 STYLE = """
@@ -30,21 +31,33 @@ td:first-child { white-space: nowrap; }
 """
 
 
+_chart = functools.partial(line_chart, width=420, height=240)
+
+
 def write_page(report: Mapping[str, Any], path: Path) -> None:
     """Writes the page. Raises OSError."""
     path.write_text(render_page(report), encoding="utf-8")
 
 
 def render_page(report: Mapping[str, Any]) -> str:
-    """The whole document."""
     stages = report["stages"]
     sections = [_head(report), _verdicts(report), _warnings(report), _search(report)]
     if len(stages) > 1:
         sections.append(_overview(stages))
     for number, stage in enumerate(stages):
-        sections.append(stage_section(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
+        sections.append(_stage(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
     sections.append(_how(report))
     return page(f"{_title(report)} · Starpod", "\n".join(filter(None, sections)), style=STYLE)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table. heads: those of columns of numbers begin with `#`. Cells are HTML."""
+    kinds = [' class="n"' if head.startswith("#") else "" for head in heads]
+    head = "".join(f"<th{kind}>{head.removeprefix('#')}</th>" for kind, head in zip(kinds, heads, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
 # --- the whole run -------------------------------------------------------------------------------------------------
@@ -90,21 +103,19 @@ def _tile(number: str, label: str, interval: str = "") -> str:
     return f'<div class="tile"><b>{escape(number)}</b><span>{escape(label)}</span>{more}</div>'
 
 
-def _interval(stage: Mapping[str, Any], name: str, kind: str = "seconds") -> str:
+def _interval(stage: Mapping[str, Any], name: str, kind: Kind = "milliseconds") -> str:
     known = stage["uncertainty"].get(name)
     if not known:
         return ""
-    low, high = (show(edge, "rate") if kind == "rate" else milliseconds(edge) for edge in known)
-    return f"{low} to {high}"
+    return f"{show(known[0], kind)} to {show(known[1], kind)}"
 
 
 def _verdicts(report: Mapping[str, Any]) -> str:
-    verdicts = report.get("requirements", ())
     rows = "".join(
         f'<li class="{"met" if verdict["met"] else "unmet"}"><b>{"met" if verdict["met"] else "not met"}</b>'
         f"<code>{escape(verdict['requirement'])}</code> "
         f'<span class="muted">{escape(verdict["measured"])}, {escape(verdict["stage"])}</span></li>'
-        for verdict in verdicts
+        for verdict in report.get("requirements", ())
     )
     return f'<ul class="verdicts">{rows}</ul>' if rows else ""
 
@@ -118,20 +129,20 @@ def _search(report: Mapping[str, Any]) -> str:
     search = report.get("search")
     if not search:
         return ""
-    rows = "".join(
-        f'<tr><td class="n">{show(probe["rate"], "rate")}</td>'
-        f"<td>{'confirmation' if probe['confirming'] else 'probe'}</td>"
-        f"<td>{'held' if probe['held'] else escape('no: ' + probe['why'])}</td>"
-        f"<td>{escape(', '.join(f'{name} {value}' for name, value in probe['measured'].items()))}</td></tr>"
+    rows = [
+        (
+            show(probe["rate"], "rate"),
+            "confirmation" if probe["confirming"] else "probe",
+            "held" if probe["held"] else escape(f"no: {probe['why']}"),
+            escape(", ".join(f"{name} {value}" for name, value in probe["measured"].items())),
+        )
         for probe in search["probes"]
-    )
+    ]
     found = (
         "No rate held it." if search["rate"] is None else f"{show(search['rate'], 'rate')} steps/s held it, confirmed."
     )
-    return (
-        f"<h2>The highest rate that keeps {escape(' and '.join(search['targets']))}</h2><p>{found}</p>"
-        f'<div class="scroll"><table><tr><th class="n">Steps/s due</th><th></th><th>Outcome</th><th>Measured</th></tr>'
-        f"{rows}</table></div>"
+    return f"<h2>The highest rate that keeps {escape(' and '.join(search['targets']))}</h2><p>{found}</p>" + _table(
+        ("#Steps/s due", "", "Outcome", "Measured"), rows
     )
 
 
@@ -139,40 +150,26 @@ def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
     """What more load did, stage by stage."""
     load = "steps/s due" if all(stage["rate"] for stage in stages[1:]) else "sessions"
     ordered = sorted(stages, key=lambda stage: _load(stage, load))
-    latencies = [
-        Series(
-            name,
-            [
-                (_load(stage, load), stage["calls"]["step"][f"{name}_ms"] / 1e3)
-                for stage in ordered
-                if stage["calls"].get("step", {}).get(f"{name}_ms")
-            ],
-            colour,
-            dots=True,
+    latencies = []
+    for colour, name in enumerate(("p50", "p99")):
+        known = [(_load(stage, load), stage["calls"].get("step", {}).get(f"{name}_ms")) for stage in ordered]
+        latencies.append(Series(name, [(at, value / 1e3) for at, value in known if value], colour, dots=True))
+    steps = Series("steps/s", [(_load(stage, load), stage["steps_per_second"]) for stage in ordered], 2, dots=True)
+    charts = _chart("Latency of a step", latencies, kind="seconds", logarithmic=True, x_label=load)
+    charts += _chart("Steps/s", [steps], kind="rate", x_label=load)
+    percentiles = ("p50", "p99", "p99.9")
+    rows = [
+        (
+            escape(stage["name"]),
+            f"{stage['sessions']:,}",
+            f"{stage['steps_per_second']:,.1f}",
+            *(milliseconds(stage["calls"].get("step", {}).get(f"{name}_ms")) for name in percentiles),
+            f"{stage['errors']['total']:,}",
         )
-        for colour, name in enumerate(("p50", "p99"))
-    ]
-    throughput = [
-        Series("steps/s", [(_load(stage, load), stage["steps_per_second"]) for stage in ordered], 2, dots=True)
-    ]
-    size: Any = {"x_label": load, "width": 420, "height": 240}
-    charts = line_chart("Latency of a step", latencies, kind="seconds", logarithmic=True, **size)
-    charts += line_chart("Steps/s", throughput, kind="rate", **size)
-    rows = "".join(
-        f'<tr><td>{escape(stage["name"])}</td><td class="n">{stage["sessions"]:,}</td>'
-        f'<td class="n">{stage["steps_per_second"]:,.1f}</td>'
-        + "".join(
-            f'<td class="n">{milliseconds(stage["calls"].get("step", {}).get(f"{name}_ms"))}</td>'
-            for name in ("p50", "p99", "p99.9")
-        )
-        + f'<td class="n">{stage["errors"]["total"]:,}</td></tr>'
         for stage in stages
-    )
-    return (
-        f'<h2>Stages</h2><div class="charts large">{charts}</div><div class="scroll"><table><tr><th>Stage</th>'
-        '<th class="n">Sessions</th><th class="n">Steps/s</th><th class="n">p50</th><th class="n">p99</th>'
-        f'<th class="n">p99.9</th><th class="n">Errors</th></tr>{rows}</table></div>'
-    )
+    ]
+    heads = ("Stage", "#Sessions", "#Steps/s", *(f"#{name}" for name in percentiles), "#Errors")
+    return f'<h2>Stages</h2><div class="charts large">{charts}</div>{_table(heads, rows)}'
 
 
 def _load(stage: Mapping[str, Any], kind: str) -> float:
@@ -200,7 +197,7 @@ LEVELS = (50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999)
 """Percentiles that the curve goes through, as far as there are latencies for them."""
 
 
-def stage_section(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
+def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
     """All there is to say of a stage; folded away, unless it is `alone`.
 
     unfolded: the reader finds it open.
@@ -234,15 +231,9 @@ def _percentiles(stage: Mapping[str, Any]) -> str:
     for call, figures in stage["calls"].items():
         if call not in ("open", "close", "renew") and not (call == "step" and series) and len(series) < COLOURS:
             series.append(Series(call, _curve(figures["hdr"]), len(series)))
-    return line_chart(
-        "Latency by percentile",
-        series,
-        kind="seconds",
-        x_label="percentile",
-        x_ticks=[(_place(level), f"{level:g} %") for level in LEVELS],
-        logarithmic=True,
-        width=420,
-        height=240,
+    ticks = [(_place(level), f"{level:g} %") for level in LEVELS]
+    return _chart(
+        "Latency by percentile", series, kind="seconds", x_label="percentile", x_ticks=ticks, logarithmic=True
     )
 
 
@@ -266,15 +257,7 @@ def _over_time(stage: Mapping[str, Any]) -> str:
             if interval["calls"].get("step")
         ]
         series.append(Series(name, points, colour))
-    return line_chart(
-        "Latency of a step over time",
-        series,
-        kind="seconds",
-        x_label="seconds",
-        logarithmic=True,
-        width=420,
-        height=240,
-    )
+    return _chart("Latency of a step over time", series, kind="seconds", x_label="seconds", logarithmic=True)
 
 
 def _rate(stage: Mapping[str, Any]) -> str:
@@ -286,31 +269,22 @@ def _rate(stage: Mapping[str, Any]) -> str:
     whole = stage["seconds"] / length
     if len(steps) > 1 and whole % 1 > 0.02:
         steps = steps[:-1]  # cut short
-    return line_chart(
-        "Steps/s over time",
-        [Series("steps/s", steps, 2)],
-        rules=rules,
-        marks=marks,
-        kind="rate",
-        x_label="seconds",
-        width=420,
-        height=240,
-    )
+    line = Series("steps/s", steps, 2)
+    return _chart("Steps/s over time", [line], rules=rules, marks=marks, kind="rate", x_label="seconds")
 
 
 def _calls(stage: Mapping[str, Any]) -> str:
     names = ("mean", "p50", "p90", "p99", "p99.9", "max")
-    rows = ""
+    lines = []
     for call, figures in stage["calls"].items():
-        lines = [(call, figures)]
         if call == "step" and "service" in figures:
-            lines = [("step, from due", figures), ("step, from sent", figures["service"])]
-        for label, line in lines:
-            cells = "".join(f'<td class="n">{milliseconds(line[f"{name}_ms"])}</td>' for name in names)
-            rows += f'<tr><td>{label}</td><td class="n">{line["count"]:,}</td>{cells}</tr>'
-    head = "".join(f'<th class="n">{name}</th>' for name in names)
-    head = f'<tr><th>Call</th><th class="n">Count</th>{head}</tr>'
-    return f'<h3>Calls</h3><div class="scroll"><table>{head}{rows}</table></div>'
+            lines += [("step, from due", figures), ("step, from sent", figures["service"])]
+        else:
+            lines.append((call, figures))
+    rows = [
+        (label, f"{line['count']:,}", *(milliseconds(line[f"{name}_ms"]) for name in names)) for label, line in lines
+    ]
+    return "<h3>Calls</h3>" + _table(("Call", "#Count", *(f"#{name}" for name in names)), rows)
 
 
 def _server_time(stage: Mapping[str, Any]) -> str:
@@ -343,32 +317,35 @@ def _replicas(stage: Mapping[str, Any]) -> str:
     if len(replicas) < 2:
         return ""
     most = max(replica["steps_per_second"] for replica in replicas) or 1.0
-    rows = "".join(
-        f"<tr><td>{escape(replica['address'])}</td>"
-        f'<td><i class="bar" style="width:{120 * replica["steps_per_second"] / most:.0f}px"></i>'
-        f"{replica['steps_per_second']:,.1f}</td>"
-        f'<td class="n">{milliseconds(replica["p50_ms"])}</td><td class="n">{milliseconds(replica["p99_ms"])}</td>'
-        f'<td class="n">{replica["errors"]:,}</td></tr>'
+    rows = [
+        (
+            escape(replica["address"]),
+            f'<i class="bar" style="width:{120 * replica["steps_per_second"] / most:.0f}px"></i>'
+            f"{replica['steps_per_second']:,.1f}",
+            milliseconds(replica["p50_ms"]),
+            milliseconds(replica["p99_ms"]),
+            f"{replica['errors']:,}",
+        )
         for replica in replicas
-    )
-    return (
-        '<h3>Replicas</h3><div class="scroll"><table><tr><th>Address</th><th>Steps/s</th><th class="n">p50</th>'
-        f'<th class="n">p99</th><th class="n">Errors</th></tr>{rows}</table></div>'
-    )
+    ]
+    return "<h3>Replicas</h3>" + _table(("Address", "Steps/s", "#p50", "#p99", "#Errors"), rows)
 
 
 def _errors(stage: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f'<tr><td>{kind.replace("_", " ")}</td><td class="n">{entry["count"]:,}</td>'
-        f"<td>{escape(', '.join(f'{count:,} {call}' for call, count in entry['calls'].items()))}</td>"
-        f"<td>{escape(entry['example'])}</td></tr>"
-        for kind, entry in stage["errors"]["classes"].items()
-    )
-    if not rows:
+    classes = stage["errors"]["classes"]
+    if not classes:
         return ""
-    return (
-        '<h3>Errors</h3><p class="muted">They are in no latency.</p><div class="scroll"><table><tr><th>Class</th>'
-        f'<th class="n">Count</th><th>Calls</th><th>For example</th></tr>{rows}</table></div>'
+    rows = [
+        (
+            kind.replace("_", " "),
+            f"{entry['count']:,}",
+            ", ".join(f"{count:,} {call}" for call, count in entry["calls"].items()),
+            escape(entry["example"]),
+        )
+        for kind, entry in classes.items()
+    ]
+    return '<h3>Errors</h3><p class="muted">They are in no latency.</p>' + _table(
+        ("Class", "#Count", "Calls", "For example"), rows
     )
 
 
@@ -379,8 +356,3 @@ def _generators(stage: Mapping[str, Any]) -> str:
         f'<h3>The generator itself</h3><p class="muted">Its event loops were {shares} busy; timers fired at most {late}'
         " late in 99 of 100 cases. Close to 100 %, it measures itself.</p>"
     )
-
-
-def milliseconds(value: float | None) -> str:
-    """A time in a readable unit."""
-    return show(None if value is None else value / 1e3, "seconds")

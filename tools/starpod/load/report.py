@@ -1,14 +1,29 @@
-"""The report of a run as JSON values; docs/load.md explains each field."""
+"""The report of a run as JSON values, as docs/load.md explains them; how sure its figures are, and what changed from
+one report to another.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from starpod.load.comparison import intervals_of
-from starpod.load.measurements import ErrorKey, Failures, Histogram, Point, ServerTime, StageResult, Summary, Totals
+import numpy as np
+
+from starpod.load.measurements import (
+    ErrorKey,
+    Failures,
+    Histogram,
+    Point,
+    ServerTime,
+    StageResult,
+    Summary,
+    Totals,
+    bucket_ceilings,
+)
 from starpod.load.plan import Plan
 from starpod.load.requirements import CALLS, CLASSES, Requirement
 
@@ -72,13 +87,16 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
         "warmup_seconds": stage.warmup,
         "seconds": seconds,
         "interval_seconds": stage.interval,
-        "steps": sum(whole.steps.values()),
-        "steps_per_second": sum(whole.steps.values()) / seconds if seconds else 0.0,
+        "steps": whole.steps.total(),
+        "steps_per_second": whole.steps.total() / seconds if seconds else 0.0,
         "calls_per_second": whole.calls / seconds if seconds else 0.0,
         "unserved": sum(summary.unserved for summary in result.summaries),
         "unanswered": sum(summary.unanswered for summary in result.summaries),
     }
-    errors = _errors(result)
+    errors: defaultdict[ErrorKey, Failures] = defaultdict(Failures)  # they count whenever they happen
+    for totals in (whole, result.around):
+        for key, failures in totals.errors.items():
+            errors[key].add(failures.count, failures.example)
     report["calls"] = _calls(result)
     report["errors"] = _count_errors(errors, whole.calls)
     report["server_time"] = _server_time(result)
@@ -95,34 +113,30 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
     return report
 
 
+def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each requirement against each stage."""
+    return [
+        {
+            "requirement": requirement.text,
+            "stage": stage["name"],
+            "measured": requirement.show(value := requirement.measured(stage)),
+            "met": requirement.met(value),
+        }
+        for stage in stages
+        for requirement in requirements
+    ]
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
 def figures(histogram: Histogram) -> dict[str, Any]:
-    """Count, mean, percentiles and maximum of a histogram, and the histogram itself."""
     return {
         "count": len(histogram),
         "mean_ms": _ms(histogram.mean),
         **_percentiles(histogram),
         "hdr": histogram.encode(),
     }
-
-
-def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each requirement against each stage."""
-    verdicts = []
-    for stage in stages:
-        for requirement in requirements:
-            value = requirement.measured(stage)
-            verdicts.append(
-                {
-                    "requirement": requirement.text,
-                    "stage": stage["name"],
-                    "measured": requirement.show(value),
-                    "met": requirement.met(value),
-                }
-            )
-    return verdicts
-
-
-# --- parts ---------------------------------------------------------------------------------------------------------
 
 
 def _percentiles(histogram: Histogram) -> dict[str, float | None]:
@@ -143,15 +157,6 @@ def _calls(result: StageResult) -> dict[str, Any]:
         if len(service):
             calls[call]["service"] = figures(service)
     return calls
-
-
-def _errors(result: StageResult) -> dict[ErrorKey, Failures]:
-    """Errors count whenever they happen."""
-    errors = dict(result.measured.errors)
-    for key, failures in result.around.errors.items():
-        known = errors.get(key, Failures())
-        errors[key] = Failures(known.count + failures.count, known.example or failures.example)
-    return errors
 
 
 def _count_errors(errors: Mapping[ErrorKey, Failures], calls: int) -> dict[str, Any]:
@@ -251,3 +256,167 @@ def _warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
 
 def _ms(seconds: float) -> float | None:
     return round(1e3 * seconds, 6) if math.isfinite(seconds) else None
+
+
+# --- uncertainty: the intervals of a stage are drawn again and again, as if it had been run as often (bootstrap) ------
+
+NOTABLE = 0.02
+"""Smaller changes are not worth a word, however sure they are."""
+DRAWS = 1000
+FEWEST = 8
+"""With fewer intervals nothing can be said."""
+LEVEL = 0.99
+"""Of the interval that is told. Many figures stand in a report: at 95 % one in twenty would seem to have changed."""
+PERCENTS = ((50.0, "p50_ms"), (90.0, "p90_ms"), (99.0, "p99_ms"), (99.9, "p99.9_ms"))
+ENOUGH = {"p50_ms": 20, "p90_ms": 50, "p99_ms": 500, "p99.9_ms": 5000}
+"""Latencies below which a percentile hangs on single calls."""
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
+    """For each figure by name (`steps_per_second`, `step.p99_ms`) what it might as well have been, in DRAWS draws.
+
+    Empty where the stage has too few intervals.
+    """
+    intervals = stage["intervals"]
+    count = len(intervals)
+    if count < FEWEST:
+        return {}
+    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DRAWS).astype(np.float64)
+    lengths = np.full(count, stage["interval_seconds"])
+    lengths[-1] = max(stage["seconds"] - lengths[:-1].sum(), 1e-3)
+    steps = np.array([interval["steps"] for interval in intervals], np.float64)
+    drawn: dict[str, Array] = {"steps_per_second": (weights @ steps) / (weights @ lengths)}
+    for call in {call for interval in intervals for call in interval["calls"]}:
+        histograms = [
+            Histogram.decode(interval["calls"][call]["hdr"]) if call in interval["calls"] else Histogram()
+            for interval in intervals
+        ]
+        total = sum(len(histogram) for histogram in histograms)
+        percents = [(percent, name) for percent, name in PERCENTS if total >= ENOUGH[name]]
+        if percents:
+            found = _drawn_percentiles(histograms, weights, [percent for percent, _ in percents])
+            drawn.update({f"{call}.{name}": column for (_, name), column in zip(percents, found, strict=True)})
+    return drawn
+
+
+def intervals_of(stage: Mapping[str, Any]) -> dict[str, list[float]]:
+    """[low, high] of each figure by name."""
+    return {
+        name: _interval(values[np.isfinite(values)])
+        for name, values in sorted(draws_of(stage).items())
+        if np.isfinite(values).any()
+    }
+
+
+def _drawn_percentiles(histograms: Sequence[Histogram], weights: Array, percents: Sequence[float]) -> list[Array]:
+    """Per percent the milliseconds in each draw; not a number in a draw without a latency."""
+    counts = np.array([histogram.counts for histogram in histograms], np.float64)
+    filled = counts.any(axis=0)
+    counts, ceilings = counts[:, filled], bucket_ceilings()[filled] / 1e6
+    sums = np.cumsum(weights @ counts, axis=1)
+    totals = sums[:, -1]
+    found = []
+    for percent in percents:
+        ranks = np.maximum(np.floor(percent / 100 * totals + 0.5), 1)
+        places = np.minimum((sums < ranks[:, None]).sum(axis=1), len(ceilings) - 1)
+        found.append(np.where(totals > 0, ceilings[places], np.nan))
+    return found
+
+
+# --- two reports ------------------------------------------------------------------------------------------------------
+
+_SETTINGS = ("environment", "environment_version", "options", "transport", "policy", "mix", "think", "processes")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of one stage. change: relative, of the second to the first. low, high: its interval; None: unknown.
+
+    verdict: better, worse, same or unsure.
+    """
+
+    stage: str
+    name: str
+    before: float
+    after: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+    @property
+    def change(self) -> float:
+        return self.after / self.before - 1 if self.before else float("inf" if self.after else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """changes: figure by figure. remarks: what makes the two reports differ besides the server."""
+
+    changes: list[Change]
+    remarks: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        changes = [{**asdict(change), "change": change.change} for change in self.changes]
+        return {"format": "starpod-load-comparison", "changes": changes, "remarks": self.remarks}
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
+    """Compares the stages of the same name. Raises ValueError if there are none."""
+    stages = {stage["name"]: stage for stage in after["stages"]}
+    pairs = [(stage, stages[stage["name"]]) for stage in before["stages"] if stage["name"] in stages]
+    if not pairs:
+        names = [", ".join(stage["name"] for stage in report["stages"]) for report in (before, after)]
+        raise ValueError(f"the reports have no stage in common: {names[0]} and {names[1]}; run both with the same load")
+    remarks = [
+        f"{key.replace('_', ' ')}: {before['plan'].get(key)} and {after['plan'].get(key)}"
+        for key in _SETTINGS
+        if before["plan"].get(key) != after["plan"].get(key)
+    ]
+    changes = []
+    for first, second in pairs:
+        for report, which in ((first, "first"), (second, "second")):
+            remarks += [f"{first['name']}, {which}: {warning}" for warning in report["warnings"]]
+        changes += _changes(first, second)
+    return Comparison(changes, remarks)
+
+
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
+    # Other draws for each, or the noise of the one would seem to follow the other's.
+    draws = draws_of(first, 1), draws_of(second, 2)
+    changes = []
+    for name, before, after in _common_figures(first, second):
+        low = high = None
+        verdict = "unsure"
+        if name in draws[0] and name in draws[1]:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratios = draws[1][name] / draws[0][name] - 1
+            ratios = ratios[np.isfinite(ratios)]
+            if len(ratios):
+                low, high = _interval(ratios)
+                verdict = _verdict(name, after / before - 1 if before else 0.0, low, high)
+        changes.append(Change(first["name"], name, before, after, low, high, verdict))
+    return changes
+
+
+def _verdict(name: str, change: float, low: float, high: float) -> str:
+    if low <= 0 <= high or abs(change) < NOTABLE:
+        return "same"
+    return "better" if (change > 0) == (name == "steps_per_second") else "worse"
+
+
+def _interval(values: Array) -> list[float]:
+    tail = 50 * (1 - LEVEL)
+    return [float(edge) for edge in np.percentile(values, [tail, 100 - tail])]
+
+
+def _common_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """(name, before, after) of what both have."""
+    found = [("steps_per_second", float(first["steps_per_second"]), float(second["steps_per_second"]))]
+    for call, figures in first["calls"].items():
+        others = second["calls"].get(call, {})
+        for _, name in PERCENTS:
+            if figures.get(name) is not None and others.get(name) is not None:
+                found.append((f"{call}.{name}", figures[name], others[name]))
+    return found

@@ -157,15 +157,6 @@ class Probe:
     measured: dict[str, str]
     confirming: bool
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "rate": self.rate,
-            "held": self.held,
-            "why": self.why,
-            "measured": self.measured,
-            "confirming": self.confirming,
-        }
-
 
 @dataclass(slots=True)
 class Found:

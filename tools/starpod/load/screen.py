@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from starpod.load.comparison import Comparison
 from starpod.load.measurements import Point, StageResult
 from starpod.load.plan import Stage
+from starpod.load.report import Comparison
 from starpod.load.requirements import CALLS, Found
-from starpod.report.figures import show
+from starpod.report.figures import milliseconds, show
 
 LINE_SECONDS = 5.0
 """Between plain lines; the first comes sooner, as a sign of life."""
@@ -58,11 +58,13 @@ class Screen:
     def stage(self, report: Mapping[str, Any]) -> None:
         """One line for a stage that has ended."""
         step = report["calls"].get("step", {})
-        line = (
-            f"{report['name']}: {show(report['steps_per_second'], 'rate')} steps/s, "
-            f"p50 {_ms(step.get('p50_ms'))}, p99 {_ms(step.get('p99_ms'))}, {report['errors']['total']} errors"
+        p50, p99 = milliseconds(step.get("p50_ms")), milliseconds(step.get("p99_ms"))
+        self.console.print(
+            f"{report['name']}: {show(report['steps_per_second'], 'rate')} steps/s, p50 {p50}, p99 {p99}, "
+            f"{report['errors']['total']} errors",
+            highlight=False,
+            soft_wrap=True,
         )
-        self.console.print(line, highlight=False, soft_wrap=True)
 
     def report(self, document: Mapping[str, Any]) -> None:
         """The figures of all stages."""
@@ -170,10 +172,11 @@ def _stage_table(stage: Mapping[str, Any]) -> Group:
             table.add_row("  from sent", *_cells(figures["service"]), style="dim")
     lines = [f"{stage['steps_per_second']:,.1f} steps/s"]
     if stage["server_time"]:
-        times = stage["server_time"]
+        parts = ("latency", "environment", "overhead", "total")
+        call, environment, around, total = (milliseconds(stage["server_time"][f"{part}_ms"]) for part in parts)
         lines.append(
-            f"a call took {_ms(times['latency_ms'])} on average: {_ms(times['environment_ms'])} in the environment,"
-            f" {_ms(times['overhead_ms'])} around it ({_ms(times['total_ms'])} in the server)"
+            f"a call took {call} on average: {environment} in the environment, {around} around it ({total} in the"
+            " server)"
         )
     busy = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
     lines.append(f"generators' event loops were {busy} busy")
@@ -182,8 +185,4 @@ def _stage_table(stage: Mapping[str, Any]) -> Group:
 
 def _cells(figures: Mapping[str, Any]) -> Sequence[str]:
     names = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p99.9_ms", "max_ms")
-    return (f"{figures['count']:,}", *(_ms(figures[name]) for name in names))
-
-
-def _ms(value: float | None) -> str:
-    return show(None if value is None else value / 1e3, "seconds")
+    return (f"{figures['count']:,}", *(milliseconds(figures[name]) for name in names))

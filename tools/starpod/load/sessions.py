@@ -16,9 +16,8 @@ from google.protobuf import struct_pb2
 
 from starpod.client.errors import DeadlineExceeded, StarpodError, Unreachable
 from starpod.load.measurements import Log, ServerTime, error_class
-from starpod.load.plan import Plan
-from starpod.load.policies import Turn, make_policy, write_turn
-from starpod.load.wire import GrpcServer, LoadSession, Server, clock
+from starpod.load.plan import Plan, Turn, make_policy, write_turn
+from starpod.load.servers import GrpcServer, LoadSession, OpenEnvServer, Server, clock
 from starpod.v1 import environment_pb2 as pb
 
 GIVE_UP_SECONDS = 3.0
@@ -80,7 +79,8 @@ class Sessions:
     def connect(self) -> None:
         """Starts the connections; they come back by themselves."""
         for number, place in enumerate(self._plan.places):
-            self.servers.append(_server_type(self._plan)(number, place, self._plan, self))
+            server_type = OpenEnvServer if self._plan.wire == "openenv" else GrpcServer
+            self.servers.append(server_type(number, place, self._plan, self))
             self.servers[-1].start()
 
     def connected(self) -> None:
@@ -453,11 +453,3 @@ class Sessions:
         if self._plan.record and len(self.recorded) < MAX_RECORDED:
             session.played = []
             self.recorded.append({**seeds, "turns": session.played})
-
-
-def _server_type(plan: Plan) -> type[Server]:
-    if plan.wire == "openenv":
-        from starpod.load.openenv import OpenEnvServer  # needs websockets
-
-        return OpenEnvServer
-    return GrpcServer

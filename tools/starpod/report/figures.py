@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-Kind = Literal["share", "number", "count", "seconds", "rate"]
+Kind = Literal["share", "number", "count", "seconds", "milliseconds", "rate"]
 
 
 def show(value: float | None, kind: Kind = "number") -> str:
@@ -19,6 +19,8 @@ def show(value: float | None, kind: Kind = "number") -> str:
             return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
         case "rate":
             return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
+        case "milliseconds":
+            return show(value / 1000, "seconds")
         case "seconds":
             if value < 1:
                 return f"{1000 * value:.3g} ms"
@@ -28,6 +30,11 @@ def show(value: float | None, kind: Kind = "number") -> str:
     if abs(value) < 1e-3 or abs(value) >= 1e5:
         return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time in a readable unit."""
+    return show(value, "milliseconds")
 
 
 def signed(value: float) -> str:

@@ -1,18 +1,30 @@
-"""Servers as a generator drives them, over the fleet's connection, and the sessions whose calls they carry."""
+"""Servers as a generator drives them, and the sessions whose calls they carry."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Container, Coroutine, Sequence
 from typing import Any, Protocol
 
+import websockets.asyncio.client as websockets
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
 from starpod.client.connection import METHODS, Call, Connection, Method, Step, StepBatch
-from starpod.client.errors import StarpodError
+from starpod.client.errors import (
+    BadArgument,
+    DeadlineExceeded,
+    EnvironmentBug,
+    Overloaded,
+    SessionLost,
+    StarpodError,
+    Unreachable,
+)
 from starpod.client.transport import Backoff
 from starpod.load.measurements import ServerTime
-from starpod.load.plan import Place, Plan
-from starpod.load.policies import Policy
+from starpod.load.plan import Place, Plan, Policy
 from starpod.v1 import environment_pb2 as pb
 
 HOLD_SECONDS = 0.001
@@ -219,3 +231,134 @@ class _SessionCall(Call[Any, Any]):
 
     def refused(self, error: StarpodError) -> None:
         self._receiver.failed(self._session, error, clock())
+
+
+# --- OpenEnv ----------------------------------------------------------------------------------------------------------
+
+MAX_MESSAGE_BYTES = 100 * 1024 * 1024
+"""What its own client takes."""
+
+_ERRORS: dict[str, type[StarpodError]] = {
+    "INVALID_JSON": BadArgument,
+    "UNKNOWN_TYPE": BadArgument,
+    "VALIDATION_ERROR": BadArgument,
+    "EXECUTION_ERROR": EnvironmentBug,
+    "CAPACITY_REACHED": Overloaded,
+    "FACTORY_ERROR": EnvironmentBug,
+    "SESSION_ERROR": SessionLost,
+}
+
+
+def websocket_url(url: str) -> str:
+    """ws://host:port/ws for http://host:port. Raises ValueError if it is no URL."""
+    scheme, separator, rest = url.rstrip("/").partition("://")
+    if not separator or scheme not in ("http", "https", "ws", "wss") or not rest:
+        raise ValueError(f"{url!r} is not the URL of an OpenEnv server, as in http://127.0.0.1:8000")
+    return f"{scheme.replace('http', 'ws')}://{rest}/ws"
+
+
+class OpenEnvServer(Server):
+    """With OpenEnv a connection is a session: to open is to connect and to reset, to close is to disconnect."""
+
+    def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
+        super().__init__(number, place, plan, receiver)
+        self._url = websocket_url(place.address)
+        self._ready = False
+        self._error: StarpodError | None = None
+        self._lost = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    @property
+    def error(self) -> StarpodError | None:
+        return self._error
+
+    def start(self) -> None:
+        self._spawn(self._connect_again())
+
+    async def close(self) -> None:
+        self._ready = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def send(self, session: LoadSession) -> None:
+        self._spawn(self._ask(session))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect_again(self) -> None:
+        backoff = Backoff(0.05, 0.5)
+        while True:
+            try:
+                await (await self._connect()).close()
+            except StarpodError as error:
+                self._error = error
+            else:
+                backoff.reset()
+                self._ready, self._error = True, None
+                self._receiver.connected()
+                self._lost.clear()
+                await self._lost.wait()
+            await asyncio.sleep(backoff.wait())
+
+    async def _ask(self, session: LoadSession) -> None:
+        try:
+            async with asyncio.timeout(self._plan.timeout):
+                done = await self._exchange(session)
+        except TimeoutError:
+            error: StarpodError = DeadlineExceeded(f"no reply within {self._plan.timeout:g} s")
+        except StarpodError as failure:
+            error = failure
+        except (ConnectionClosed, OSError, WebSocketException) as failure:
+            error = Unreachable(str(failure) or type(failure).__name__)
+        else:
+            if session.call == "step":
+                self._receiver.stepped(self, [session], (0,) if done else (), clock())
+            else:
+                self._receiver.answered(session, None, clock())
+            return
+        if isinstance(error, Unreachable):
+            self._ready, self._error = False, error
+            self._lost.set()
+        if session.socket is not None:
+            # Replies carry no ids: after a failure it is unclear whose the next one is.
+            await session.socket.close()
+        self._receiver.failed(session, error, clock())
+
+    async def _exchange(self, session: LoadSession) -> bool:
+        """Whether the episode is over."""
+        if session.call == "close":
+            socket, session.socket = session.socket, None
+            if socket is not None:
+                await socket.send('{"type": "close"}')
+                await socket.close()
+            return False
+        if session.call == "open":
+            session.socket = await self._connect()
+        if session.call == "step":
+            message = f'{{"type": "step", "data": {session.actions[0]}}}'
+        else:
+            message = json.dumps({"type": "reset", "data": session.request})
+        await session.socket.send(message)
+        reply = json.loads(await session.socket.recv())
+        data = reply.get("data", {})
+        if reply.get("type") == "error":
+            kind = _ERRORS.get(data.get("code", ""), SessionLost)
+            raise kind(f"{data.get('message', 'no message')} ({data.get('code', 'no code')})")
+        return bool(data.get("done"))
+
+    async def _connect(self) -> websockets.ClientConnection:
+        try:
+            return await websockets.connect(
+                self._url, open_timeout=self._plan.timeout, max_size=MAX_MESSAGE_BYTES, proxy=None
+            )
+        except (OSError, WebSocketException, TimeoutError) as error:
+            raise Unreachable(f"no OpenEnv server answers at {self._url} ({error})") from None
