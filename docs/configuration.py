@@ -20,11 +20,9 @@ PAGE = Path(__file__).with_name("configuration.md")
 HEAD = """\
 # Configuration
 
-Every key of `starpod train`, from the code (`python docs/configuration.py` writes this page, a test compares them). How
-a configuration is put together is told in [training.md](training.md#configurations). Defaults are those of a file that
-says nothing else; the configurations that come with the package change some. Of the algorithm they are those of its
-preset: where it says "in starpo-s", [other presets](algorithms.md#presets) have another value. A key is written in full
-on the command line: `optimizer.lr=0.001`.
+Every key of `starpod train`, written from the code by `python docs/configuration.py`; a test compares them. See
+[training.md](training.md#configurations) for how files and command lines are combined. The shipped configurations
+change some defaults. Where a default is that of starpo-s, [other presets](algorithms.md#presets) differ.
 """
 
 
@@ -76,10 +74,10 @@ def kind(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {kind(arguments[0])}" if arguments[-1] is Ellipsis else f"{len(arguments)} numbers"
     if origin is dict or annotation is dict:
-        return "keys and values"
+        return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return "keys and values"
-    return {bool: "true, false", int: "whole number", float: "number", str: "text", type(None): "null"}[annotation]
+        return "mapping"
+    return {bool: "boolean", int: "integer", float: "number", str: "text", type(None): "null"}[annotation]
 
 
 def show(value: Any) -> str:

@@ -31,22 +31,20 @@ from starpod.trainer.warmstart import WarmStartConfig
 
 
 class StopConfig(Section):
-    """When a run is over: at whichever comes first."""
+    """Ends of a run; the first one reached counts."""
 
     iterations: int = Field(default=200, ge=0, description="Collections and updates.")
-    minutes: float | None = Field(default=None, gt=0, description="Of training, by the wall clock; null: no limit.")
-    success: float | None = Field(
-        default=None, gt=0, le=1, description="An evaluation at least this good ends the run."
-    )
+    minutes: float | None = Field(default=None, gt=0, description="Minutes of training; null: no limit.")
+    success: float | None = Field(default=None, gt=0, le=1, description="Success of an evaluation that ends the run.")
 
 
 class Config(Section):
-    """Everything that a run depends on."""
+    """The configuration of a run."""
 
-    title: str = Field(default="", description="One line for the report.")
-    seed: int = Field(default=1, ge=0, description="Of every random stream of the run.")
-    threads: int = Field(default=1, ge=1, description="Of torch on a CPU. Environment services share the cores.")
-    device: str = Field(default="auto", description="cpu, cuda, cuda:1, ...; auto: the GPU where there is one.")
+    title: str = Field(default="", description="Title of the report.")
+    seed: int = Field(default=1, ge=0, description="Seed of every random stream.")
+    threads: int = Field(default=1, ge=1, description="Threads of torch on a CPU; services share the cores.")
+    device: str = Field(default="auto", description="cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
     seeds: SeedsConfig = SeedsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     prompt: PromptConfig = PromptConfig()

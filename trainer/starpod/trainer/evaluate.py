@@ -85,16 +85,14 @@ class EvaluationConfig(Section):
 
     every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
     episodes: int = Field(default=256, ge=1, description="Held-out start states, the same each time.")
-    temperature: float = Field(default=1.0, ge=0, description="Of sampling; 0 is greedy. RAGEN evaluates at 0.5.")
-    greedy: bool = Field(default=False, description="Evaluate once more, greedily, at the end.")
-    options: dict[str, Any] = Field(
-        default={}, description="Options of the environment in evaluations alone, such as another split of its tasks."
-    )
+    temperature: float = Field(default=1.0, ge=0, description="Temperature of sampling; 0 is greedy.")
+    greedy: bool = Field(default=False, description="Evaluates greedily too, at the end.")
+    options: dict[str, Any] = Field(default={}, description="Options of the environment in evaluations alone.")
     reference: tuple[str, ...] = Field(
         default=("random", "expert"),
         description=f"Reference policies, played once at the start: {', '.join(REFERENCES)}.",
     )
-    keep_episodes: int = Field(default=64, ge=0, description="Episodes of each evaluation that the run folder keeps.")
+    keep_episodes: int = Field(default=64, ge=0, description="Episodes of each evaluation that are kept.")
 
     @field_validator("reference")
     @classmethod

@@ -32,10 +32,10 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 class SeedRange(Section):
-    """Seeds from `start` up to, and without, `stop`."""
+    """Seeds from `start` up to but not including `stop`."""
 
     start: int = Field(ge=0, lt=2**64, description="The first seed.")
-    stop: int = Field(ge=1, le=2**64, description="The seed after the last one.")
+    stop: int = Field(ge=1, le=2**64, description="The seed after the last.")
 
     @model_validator(mode="after")
     def _not_empty(self) -> SeedRange:
@@ -51,17 +51,11 @@ class SeedRange(Section):
 
 
 class SeedsConfig(Section):
-    """Ranges of start states for training, selection and evaluation. Overlapping ranges are refused."""
+    """Ranges of start states. Overlapping ranges are refused."""
 
-    evaluation: SeedRange = Field(
-        default=SeedRange(start=0, stop=10_000), description="Held out: every evaluation plays the first ones of it."
-    )
-    train: SeedRange = Field(
-        default=SeedRange(start=10_000, stop=2**40), description="Training groups, one seed each, upward."
-    )
-    warmstart: SeedRange = Field(
-        default=SeedRange(start=2**40, stop=2**41), description="Episodes of the expert, upward likewise."
-    )
+    evaluation: SeedRange = SeedRange(start=0, stop=10_000)
+    train: SeedRange = SeedRange(start=10_000, stop=2**40)
+    warmstart: SeedRange = SeedRange(start=2**40, stop=2**41)
 
     @model_validator(mode="after")
     def _disjoint(self) -> SeedsConfig:

@@ -37,20 +37,19 @@ class OptimizerConfig(Section):
     """AdamW, and how much of a batch is worked on at once."""
 
     lr: float = Field(default=1e-6, gt=0, description="Learning rate of the policy.")
-    critic_lr: float | None = Field(default=1e-5, gt=0, description="Of the critic; null: the policy's.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's decay rates.")
-    eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
+    critic_lr: float | None = Field(default=1e-5, gt=0, description="Learning rate of the critic; null: the policy's.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Decay rates.")
+    eps: float = Field(default=1e-8, gt=0, description="Epsilon.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
-    warmup_steps: int = Field(default=0, ge=0, description="Optimiser steps over which the rates rise from 0.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Bound of the gradient norm.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rates rise from 0.")
     micro_batch_tokens: int = Field(
-        default=8192, ge=1, description="Padded tokens of one forward and backward pass. Changes memory, not gradients."
+        default=8192, ge=1, description="Padded tokens of a forward pass; changes memory, not gradients."
     )
     max_logprob_gap: float = Field(
         default=0.1,
         gt=0,
-        description="The run fails if the sampler's log-probability of a token differs from the trainer's by more than "
-        "this, in nats, before the update. Raise it for engines of lower precision.",
+        description="Nats by which engine and trainer may differ before the run fails.",
     )
 
 

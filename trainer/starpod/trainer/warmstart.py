@@ -29,27 +29,26 @@ class WarmStartConfig(Section):
     """Imitation before reinforcement. Off with 0 steps."""
 
     steps: int = Field(default=0, ge=0, description="Optimiser steps.")
-    episodes: int = Field(default=1000, ge=1, description="Demonstrations to play. A fresh tokenizer reads them too.")
-    batch_size: int = Field(default=64, ge=1, description="Episodes of one step.")
+    episodes: int = Field(default=1000, ge=1, description="Demonstrations; a fresh tokenizer is trained on them.")
+    batch_size: int = Field(default=64, ge=1, description="Episodes of a step.")
     lr: float = Field(default=1e-3, gt=0, description="Learning rate; falls to a tenth along a cosine.")
     actions: Literal["expert", "random"] = Field(
         default="expert",
-        description="Whose actions are imitated: the expert's, or any valid one, which teaches the format alone.",
+        description="Imitates the expert, or any valid action, for the format alone.",
     )
     noise: float = Field(
         default=0.2,
         ge=0,
         lt=1,
-        description="Share of moves that are played at random, so that mistakes are seen too.",
+        description="Share of moves played at random.",
     )
     imitate_noise: bool = Field(
         default=False,
-        description="Whether these are imitated like the others: the policy still explores where the expert is sure.",
+        description="Imitates these moves too.",
     )
     thought: str = Field(
         default="{action}",
-        description="What a demonstration thinks: Python's str.format with `action`, the action about to be taken, and "
-        "`words`, the words of the observation.",
+        description="Thought of a demonstration: a format string with `action` and `words` (of the observation).",
     )
 
 

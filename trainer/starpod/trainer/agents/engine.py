@@ -20,15 +20,15 @@ from starpod.trainer.seeds import derive
 class SamplingConfig(Section):
     """How replies are sampled, and how long they and their context may be."""
 
-    temperature: float = Field(default=1.0, gt=0, description="Divides the logits, in sampling and in training alike.")
+    temperature: float = Field(default=1.0, gt=0, description="Divides the logits, in sampling and in training.")
     top_p: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Below 1 the sampled distribution is not the trained one: refused in training.",
+        description="Nucleus sampling; below 1 refused in training.",
     )
-    max_reply_tokens: int = Field(default=400, ge=1, description="Tokens of one reply, its end token included.")
-    max_episode_tokens: int = Field(default=3600, ge=2, description="Tokens of a whole context, replies included.")
+    max_reply_tokens: int = Field(default=400, ge=1, description="Tokens of a reply, with its end token.")
+    max_episode_tokens: int = Field(default=3600, ge=2, description="Tokens of a whole context.")
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> SamplingConfig:

@@ -91,7 +91,7 @@ KINDS = {"kl": "where", "turn_clip": "kind", "filter": "strategy", "correction":
 
 
 class AlgorithmConfig(Section):
-    """How episodes become gradients. What is given goes before what the preset says."""
+    """How episodes become gradients. What is given overrides the preset."""
 
     SHORTHAND: ClassVar[str] = "preset"
 
@@ -108,56 +108,50 @@ class AlgorithmConfig(Section):
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
         "gigpo",
-    ] = Field(default="gae", description="Estimator. gae and bilevel_gae have a critic; the others compare episodes.")
-    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per sampled token (gae, reinforce_plus_plus).")
-    lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda per sampled token.")
-    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn. By default 0.95 in bilevel_gae.")
+    ] = Field(default="gae", description="Estimator; gae and bilevel_gae have a critic.")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token (gae, reinforce_plus_plus).")
+    lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda per token.")
+    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn; 0.95 in bilevel_gae.")
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn (bilevel_gae).")
     whiten: bool = Field(
         default=False,
-        description="Advantages to mean 0 and deviation 1 over all sampled tokens. By default on with a critic and in "
-        "reinforce_plus_plus.",
+        description="Normalises advantages over all tokens; on with a critic and in reinforce_plus_plus.",
     )
     baseline: Literal["token", "trajectory"] = Field(
-        default="token", description="trajectory: the critic's value at the first sampled token, for all tokens (gae)."
+        default="token", description="trajectory: the critic's value at the first token holds for all (gae)."
     )
     bootstrap_truncated: bool = Field(
         default=False,
-        description="Whether an episode that a limit cut is worth what the critic expects of its rest. False: limits "
-        "are part of the task.",
+        description="Continues truncated episodes by the critic's value.",
     )
-    soft_reweight: bool = Field(
-        default=False, description="Advantages times their group's reward deviation over the largest one."
-    )
+    soft_reweight: bool = Field(default=False, description="Weighs advantages by their group's reward deviation.")
 
     policy_loss: Literal["ppo", "gspo"] = Field(default="ppo", description="Ratios per token, or per episode.")
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Ratios below 1 - clip_low are clipped.")
-    clip_high: float = Field(default=0.28, ge=0, description="Ratios above 1 + clip_high are clipped.")
+    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Lower bound of ratios: 1 - clip_low.")
+    clip_high: float = Field(default=0.28, ge=0, description="Upper bound of ratios: 1 + clip_high.")
     dual_clip: float | None = Field(
-        default=None, gt=1, description="Where the advantage is negative, ratios above this are clipped; null: none."
+        default=None, gt=1, description="Bound of ratios where the advantage is negative; null: none."
     )
-    turn_clip: TurnClipConfig = Field(default=TurnClipConfig(), description="Clipping that knows of turns.")
+    turn_clip: TurnClipConfig = TurnClipConfig()
     loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
-        default="token-mean", description="How the losses of tokens become one number."
+        default="token-mean", description="Weights of tokens in the loss."
     )
-    kl: KLConfig = Field(default=KLConfig(), description="Holding on to a reference policy.")
+    kl: KLConfig = KLConfig()
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
     value_coefficient: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
     value_clip: float | None = Field(
-        default=None, gt=0, description="How far a value may move from its old one in an update; null: freely."
+        default=None, gt=0, description="Bound of a value's move in an update; null: none."
     )
 
-    filter: FilterConfig = Field(default=FilterConfig(), description="Which groups are trained on.")
+    filter: FilterConfig = FilterConfig()
     filter_loss_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="none", description="Loss times the share of groups that the filter kept, or its square root."
+        default="none", description="Scales the loss by the share of groups kept, or its root."
     )
-    dynamic_sampling: DynamicSamplingConfig = Field(
-        default=DynamicSamplingConfig(), description="Asking again for groups that teach nothing."
-    )
-    gigpo: GiGPOConfig = Field(default=GiGPOConfig(), description="Of advantage gigpo.")
-    correction: CorrectionConfig = Field(default=CorrectionConfig(), description="For tokens of another policy.")
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    gigpo: GiGPOConfig = GiGPOConfig()
+    correction: CorrectionConfig = CorrectionConfig()
 
-    epochs: int = Field(default=1, ge=1, description="Passes over what was collected.")
+    epochs: int = Field(default=1, ge=1, description="Passes over a collection.")
     minibatches: int = Field(default=4, ge=1, description="Gradient steps per pass.")
 
     # --- what it needs -----------------------------------------------------------------------------------------------

@@ -22,16 +22,16 @@ def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[s
 
 
 class KLConfig(Section):
-    """Holding the policy near a frozen reference: the policy that training began with."""
+    """KL term to a frozen reference, the policy that training began with."""
 
     where: Annotated[Literal["off", "reward", "loss"], BeforeValidator(read_off)] = Field(
         default="off",
-        description="reward: taken off each sampled token's reward; loss: added to the loss. off: no reference model.",
+        description="The penalty is taken off rewards, or added to the loss; off: no reference.",
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k1", description="Estimator of the divergence. By default k1 in the reward, k3 in the loss."
+        default="k1", description="By default k1 in the reward, k3 in the loss."
     )
-    coefficient: float = Field(default=0.0, ge=0, description="Weight of it. By default 0.001 where it is on.")
+    coefficient: float = Field(default=0.0, ge=0, description="By default 0.001 where it is on.")
 
     @model_validator(mode="before")
     @classmethod
@@ -65,27 +65,25 @@ class KLConfig(Section):
 
 
 class TurnClipConfig(Section):
-    """Clipping that knows of turns: three readings of a per-turn decoupled clip. Off: one bound for all tokens."""
+    """Clipping per turn: three readings of a per-turn decoupled clip."""
 
     kind: Annotated[Literal["off", "decay", "turn_ratio", "prefix_guard"], BeforeValidator(read_off)] = Field(
         default="off",
-        description="decay: bounds that depend on the turn; turn_ratio: one ratio per turn; prefix_guard: a turn is "
-        "left out once the turns before it have drifted.",
+        description="decay: bounds by turn; turn_ratio: one ratio per turn; prefix_guard: drops turns after a drift.",
     )
     decay: float | None = Field(
-        default=None, gt=0, description="Kind decay: both bounds shrink by this factor per turn. By default 0.9."
+        default=None, gt=0, description="Factor of both bounds per turn (decay); by default 0.9."
     )
     low: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
-        default=None, min_length=1, description="Kind decay: lower bounds by turn instead; the last one goes on."
+        default=None, min_length=1, description="Lower bounds by turn instead; the last one goes on."
     )
     high: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
-        default=None, min_length=1, description="Kind decay: upper bounds by turn instead; the last one goes on."
+        default=None, min_length=1, description="Upper bounds by turn instead; the last one goes on."
     )
     limit: float | None = Field(
         default=None,
         gt=1,
-        description="Kind prefix_guard: the product of the earlier turns' ratios must stay within [1/limit, limit]. "
-        "By default 1.5.",
+        description="Keeps the product of earlier ratios within [1/limit, limit] (prefix_guard); by default 1.5.",
     )
 
     @model_validator(mode="before")
@@ -118,22 +116,19 @@ class FilterConfig(Section):
 
     strategy: Literal["none", "top_fraction", "top_p", "top_p_softmax", "top_k", "min_p"] = Field(
         default="none",
-        description="none: all; top_fraction: a share of the groups; top_p: the best that hold a share of all scores; "
-        "top_p_softmax: likewise after a softmax; top_k: a number of groups; min_p: those near the best.",
+        description="See the [strategies](algorithms.md#which-groups-are-trained-on).",
     )
     value: float | None = Field(
         default=None,
         gt=0,
-        description="Of the strategy. By default top_fraction 0.25, top_p 0.9, top_p_softmax 0.9, min_p 0.5.",
+        description="By default top_fraction 0.25, top_p 0.9, top_p_softmax 0.9, min_p 0.5.",
     )
     score: Literal["reward_std", "reward_mean", "reward_sum", "entropy", "entropy_variance", "length"] = Field(
         default="reward_std",
-        description="Of a group, from raw returns (ddof=1), the sampler's log-probabilities, or sampled tokens.",
+        description="Statistic of a group.",
     )
-    largest: bool = Field(default=True, description="Whether high scores are the good ones.")
-    include_zero: bool = Field(
-        default=False, description="Whether groups with score 0 may be kept. Strategy none keeps every group."
-    )
+    largest: bool = Field(default=True, description="Prefers high scores.")
+    include_zero: bool = Field(default=False, description="Lets groups with score 0 be kept.")
 
     @model_validator(mode="before")
     @classmethod
@@ -181,10 +176,10 @@ class FilterConfig(Section):
 
 
 class DynamicSamplingConfig(Section):
-    """Groups whose members all did equally well teach nothing: others are asked for (DAPO, arXiv 2503.14476)."""
+    """Replaces groups whose members all did equally well (DAPO, arXiv 2503.14476)."""
 
-    enabled: bool = Field(default=False, description="Whether to ask for others.")
-    max_rounds: int = Field(default=3, ge=1, description="How often, in one collection.")
+    enabled: bool = Field(default=False, description="Asks for other groups.")
+    max_rounds: int = Field(default=3, ge=1, description="Most rounds in one collection.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> DynamicSamplingConfig:
@@ -199,23 +194,22 @@ class DynamicSamplingConfig(Section):
 class GiGPOConfig(Section):
     """Group-in-group advantages (arXiv 2505.10978)."""
 
-    weight: float = Field(default=1.0, ge=0, description="Weight of the step's advantage beside the episode's.")
-    gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn of a step's return.")
-    normalise: bool = Field(default=False, description="Whether both advantages are divided by a standard deviation.")
+    weight: float = Field(default=1.0, ge=0, description="Weight of the turn's advantage.")
+    gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
+    normalise: bool = Field(default=False, description="Divides both advantages by a standard deviation.")
 
 
 class CorrectionConfig(Section):
-    """What to do about tokens that another policy sampled than the one that the update starts from."""
+    """Importance weights for tokens that an older policy sampled."""
 
     mode: Annotated[Literal["off", "truncated", "masked", "bypass"], BeforeValidator(read_off)] = Field(
         default="truncated",
-        description="truncated: importance weights of at most cap; masked: weights outside [1/cap, cap] become 0; "
-        "bypass: the sampler is the policy that ratios are taken to; off: as if all were fresh.",
+        description="See the [modes](algorithms.md#data-of-another-policy).",
     )
     level: Literal["token", "sequence"] = Field(
-        default="token", description="Whether each token has its own weight, or an episode the product of them."
+        default="token", description="A weight per token, or their product per episode."
     )
-    cap: float | None = Field(default=None, ge=1, description="Largest weight. By default 2.")
+    cap: float | None = Field(default=None, ge=1, description="Largest weight; by default 2.")
 
     @model_validator(mode="before")
     @classmethod

@@ -40,9 +40,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 class CheckpointConfig(Section):
     """Interval of checkpoints, and which are kept."""
 
-    every: int = Field(default=25, ge=1, description="Iterations between checkpoints. The last one is always saved.")
-    keep: int = Field(default=2, ge=1, description="How many of the newest are kept.")
-    keep_best: bool = Field(default=True, description="Keep the one with the best evaluation as well.")
+    every: int = Field(default=25, ge=1, description="Iterations between checkpoints; the last one is always saved.")
+    keep: int = Field(default=2, ge=1, description="Newest ones to keep.")
+    keep_best: bool = Field(default=True, description="Keeps the best evaluated one too.")
 
 
 class CheckpointError(Exception):

@@ -18,15 +18,11 @@ class ReplayConfig(Section):
     Stale tokens carry the log-probabilities of the policy that sampled them, so that they can be weighted.
     """
 
-    reuse: int = Field(default=1, ge=1, description="Updates on each batch (online-k). More than 1 makes it stale.")
-    capacity: int = Field(default=0, ge=0, description="Groups that the buffer keeps, newest first; 0: no buffer.")
-    groups: int = Field(default=0, ge=0, description="Groups from the buffer that join each update.")
-    max_staleness: int = Field(
-        default=8, ge=1, description="Policy versions after which a group is dropped from the buffer."
-    )
-    offline: str = Field(
-        default="", description="File or folder of episodes to train on instead of collecting any; empty: collect."
-    )
+    reuse: int = Field(default=1, ge=1, description="Updates on each batch (online-k).")
+    capacity: int = Field(default=0, ge=0, description="Groups in the buffer; 0: no buffer.")
+    groups: int = Field(default=0, ge=0, description="Groups from the buffer in each update.")
+    max_staleness: int = Field(default=8, ge=1, description="Policy versions after which a group is dropped.")
+    offline: str = Field(default="", description="File or folder of episodes to train on instead of collecting.")
 
     @model_validator(mode="after")
     def _buffer(self) -> ReplayConfig:

@@ -18,41 +18,34 @@ class EngineConfig(Section):
 
     name: Literal["torch", "vllm", "vllm_remote"] = Field(
         default="torch",
-        description="torch: the trainer's own weights, CPU or GPU; vllm: child processes, on a GPU or a CPU; "
-        "vllm_remote: servers of their own.",
+        description="See [engines](training.md#engines).",
     )
-    slots: int = Field(default=128, ge=1, description="Replies that are sampled at once; more wait.")
+    slots: int = Field(default=128, ge=1, description="Replies sampled at once.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        default="auto", description="vllm: what it computes in; auto: what the model says."
+        default="auto", description="vllm: dtype of computation; auto: the model's."
     )
     gpu_memory_fraction: float = Field(
-        default=0.4, gt=0, lt=1, description="vllm: of the GPU's memory, weights and cache; the trainer needs the rest."
+        default=0.4, gt=0, lt=1, description="vllm: share of GPU memory for weights and cache."
     )
-    tensor_parallel: int = Field(default=1, ge=1, description="vllm: GPUs that share one copy of the model.")
-    urls: tuple[str, ...] = Field(
-        default=(), description="vllm_remote: servers (http://host:port) of copies of the same model."
-    )
-    api_key_file: str = Field(default="", description="vllm_remote: file with the key that the servers want.")
+    tensor_parallel: int = Field(default=1, ge=1, description="vllm: GPUs that share one copy.")
+    urls: tuple[str, ...] = Field(default=(), description="vllm_remote: servers (http://host:port) of the same model.")
+    api_key_file: str = Field(default="", description="vllm_remote: file with the servers' key.")
     timeout: float = Field(
         default=600.0,
         gt=0,
-        description="vllm, vllm_remote: seconds that one control call may take, and one reply of a server.",
+        description="vllm, vllm_remote: seconds of a control call, or of a server's reply.",
     )
-    retries: int = Field(
-        default=4, ge=0, description="vllm_remote: how often a call is made again before the run ends."
-    )
+    retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call before the run ends.")
     handover: Handover = Field(
         default="auto",
-        description="How vllm gets new weights. ipc: it reads the trainer's GPU memory (vllm on one GPU); disk: "
-        "through a folder; nccl: from GPU to GPU (vllm_remote); auto: ipc where it can be, else disk.",
+        description="Transport of weights: GPU memory (ipc, vllm on one GPU), a folder (disk), or GPU to GPU (nccl, "
+        "vllm_remote); auto: ipc if possible, else disk.",
     )
     handover_folder: str = Field(
         default="",
-        description="For disk: a folder that trainer and servers see under the same name. Empty: a temporary one here.",
+        description="disk: folder that trainer and servers share; empty: a temporary one.",
     )
-    nccl_address: str = Field(
-        default="", description="For nccl: host:port, free, on the trainer's machine, that the servers can reach."
-    )
+    nccl_address: str = Field(default="", description="nccl: free host:port of the trainer's machine.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> EngineConfig:

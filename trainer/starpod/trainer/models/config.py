@@ -22,19 +22,17 @@ RUN_TIME = ("dtype", "attention", "gradient_checkpointing", "detach_critic", "lo
 
 
 class TinyConfig(Section):
-    """The shape of a model built from scratch: few parameters, and a tokenizer of its own."""
+    """Shape of a model built from scratch, with a tokenizer of its own."""
 
     hidden: int = Field(default=64, ge=8, description="Width of the residual stream.")
     layers: int = Field(default=2, ge=1, description="Decoder layers.")
     heads: int = Field(default=4, ge=1, description="Attention heads.")
-    key_value_heads: int | None = Field(
-        default=2, ge=1, description="Heads of keys and values: fewer than heads are read faster; null: as many."
-    )
+    key_value_heads: int | None = Field(default=2, ge=1, description="Heads of keys and values; null: as many.")
     intermediate: int = Field(default=192, ge=8, description="Width inside the MLP.")
-    vocabulary: int = Field(default=1024, ge=320, description="Most entries of the tokenizer, 256 bytes included.")
+    vocabulary: int = Field(default=1024, ge=320, description="Most entries of the tokenizer, with 256 bytes.")
     positions: int = Field(default=4096, ge=16, description="Longest context.")
-    rope_theta: float = Field(default=1000.0, gt=1, description="Base of the rotary wavelengths. Contexts are short.")
-    tied: bool = Field(default=False, description="Whether input and output embeddings are the same.")
+    rope_theta: float = Field(default=1000.0, gt=1, description="Base of the rotary wavelengths.")
+    tied: bool = Field(default=False, description="Shares input and output embeddings.")
 
     @model_validator(mode="after")
     def _divides(self) -> TinyConfig:
@@ -48,10 +46,10 @@ class TinyConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters (arXiv 2106.09685) instead of all weights. Off with rank 0."""
 
-    rank: int = Field(default=0, ge=0, description="Rank of the update of each matrix.")
-    alpha: int = Field(default=32, gt=0, description="The update is scaled by alpha / rank.")
+    rank: int = Field(default=0, ge=0, description="Rank of each update.")
+    alpha: int = Field(default=32, gt=0, description="Updates are scaled by alpha / rank.")
     targets: str | tuple[str, ...] = Field(
-        default="all-linear", description="Names of the layers that get one, or all-linear: all but the output layer."
+        default="all-linear", description="Names of adapted layers; all-linear: all but the output layer."
     )
 
 
@@ -60,31 +58,25 @@ class ModelConfig(Section):
 
     SHORTHAND: ClassVar[str] = "name"
 
-    name: str = Field(
-        default=TINY, description="tiny: built from scratch. Else a Hugging Face name, or a folder with such a model."
-    )
+    name: str = Field(default=TINY, description="tiny (from scratch), a Hugging Face name or a folder.")
     revision: str = Field(default="main", description="Branch, tag or commit of a Hugging Face name.")
-    tiny: TinyConfig = Field(default=TinyConfig(), description="Shape of the model that is built from scratch.")
+    tiny: TinyConfig = TinyConfig()
     dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Of computation. Weights that are trained are kept in float32 either way."
+        default="float32", description="Dtype of computation; trained weights are float32."
     )
     attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
-        default="sdpa", description="Kernel of attention. flash_attention_2 needs the package flash-attn and a GPU."
+        default="sdpa", description="flash_attention_2 needs the package flash-attn and a GPU."
     )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Computes activations twice instead of keeping them: less memory, more time."
-    )
-    lora: LoraConfig = Field(default=LoraConfig(), description="Low-rank adapters.")
+    gradient_checkpointing: bool = Field(default=False, description="Recomputes activations: less memory, more time.")
+    lora: LoraConfig = LoraConfig()
     critic: Literal["shared", "separate"] = Field(
-        default="shared", description="shared: a value head on the policy's trunk; separate: a second model."
+        default="shared", description="A value head on the policy's trunk, or a second model."
     )
-    detach_critic: bool = Field(
-        default=False, description="Whether a shared critic's loss stops at its head and leaves the trunk alone."
-    )
+    detach_critic: bool = Field(default=False, description="Keeps a shared critic's gradient out of the trunk.")
     logits_at_once: int = Field(
         default=2**25,
         ge=1,
-        description="Logits that scoring holds at a time. Beyond, they are made in chunks, and again for the gradient.",
+        description="Logits held at a time; more are made in chunks, twice.",
     )
 
     @model_validator(mode="after")

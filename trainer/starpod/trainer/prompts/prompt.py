@@ -20,29 +20,25 @@ OPENING = "You are an agent in an environment. You act turn by turn, and after e
 
 
 class PromptConfig(Section):
-    """Words for the task and its turns, and how much of the past is shown."""
+    """Texts of the prompt, and how much of the past is shown."""
 
     style: Literal["full", "compact"] = Field(
         default="full",
-        description="full: instructions, limits, format and state. compact: the observation alone, for tiny models.",
+        description="compact: the observation alone, for tiny models.",
     )
-    thinking: bool = Field(default=True, description="Whether an answer must follow reasoning between think tags.")
+    thinking: bool = Field(default=True, description="Demands reasoning between think tags.")
     context: Context = Field(
         default="full",
-        description="full: one growing conversation. window: its last turns. single_turn: those, in one message.",
+        description="See [what a reply sees](prompts.md#what-a-reply-sees).",
     )
-    window: int | None = Field(
-        default=None, ge=1, description="Turns shown by window and single_turn, the present one included; null: all."
-    )
-    prefill: bool = Field(default=True, description="Whether the prompt ends with the reply's first tag, untrained.")
+    window: int | None = Field(default=None, ge=1, description="Turns shown by window and single_turn; null: all.")
+    prefill: bool = Field(default=True, description="Ends the prompt with the reply's first tag, untrained.")
     system: str | None = Field(
-        default=None, description="The system message's beginning. null: one sentence; nothing in the compact style."
+        default=None, description="Beginning of the system message; null: one sentence, nothing in compact."
     )
-    show_reward: bool | None = Field(
-        default=None, description="Whether a turn begins with the last reward. null: yes, but not in the compact style."
-    )
-    show_actions_left: bool | None = Field(default=None, description="Whether it tells actions left. null: likewise.")
-    words: int | None = Field(default=100, ge=1, description="Length of a reply that is asked for; null: none is.")
+    show_reward: bool | None = Field(default=None, description="Shows the last reward; null: in full alone.")
+    show_actions_left: bool | None = Field(default=None, description="Shows the actions left; null: in full alone.")
+    words: int | None = Field(default=100, ge=1, description="Length of a reply that is asked for; null: none.")
 
     @model_validator(mode="after")
     def _window_has_an_effect(self) -> PromptConfig:

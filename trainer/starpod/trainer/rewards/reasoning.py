@@ -16,18 +16,15 @@ from starpod.trainer.section import Section
 
 
 class ReasoningConfig(Section):
-    """Checks what a thought claims about the state of a frozen lake or a Sokoban room. Off with weight 0."""
+    """Compares claims in a thought with the state, in frozen_lake and sokoban. Off with weight 0."""
 
     weight: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Paid for a turn whose claims are all true, taken for one whose claims are all false. Times the "
-        "turns of an episode it should stay well below what success pays, or talking pays more than arriving.",
+        description="Paid for a turn of true claims, taken for one of false ones; keep it small.",
     )
-    claims: int = Field(
-        default=2, ge=1, description="True claims on as many topics that earn the whole weight. More earn no more."
-    )
+    claims: int = Field(default=2, ge=1, description="True topics that earn the whole weight.")
 
 
 def score_reasoning(config: ReasoningConfig, turn: Turn, transition: Transition | None, episode: Episode) -> float:

@@ -44,7 +44,7 @@ class RewardError(Exception):
 class ShapingConfig(Section):
     """One shaping function. A bare number is its weight."""
 
-    weight: float = Field(default=1.0, allow_inf_nan=False, description="What its value is multiplied by.")
+    weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of its value.")
     parameters: dict[str, Any] = Field(default={}, description="Keyword arguments for it.")
 
 
@@ -55,16 +55,16 @@ class RewardConfig(Section):
         default=-0.1,
         le=0,
         allow_inf_nan=False,
-        description="Added once to a turn whose reply was ill-formed or named an action that makes no sense; 0: off.",
+        description="Added to a turn with an ill-formed reply or a senseless action; 0: off.",
     )
     overlong_penalty: float = Field(
         default=0.0,
         le=0,
         allow_inf_nan=False,
-        description="Added once to a turn whose reply the token limit cut off; 0: off.",
+        description="Added to a turn whose reply was cut; 0: off.",
     )
     shaping: dict[str, ShapingConfig] = Field(
-        default={}, description="Registered shaping functions by name: their weight, or weight and parameters."
+        default={}, description="Shaping functions by name: weight, or weight and parameters."
     )
     reasoning: ReasoningConfig = ReasoningConfig()
 

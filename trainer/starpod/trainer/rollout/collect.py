@@ -22,16 +22,14 @@ from starpod.trainer.section import Section
 class CollectConfig(Section):
     """P groups of N episodes; the members of a group share a start state."""
 
-    groups: int = Field(default=8, ge=1, description="Start states of one collection (P).")
-    group_size: int = Field(default=16, ge=1, description="Episodes from each of them (N).")
+    groups: int = Field(default=8, ge=1, description="Start states of a collection (P).")
+    group_size: int = Field(default=16, ge=1, description="Episodes from each (N).")
     min_group_size: int = Field(
         default=2,
         ge=1,
-        description="A group with fewer episodes that did not fail is dropped and another is asked for.",
+        description="Episodes below which a group is dropped and replaced.",
     )
-    max_rounds: int = Field(
-        default=4, ge=1, description="How often dropped groups are asked for again, in one collection."
-    )
+    max_rounds: int = Field(default=4, ge=1, description="Most rounds of replacing in a collection.")
 
     @model_validator(mode="after")
     def _sizes(self) -> CollectConfig:

@@ -22,12 +22,12 @@ STOP_SECONDS = 10.0
 
 
 class EnvironmentConfig(Section):
-    """The environment that is played, and where it is served."""
+    """The environment, and where it is served."""
 
     SHORTHAND: ClassVar[str] = "id"
 
-    id: str = Field(default="frozen_lake-v1", description="Environment, as `starpod list` shows it.")
-    version: str = Field(default="", description="Range such as '>=1,<2'; the newest hosted version that fits is used.")
+    id: str = Field(default="frozen_lake-v1", description="Name, as `starpod list` shows it.")
+    version: str = Field(default="", description="Range such as '>=1,<2'; the newest that fits is used.")
     options: dict[str, Any] = Field(default={}, description="The environment's own options.")
     max_turns: int | None = Field(default=None, ge=1, description="Turns of an episode; null: the environment's limit.")
     max_actions_per_turn: int | None = Field(default=None, ge=1, description="Actions of a turn; null: likewise.")
@@ -35,22 +35,20 @@ class EnvironmentConfig(Section):
         default=None, ge=0, description="Actions of an episode; null: likewise, 0: no limit."
     )
     addresses: tuple[str, ...] = Field(
-        default=(), description="Servers (host:port, or dns:///name:port). Empty: started on this machine."
+        default=(), description="Servers (host:port, dns:///name:port); empty: start some here."
     )
-    workers: int = Field(default=1, ge=1, description="Server processes to start, where `addresses` is empty.")
-    serve: tuple[str, ...] = Field(default=(), description="More arguments for `starpod serve`, likewise.")
-    token_file: str = Field(default="", description="File with the bearer token that the servers want.")
-    ca: str = Field(default="", description="PEM file of the authority that signed the servers' certificate: TLS on.")
-    certificate: str = Field(default="", description="PEM file of the client's certificate, for mTLS.")
-    key: str = Field(default="", description="PEM file of the client's key, for mTLS.")
+    workers: int = Field(default=1, ge=1, description="Server processes to start.")
+    serve: tuple[str, ...] = Field(default=(), description="More arguments for `starpod serve`.")
+    token_file: str = Field(default="", description="File with the servers' bearer token.")
+    ca: str = Field(default="", description="PEM file of the servers' authority: TLS on.")
+    certificate: str = Field(default="", description="PEM file of the client's certificate (mTLS).")
+    key: str = Field(default="", description="PEM file of the client's key (mTLS).")
     timeout: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds after which a call without a reply is asked again, and a silent server is given up.",
+        description="Seconds after which a call is retried and a silent server given up.",
     )
-    patience: float = Field(
-        default=300.0, gt=0, description="Seconds that one call may take in all, with retries and recovery."
-    )
+    patience: float = Field(default=300.0, gt=0, description="Seconds of a call in all, with retries and recovery.")
 
     @field_validator("addresses", mode="before")
     @classmethod
