@@ -45,10 +45,10 @@ class BanditOptions(EnvironmentOptions):
     """Which arms there are and what they pay."""
 
     split: Literal["train", "test"] = Field(
-        default="train", description="Which list of name pairs the seed draws from."
+        default="train", description="The list to draw from: 12 name pairs, or 8 others."
     )
     pair: tuple[str, str] | None = Field(
-        default=None, description="The names of the low and the high arm, in this order, instead of a drawn pair."
+        default=None, description='The low and the high arm, instead of a drawn pair: `["Phoenix", "Dragon"]`.'
     )
     low_reward: float = Field(
         default=0.1, description="What the low arm always pays: 0.1 in RAGEN's code, 0.15 in its paper."

@@ -22,10 +22,10 @@ class CountdownOptions(EnvironmentOptions):
     """The puzzle and its rewards."""
 
     numbers: tuple[int, ...] | None = Field(
-        default=None, description="The numbers of a puzzle of your own, 1 to 4 of them; needs `target`."
+        default=None, description="A puzzle of your own: 1 to 4 whole numbers from 1 to 10000; needs `target`."
     )
     target: int | None = Field(
-        default=None, ge=-1_000_000, le=1_000_000, description="The target of a puzzle of your own; needs `numbers`."
+        default=None, ge=-1_000_000, le=1_000_000, description="The target of that puzzle. It need not be solvable."
     )
     min_count: int = Field(default=3, ge=2, le=4, description="Fewest numbers of a drawn puzzle.")
     max_count: int = Field(default=4, ge=2, le=4, description="Most numbers of a drawn puzzle.")
@@ -33,7 +33,7 @@ class CountdownOptions(EnvironmentOptions):
     max_target: int = Field(default=999, ge=10, le=100_000, description="Drawn targets go from 1 to this.")
     operators: Literal["+-", "+-*/"] = Field(
         default="+-",
-        description="What some solution of a drawn puzzle gets by with. Answers may use every operator either way.",
+        description="What suffices to solve a drawn puzzle. Answers may use every operator either way.",
     )
     reward_correct: float = Field(
         default=1.0, description="For an expression that uses the numbers and hits the target."

@@ -29,25 +29,29 @@ class FrozenLakeOptions(EnvironmentOptions):
         default=0.9,
         ge=0.5,
         le=1,
-        description="How likely each tile of a drawn map is ice; else it is a hole. RAGEN also used 0.8.",
+        description="How likely each tile of a drawn map is ice; else it is a hole. RAGEN's paper: 0.8.",
     )
     success_rate: float = Field(
         default=0.8,
         gt=0,
         le=1,
         description="How likely a move goes where it was meant to; else it slips to one of the two sides at right "
-        "angles, each as likely. 1: never slips. Gymnasium's own default is 1/3.",
+        "angles. 1: never. RAGEN's paper and Gymnasium: 1/3.",
     )
     goal_reward: float = Field(default=1.0, description="Paid for reaching the goal.")
     map: tuple[str, ...] | None = Field(
-        default=None, description="Rows of S (start), F (ice), H (hole) and G (goal), instead of a drawn map."
+        default=None,
+        description="Rows of S (start), F (ice), H (hole) and G (goal), instead of a drawn map; a path must "
+        "join one S and one G.",
     )
     observation: Literal["grid", "coord", "grid_coord", "local"] = Field(
         default="grid",
-        description="grid: the board in symbols; coord: coordinates; grid_coord: both; local: one short line with "
-        "where the player and the goal are and what the four neighbouring tiles hold.",
+        description="grid: the board in symbols; coord: coordinates; grid_coord: both; local: a short line of "
+        "places and neighbouring tiles.",
     )
-    symbols: Symbols = Field(default=Symbols(), description="The characters that stand for things.")
+    symbols: Symbols = Field(
+        default=Symbols(), description="Characters for player, ice, hole, goal, player_in_hole, player_on_goal, edge."
+    )
 
     @field_validator("map")
     @classmethod

@@ -22,39 +22,41 @@ from .solver import Unsolvable, solve
 class SokobanOptions(EnvironmentOptions):
     """Options of the room, of observations and of rewards."""
 
-    rows: int = Field(6, ge=4, le=20, description="Height of the board in cells, the wall around it included.")
-    columns: int = Field(6, ge=4, le=20, description="Width of the board in cells, the wall around it included.")
-    boxes: int = Field(1, ge=1, le=8, description="Number of boxes, and of targets.")
+    rows: int = Field(6, ge=4, le=20, description="Height of the board in cells, its outer wall included.")
+    columns: int = Field(6, ge=4, le=20, description="Width of the board in cells, its outer wall included.")
+    boxes: int = Field(1, ge=1, le=8, description="Boxes, and targets: at most one for every four inner cells.")
     search_depth: int = Field(
-        300, ge=3, le=1_000, description="Depth in moves of the reverse play that pulls the boxes off."
+        300,
+        ge=3,
+        le=1_000,
+        description="Depth in moves of the reverse play that makes a room; boxes stay near their targets if it "
+        "is small.",
     )
     min_solution: int | None = Field(
-        None, ge=1, description="Keep only rooms whose shortest solution has at least this many moves."
+        None, ge=1, description="Keep only rooms whose shortest solution has so many moves at least."
     )
     max_solution: int | None = Field(
-        None, ge=1, description="Keep only rooms whose shortest solution has at most this many moves."
+        None, ge=1, description="Keep only rooms whose shortest solution has so many moves at most."
     )
     layout: str | tuple[str, ...] | None = Field(
         None,
-        description="The board to play instead of a generated one: its rows from top to bottom, in the symbols of the "
-        "option `symbols`, as a list or as one text with line breaks.",
+        description="A board of your own instead of a drawn one: rows in the symbols in use, as a list or one text.",
     )
     observation: Literal["grid", "padded", "coord", "grid_coord", "local", "rgb"] = Field(
         "grid",
-        description="grid: the board in symbols; padded: the same, with a blank on both sides of each symbol; coord: "
-        "coordinates; grid_coord: grid and coordinates; local: coordinates and the neighbouring cells of player and "
-        "boxes, in few tokens; rgb: a picture.",
+        description="grid: the board in symbols; padded: a blank on both sides of each; coord: coordinates; "
+        "grid_coord: both; local: places and neighbouring cells, in few tokens; rgb: a picture.",
     )
     symbols: Literal["default", "letters"] | Symbols = Field(
         "default",
-        description="default: # _ O √ X P S; letters: W . G C B A @; or an object with a character for each of wall, "
-        "empty, target, box_on_target, box, player, player_on_target.",
+        description="default: # _ O √ X P S; letters: W . G C B A @; or your own characters for wall, empty, target, "
+        "box_on_target, box, player, player_on_target.",
     )
-    max_steps: int = Field(100, ge=1, le=100_000, description="Moves after which the room counts as failed.")
-    step_reward: float = Field(-0.1, description="Paid for every move.")
+    max_steps: int = Field(100, ge=1, le=100_000, description="Moves after which the episode is truncated.")
+    step_reward: float = Field(-0.1, description="Paid for every move, blocked ones too.")
     box_on_reward: float = Field(1.0, description="Paid for pushing a box onto a target.")
     box_off_reward: float = Field(-1.0, description="Paid for pushing a box off a target.")
-    solved_reward: float = Field(10.0, description="Paid for the move that solves the room.")
+    solved_reward: float = Field(10.0, description="Paid on top for the push that solves the room.")
 
     @property
     def shape(self) -> tuple[int, int]:

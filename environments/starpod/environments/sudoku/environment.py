@@ -25,38 +25,40 @@ class SudokuOptions(EnvironmentOptions):
 
     size: Literal[4, 9, 16] = Field(9, description="Cells of a row, and of a column and a box.")
     difficulty: Literal["easy", "medium", "hard"] = Field(
-        "easy", description="Share of the cells that start empty: easy 40 %, medium 50 %, hard 60 %."
+        "easy", description="Share of the cells that start empty: 40 %, 50 % or 60 %."
     )
     puzzle: str | tuple[tuple[int, ...], ...] | None = Field(
         None,
-        description="The puzzle to play instead of a generated one: rows of numbers with 0 for an empty cell, or one "
-        "text of digits row by row with . or 0 for an empty cell (4x4 and 9x9).",
+        description="A puzzle of your own with one solution: rows of numbers, 0 for an empty cell, or (4x4, 9x9) one "
+        "text of digits, `.` or 0 for an empty cell.",
     )
     solution: str | tuple[tuple[int, ...], ...] | None = Field(
-        None, description="The solution that is meant, for a `puzzle` that has more than one; written the same way."
+        None, description="Which solution is meant, for a `puzzle` that has several."
     )
     observation: Literal["simple", "detailed", "with_feedback"] = Field(
         "with_feedback",
-        description="simple: the bare grid; detailed: given cells marked, legend, what the last placement did; "
-        "with_feedback: also candidates, progress and steps.",
+        description="The bare grid; with given cells marked, a legend and what the last placement did; with "
+        "candidates, progress and steps too.",
     )
     conflicts: Literal["refuse", "place"] = Field(
         "refuse",
-        description="What happens to a digit that its row, column or box holds already: refuse leaves the cell as it "
-        "was, place writes it down and marks the clash until it is mended.",
+        description="What happens to a digit that clashes with its row, column or box: refuse leaves the cell "
+        "as it was, place writes it down.",
     )
-    show_conflicts: bool = Field(True, description="Mark digits that clash, as *N*.")
-    show_valid_numbers: bool = Field(True, description="Name the valid numbers of all empty cells once they are few.")
+    show_conflicts: bool = Field(True, description="Mark clashing digits, as `*N*`.")
+    show_valid_numbers: bool = Field(
+        True, description="Name the valid numbers of all empty cells once at most 10 are left."
+    )
     show_candidates: bool = Field(False, description="List the valid numbers of all empty cells from the start.")
     max_steps: int | None = Field(
-        None, ge=1, le=100_000, description="Actions after which the puzzle counts as failed; by default one per cell."
+        None, ge=1, le=100_000, description="Actions after which the episode is truncated; by default one per cell."
     )
     correct_reward: float = Field(1.0, description="Paid for the right digit.")
     legal_reward: float = Field(0.5, description="Paid for a digit that clashes with nothing but is not the right one.")
     invalid_reward: float = Field(
         -0.1, description="Paid for a clash, a given cell or an action that is not understood."
     )
-    solved_reward: float = Field(10.0, description="Paid for the placement that completes the grid.")
+    solved_reward: float = Field(10.0, description="Paid on top for the placement that completes the grid.")
 
     @field_validator("puzzle", "solution")
     @classmethod

@@ -54,66 +54,63 @@ class WebShopOptions(EnvironmentOptions):
 
     preset: Preset = Field(
         default="original",
-        description="Sets the defaults of the other options to those of a known program; options that are given win.",
+        description="Sets the defaults of other options; one that is given wins.",
     )
     catalogue: str = Field(
         default="",
         max_length=200,
-        description="Name of a store of this server; empty: the first one it was given, else `synthetic`.",
+        description="A store of the server (`--store NAME=PATH`), `synthetic` or `plain` (400 products, few "
+        "words). Empty: the first store, else `synthetic`.",
     )
     goals: Literal["human", "synthetic"] = Field(
-        default="human", description="Instructions written by people, or made from attributes and options."
+        default="human", description="Instructions by people, or one per product and choice of options."
     )
     caps: Literal["original", "agentgym"] = Field(
         default="original",
-        description="The price caps. original: drawn once per instruction. agentgym: a human instruction becomes a "
-        "goal per candidate cap, and synthetic ones draw from seed 233.",
+        description="Price caps. original: one per instruction; agentgym: a human instruction becomes a goal "
+        "per candidate cap, and synthetic ones draw from seed 233.",
     )
-    goal: int | None = Field(default=None, ge=0, description="Index of the goal; leaves nothing to choose.")
+    goal: int | None = Field(default=None, ge=0, description="Index of the goal, in the original's order.")
     split: Literal["all", "train", "dev", "test"] = Field(default="all", description="The goals to choose from.")
     splits: Literal["original", "verl_agent"] = Field(
         default="original",
-        description="original: test is 0..499, dev 500..1499, train the rest. verl_agent: test 0..499, train the rest.",
+        description="Test is 0 to 499, dev 500 to 1499, train the rest; verl_agent has no dev.",
     )
     choose: Literal["weighted", "uniform", "seed"] = Field(
         default="weighted",
-        description="weighted: drawn by the goals' weights, from all goals only. uniform: drawn evenly (the default "
-        "where a split is given). seed: counted by the seed modulo their number.",
+        description="weighted: the original's draw, from all goals; uniform: the default with a split; seed: "
+        "the seed modulo the number of goals.",
     )
-    permute_goals: bool = Field(
-        default=False, description="Counts the goals in the order of a shuffle with seed 42, as RAGEN does."
-    )
-    limit_goals: int | None = Field(
-        default=None, ge=1, description="Keep only so many goals, drawn by weight in an order that is always the same."
-    )
+    permute_goals: bool = Field(default=False, description="Count the goals in the order of a shuffle with seed 42.")
+    limit_goals: int | None = Field(default=None, ge=1, description="Keep only so many goals, drawn by weight.")
     observation: Literal["text", "text_rich", "html", "url"] = Field(
         default="text", description="How a page is shown to the agent."
     )
     presentation: Literal["original", "ragen", "verl_agent", "compact"] = Field(
         default="original",
-        description="What stands around the page's text: nothing; advice and the possible actions; task and actions. "
-        "compact: a short page instead, for small models, what can be clicked in brackets.",
+        description="What stands around the text: nothing; advice and possible actions; task, page and possible "
+        "actions. compact: a short page for small models, what can be clicked in brackets.",
     )
-    num_prev_obs: int = Field(default=0, ge=0, le=100, description="Earlier pages shown before the present one.")
-    num_prev_actions: int = Field(default=0, ge=0, le=100, description="Earlier actions shown before the present page.")
-    page_size: int = Field(
-        default=PAGE_SIZE, ge=1, le=HITS, description="Products on a page of results. Small models read short pages."
+    num_prev_obs: int = Field(default=0, ge=0, le=100, description="Earlier pages shown.")
+    num_prev_actions: int = Field(default=0, ge=0, le=100, description="Earlier actions shown.")
+    page_size: int = Field(default=PAGE_SIZE, ge=1, le=HITS, description="Products on a page of results.")
+    show_attrs: bool = Field(
+        default=False, description="Give each product a page with its attributes, category and query."
     )
-    show_attrs: bool = Field(default=False, description="Whether a product has a page with its attributes.")
     reward: Literal["graded", "binary"] = Field(
-        default="graded", description="graded: the score of the purchase. binary: 1 for a score of 1, else 0."
+        default="graded", description="The score of the purchase, or 1 for a score of 1, else 0."
     )
     reward_scale: float = Field(default=1.0, gt=0, le=1000, description="What the reward is multiplied by.")
     search_without_bar: Literal["allowed", "flagged", "refused"] = Field(
         default="allowed",
-        description="What a search is on a page without a search bar: as good as any; carried out and called invalid;"
-        " invalid, and nothing happens.",
+        description="A search on a page without a search bar: as good as any; carried out and called invalid; invalid.",
     )
     on_invalid: Literal["continue", "end"] = Field(
-        default="continue", description="Whether an invalid action ends the episode, with reward 0."
+        default="continue", description="end: an invalid action ends the episode, with reward 0."
     )
     ratio: Literal["difflib", "levenshtein"] = Field(
-        default="difflib", description="How alike two options or attributes are is computed as by this library."
+        default="difflib",
+        description="The library by whose likeness of texts options and attributes match; thefuzz takes levenshtein.",
     )
 
     @model_validator(mode="before")
