@@ -11,8 +11,6 @@ from tests.hostile.costs import Search
 
 QUICK = ("options_of_nulls", "steps_out_of_order", "nested_json_held", "many_heavy_calls_at_once")
 KEPT_MIB = 64
-MEASUREMENTS = 3
-"""At most, the first one within the bounds counts: what else the machine does only adds to them."""
 P99_SECONDS = 0.25
 
 
@@ -21,10 +19,7 @@ P99_SECONDS = 0.25
 )
 def test_an_attack_costs_the_attacker_alone(name: str) -> None:
     """Nobody else waits for more than a quarter of a second of the server's work, and memory is given back."""
-    for _ in range(MEASUREMENTS):
-        cost = measure(ATTACKS[name])
-        if cost.kept <= KEPT_MIB and cost.p99_work <= P99_SECONDS:
-            break
+    cost = measure(ATTACKS[name])
     assert cost.kept <= KEPT_MIB, cost
     assert cost.p99_work <= P99_SECONDS, cost
 

@@ -69,6 +69,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
         self._all = 0
 
     def service(self, handler_call_details: Details) -> Handler | None:
+        self._share.accepted()  # of any service: this one is asked first
         handler = self._contract.service(handler_call_details)
         if handler is None:
             return None

@@ -608,10 +608,7 @@ class _Cleanup:
     async def pause(self) -> None:
         """Lets others have the event loop, if this call has had it for long."""
         if clock() - self._began > SLICE_SECONDS:
-            await asyncio.sleep(0)
-            share, tenant = self._calls.share, self._table.tenant
-            if share.exceeded(tenant):
-                await share.wait(tenant)
+            await self._calls.share.pause(self._table.tenant)
             self._began = clock()
 
     def keep(self, response: pb.OpenResponse | pb.ForkResponse | pb.RestoreResponse) -> None:

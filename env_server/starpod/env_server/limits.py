@@ -46,13 +46,15 @@ UNLIMITED = Quota()
 class Tenant:
     """Whose sessions they are. `name` is for people and metrics; `id` tells tenants apart.
 
-    spent: seconds of the event loop's time in the present window of LoopShare, and beyond its share before that.
+    spent: seconds of the event loop's time, of any beginning: LoopShare compares tenants by it.
+    free: up to where it may be spent without waiting for others.
     seen: when it last called, in seconds of the monotonic clock.
     """
 
     __slots__ = (
         "_level",
         "_refilled",
+        "free",
         "id",
         "name",
         "queue",
@@ -73,6 +75,7 @@ class Tenant:
         self.streams = 0
         self.refused: Counter[str] = Counter()
         self.spent = 0.0
+        self.free = 0.0
         self.seen = -math.inf
         self.queue = asyncio.Lock()
         self.reading = asyncio.Lock()
@@ -128,24 +131,37 @@ class Tenant:
 class LoopShare:
     """Shares the event loop's time among the tenants that call at the same time.
 
-    Time goes in windows. While others call too, the calls of a tenant that has used up its part of a window wait for
-    the next one. A tenant that is alone has all of it.
+    While others call too, the calls of a tenant that wants much take turns of a slice each, and among such tenants
+    whoever has had least is next. gRPC accepts one call in a round of the loop, so before each turn the loop works off
+    the calls that have come: who wants little waits for few turns of others, however many calls came before. A tenant
+    that is alone has all of the loop.
     """
 
     _WINDOW_SECONDS = 0.1
     _OTHERS_SECONDS = 1.0
     """A tenant that has not called for so long takes nothing from others."""
-    _PART = 0.75
-    """Of a window for all who want much, in equal parts; the rest is for those who want little."""
-    _BUSY = 0.1
-    """Who takes more than this part of a window wants much."""
-    _MOST_WINDOWS = 10
-    """For how many windows a tenant pays at most for what it took at once."""
+    _LITTLE_SECONDS = 0.01
+    """Who takes no more of a window wants little."""
+    _MOST_SECONDS = 0.1
+    """For so much at most a tenant pays later that it took at once, and as much may it be ahead of another."""
+    _QUIET_SECONDS = 0.002
+    """No call has been accepted for so long: none waits."""
+    _HELD_SECONDS = 0.02
+    """Turns are held back for so long at most, or who only makes calls would keep others from theirs."""
+    _ROUNDS = 3
+    """From what comes on a connection until its coroutine has gone on."""
 
     def __init__(self) -> None:
         self._ends = 0.0
-        self._allowed = math.inf
+        self._alone = True
         self._tenants: set[Tenant] = set()
+        self._accepted = 0.0
+        self._waiting: dict[Tenant, asyncio.Future[None]] = {}
+        self._turns: asyncio.Task[None] | None = None
+
+    def accepted(self) -> None:
+        """A call has been accepted, whosever it is."""
+        self._accepted = time.monotonic()
 
     def exceeded(self, tenant: Tenant) -> bool:
         """Whether a call of the tenant, which comes now, has to `wait`."""
@@ -154,21 +170,48 @@ class LoopShare:
         self._tenants.add(tenant)
         if now >= self._ends:
             self._begin_window(now)
-        return tenant.spent > self._allowed
+        return tenant.spent > tenant.free and not self._alone
 
     async def wait(self, tenant: Tenant) -> None:
-        """Until the tenant has a part of the loop's time again. Its calls go on in the order in which they came."""
+        """Until it is the tenant's turn. Its calls go on in the order in which they came."""
         async with tenant.queue:
-            while self.exceeded(tenant):
-                await asyncio.sleep(max(0.001, self._ends - time.monotonic()))
+            if not self.exceeded(tenant):
+                return
+            turn = self._waiting[tenant] = asyncio.get_running_loop().create_future()
+            if self._turns is None:
+                self._turns = asyncio.get_running_loop().create_task(self._take_turns())
+            try:
+                await turn
+            finally:
+                self._waiting.pop(tenant, None)
+
+    async def pause(self, tenant: Tenant) -> None:
+        """Lets others have the event loop in the middle of a long call."""
+        await asyncio.sleep(0)
+        if self.exceeded(tenant):
+            await self.wait(tenant)
+
+    async def _take_turns(self) -> None:
+        while self._waiting:
+            held = time.monotonic() + self._HELD_SECONDS
+            for _ in range(self._ROUNDS):
+                await asyncio.sleep(0)
+            while (now := time.monotonic()) < held and now - self._accepted < self._QUIET_SECONDS:
+                await asyncio.sleep(self._QUIET_SECONDS)
+            if self._waiting:
+                tenant = min(self._waiting, key=lambda each: each.spent)
+                turn = self._waiting.pop(tenant)
+                if not turn.done():
+                    turn.set_result(None)
+                await asyncio.sleep(0)  # it has its slice
+        self._turns = None
 
     def _begin_window(self, now: float) -> None:
-        passed = 1 + min(self._MOST_WINDOWS, (now - self._ends) // self._WINDOW_SECONDS)
         self._ends = now + self._WINDOW_SECONDS
         self._tenants = {each for each in self._tenants if now - each.seen < self._OTHERS_SECONDS}
-        alone = len(self._tenants) < 2
-        busy = sum(each.spent > self._BUSY * self._WINDOW_SECONDS for each in self._tenants)
-        part = self._PART * self._WINDOW_SECONDS / max(1, busy)
-        self._allowed = math.inf if alone else part
+        self._alone = len(self._tenants) < 2
+        ahead = max(each.spent for each in self._tenants)
         for each in self._tenants:
-            each.spent = 0.0 if alone else min(max(0.0, each.spent - passed * part), self._MOST_WINDOWS * part)
+            lag = max(0.0, ahead - self._MOST_SECONDS - each.spent)
+            each.spent += lag
+            each.free = min(max(each.free + lag, each.spent - self._MOST_SECONDS), each.spent) + self._LITTLE_SECONDS

@@ -163,7 +163,7 @@ class EnvironmentService:
             await self._calls.share.wait(tenant)
         if is_large(data):
             for _ in measure(kind, data):
-                await asyncio.sleep(0)
+                await self._calls.share.pause(tenant)
         request = parse(kind, data)
         tenant.charge(extra_members(request))
         del data

@@ -87,23 +87,19 @@ class StreamServer:
 
     async def _parse(self, data: bytes) -> pb.StreamRequest:
         """The message, once it is its caller's turn."""
-        await self._take_turn()
+        if self._calls.share.exceeded(self._tenant):
+            await self._calls.share.wait(self._tenant)
         if len(data) > LARGE_BYTES:
             self._calls.large_bytes += len(data)
             self._tenant.spent += len(data) * RECEIVED_SECONDS
         if is_large(data):
             for _ in measure(pb.StreamRequest, data):
-                await asyncio.sleep(0)
+                await self._pause()
         started = loop_time()
         try:
             return parse(pb.StreamRequest, data)
         finally:
             self._tenant.spent += loop_time() - started
-
-    async def _take_turn(self) -> None:
-        """Waits while others have a right to the event loop."""
-        if self._calls.share.exceeded(self._tenant):
-            await self._calls.share.wait(self._tenant)
 
     async def _serve_message(self, message: pb.StreamRequest, size: int) -> None:
         arrived, transitions = clock(), Transitions()
@@ -166,8 +162,7 @@ class StreamServer:
 
     async def _pause(self) -> None:
         """Lets others have the event loop in the middle of a long batch."""
-        await asyncio.sleep(0)
-        await self._take_turn()
+        await self._calls.share.pause(self._tenant)
 
     async def _keep_up(self) -> None:
         """Waits while the caller does not take what was done for him: it would pile up."""
