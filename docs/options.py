@@ -60,7 +60,7 @@ def values(field: FieldInfo) -> str:
     }
     low = f"above {bounds['gt']:,}, " if "gt" in bounds else f"{bounds['ge']:,} " if "ge" in bounds else ""
     high = f"to {bounds['le']:,}" if "le" in bounds else "or more" if low else ""
-    if told == "whole number" and low:
+    if told == "integer" and low:
         return low + high
     return f"{told}, {low}{high}" if low else told
 
