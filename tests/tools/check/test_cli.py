@@ -74,11 +74,31 @@ def test_an_unmet_must_is_exit_status_1(addresses: dict[type[ReferenceService], 
     assert [name[:9] for name in failed] == ["N-04 MUST"]
 
 
-def test_an_unmet_should_is_a_warning(addresses: dict[type[ReferenceService], str]) -> None:
-    result = run(addresses[HasNoReflection], "--level", "core")
-    assert result.exit_code == 0
-    assert "C-94 SHOULD" in result.output
-    assert "1 of them a warning" in result.output
+@pytest.mark.parametrize(
+    ("service", "words", "status", "said"),
+    [
+        (HasNoReflection, "--level core", 0, "C-94 SHOULD"),
+        (HasNoReflection, "--level core", 0, "1 of them a warning"),
+        (ReferenceService, "--level fork --option length=12", 0, ""),
+        (ReferenceService, "--option length", 2, "is not key=value"),
+        (ReferenceService, "--environment wolk", 2, "did you mean walk-v1?"),
+        (ReferenceService, "--also 127.0.0.1:1 --timeout 2", 1, "no server answers at 127.0.0.1:1"),
+        (
+            ReferenceService,
+            "--also ADDRESS",
+            1,
+            "ADDRESS is the same process as ADDRESS: name another one, or none",
+        ),
+    ],
+)
+def test_output_and_exit_status(
+    addresses: dict[type[ReferenceService], str], service: type[ReferenceService], words: str, status: int, said: str
+) -> None:
+    address = addresses[service]
+    result = run(address, *words.replace("ADDRESS", address).split())
+    assert result.exit_code == status, result.output
+    assert said.replace("ADDRESS", address) in result.output
+    assert status != 2 or result.stdout == ""
 
 
 def test_json_holds_every_requirement_of_the_chosen_levels(addresses: dict[type[ReferenceService], str]) -> None:
@@ -113,14 +133,6 @@ def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
     run(addresses[ReferenceService], "--timeout", "90")
     run(addresses[ReferenceService], "--timeout", "90", "--call-timeout", "60")
     assert given == [(30, 10), (90, 30), (90, 60)]
-
-
-def test_options_are_those_of_every_session(addresses: dict[type[ReferenceService], str]) -> None:
-    result = run(addresses[ReferenceService], "--level", "fork", "--option", "length=12")
-    assert result.exit_code == 0, result.output
-    wrong = run(addresses[ReferenceService], "--option", "length")
-    assert wrong.exit_code == 2
-    assert "is not key=value" in wrong.output
 
 
 @pytest.mark.parametrize(
@@ -158,25 +170,6 @@ def test_no_server_is_told_in_the_reports_too(tmp_path: Path) -> None:
     (suite,) = ElementTree.parse(files[1]).getroot()
     assert suite.get("errors") == "1"
     assert "no server answers at 127.0.0.1:1" in str(ElementTree.tostring(suite))
-
-
-def test_a_process_is_no_second_server_of_itself(addresses: dict[type[ReferenceService], str]) -> None:
-    address = addresses[ReferenceService]
-    result = run(address, "--also", address)
-    assert result.exit_code == 1
-    assert f"{address} is the same process as {address}: name another one, or none" in result.output
-
-
-def test_no_second_server_is_exit_status_1(addresses: dict[type[ReferenceService], str]) -> None:
-    result = run(addresses[ReferenceService], "--also", "127.0.0.1:1", "--timeout", "2")
-    assert result.exit_code == 1
-    assert "no server answers at 127.0.0.1:1" in result.output
-
-
-def test_an_environment_that_is_not_hosted_is_a_wrong_call(addresses: dict[type[ReferenceService], str]) -> None:
-    result = run(addresses[ReferenceService], "--environment", "wolk")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "did you mean walk-v1?" in result.output
 
 
 def test_faults_name_requirements_that_exist() -> None:

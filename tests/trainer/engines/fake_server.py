@@ -39,13 +39,14 @@ class FakeServer:
         scale_out: bool = True,
         new_updates: bool = True,
         logprobs_mode: str = "processed_logprobs",
+        max_model_len: int = 4096,
     ) -> None:
         self.core = core
         self.dev = dev
         self.scale_out = scale_out
         self.new_updates = new_updates
         self.logprobs_mode = logprobs_mode
-        self.max_model_len = 4096
+        self.max_model_len = max_model_len
         self.faults: list[int] = []
         self.faulty = "/inference/v1/generate"
         self.sessions: list[str] = []

@@ -150,39 +150,23 @@ async def test_a_cancelled_call_stops_the_server(policy: Policy) -> None:
         await engine.close()
 
 
-async def test_a_server_without_control_is_refused(policy: Policy) -> None:
-    async with FakeServer(FakeCore(model=copy_of(policy)), dev=False).serve() as url:
+@pytest.mark.parametrize(
+    ("server", "call", "said"),
+    [
+        ({"dev": False}, "generate", "VLLM_SERVER_DEV_MODE=1"),
+        ({"dev": False}, "pause", "VLLM_SERVER_DEV_MODE=1"),
+        ({"scale_out": False}, "pause", r"samples no token ids: start it as: .*--enable-scale-out"),
+        ({"logprobs_mode": "raw_logprobs"}, "generate", "raw_logprobs"),
+        ({"max_model_len": MAX_CONTEXT - 1}, "generate", f"--max-model-len {MAX_CONTEXT}"),
+    ],
+)
+async def test_a_server_that_was_started_otherwise_is_refused(
+    policy: Policy, server: dict[str, Any], call: str, said: str
+) -> None:
+    async with FakeServer(FakeCore(model=copy_of(policy)), **server).serve() as url:
         engine = connect(url)
-        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
-            await engine.generate(ask([1, 2]))
-        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
-            await engine.pause()
-        await engine.close()
-
-
-async def test_a_server_that_takes_no_token_ids_is_refused_before_it_samples(policy: Policy) -> None:
-    async with FakeServer(FakeCore(model=copy_of(policy)), scale_out=False).serve() as url:
-        engine = connect(url)
-        with pytest.raises(EngineError, match=r"samples no token ids: start it as: .*--enable-scale-out"):
-            await engine.pause()
-        await engine.close()
-
-
-async def test_a_server_with_other_log_probabilities_is_refused(policy: Policy) -> None:
-    async with FakeServer(FakeCore(model=copy_of(policy)), logprobs_mode="raw_logprobs").serve() as url:
-        engine = connect(url)
-        with pytest.raises(EngineError, match="raw_logprobs"):
-            await engine.generate(ask([1, 2]))
-        await engine.close()
-
-
-async def test_a_server_with_a_short_context_is_refused(policy: Policy) -> None:
-    server = FakeServer(FakeCore(model=copy_of(policy)))
-    server.max_model_len = MAX_CONTEXT - 1
-    async with server.serve() as url:
-        engine = connect(url)
-        with pytest.raises(EngineError, match=f"--max-model-len {MAX_CONTEXT}"):
-            await engine.generate(ask([1, 2]))
+        with pytest.raises(EngineError, match=said):
+            await (engine.pause() if call == "pause" else engine.generate(ask([1, 2])))
         await engine.close()
 
 
