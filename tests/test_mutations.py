@@ -61,7 +61,7 @@ MUTATIONS = {
         "trainer/starpod/trainer/run.py",
         'restore_rng(state["rng"])',
         "restore_rng(capture_rng())",
-        "tests/e2e/test_train.py -k three_and_three",
+        "tests/trainer/test_run.py",
     ),
     "exactly once: a repeat with other actions gets the last reply": (
         "env_server/starpod/env_server/rules.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -9,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
@@ -223,6 +226,19 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
     regardless.restore(saved)
     assert regardless.reason_to_stop() == ""
+
+
+async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> None:
+    def draw() -> list[float]:
+        return [torch.rand(1).item(), float(np.random.random()), random.random()]
+
+    run = make_run(tmp_path)
+    run.save()
+    expected = draw()
+    saved = run.output.checkpoints.latest()
+    assert saved is not None
+    make_run(tmp_path).restore(saved)
+    assert draw() == expected
 
 
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:

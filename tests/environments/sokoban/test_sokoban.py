@@ -20,9 +20,6 @@ from starpod.environments.sokoban.room import MOVES
 from starpod.environments.sokoban.solver import solve
 from tests.environments import episodes
 
-EVERYTHING = Want(valid_actions=True, state_key=True, expert_action=True, score=True)
-
-
 start = functools.partial(episodes.start, Sokoban)
 
 
@@ -220,23 +217,21 @@ def test_a_dead_box_ends_the_experts_advice() -> None:
 LAYOUT = ["######", "#S_X_#", "#√___#", "#____#", "######"]
 
 
-def test_coordinates() -> None:
-    assert start(layout=LAYOUT, observation="coord").environment.observe() == (
-        "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1), (2, 1)\nBoxes: (1, 3)\n"
-        "Boxes on target: (2, 1)\nPlayer on target: (1, 1)"
-    )
-
-
-def test_padded() -> None:
-    assert start(layout=LAYOUT[1:4], observation="padded").environment.observe() == (
-        " #  S  _  X  _  # \n #  √  _  _  _  # \n #  _  _  _  _  # "
-    )
-
-
-def test_local() -> None:
-    assert start(layout=LAYOUT, observation="local").environment.observe() == (
-        "S 1 1 - Right # √ # _\nX 1 3 - Left # _ _ _\n√ 2 1 - - S _ # _\nO 1 1\nO 2 1"
-    )
+@pytest.mark.parametrize(
+    ("observation", "layout", "shown"),
+    [
+        (
+            "coord",
+            LAYOUT,
+            "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1), (2, 1)\nBoxes: (1, 3)\n"
+            "Boxes on target: (2, 1)\nPlayer on target: (1, 1)",
+        ),
+        ("padded", LAYOUT[1:4], " #  S  _  X  _  # \n #  √  _  _  _  # \n #  _  _  _  _  # "),
+        ("local", LAYOUT, "S 1 1 - Right # √ # _\nX 1 3 - Left # _ _ _\n√ 2 1 - - S _ # _\nO 1 1\nO 2 1"),
+    ],
+)
+def test_observations(observation: str, layout: list[str], shown: str) -> None:
+    assert start(layout=layout, observation=observation).environment.observe() == shown
 
 
 def test_pictures() -> None:

@@ -20,8 +20,6 @@ from starpod.environments.sudoku.reading import read_action
 from starpod.environments.sudoku.solver import solutions
 from tests.environments import episodes
 
-EVERYTHING = Want(state_key=True, expert_action=True, score=True)
-
 PUZZLE = "2.1. .1.. ..24 4.3."
 SOLUTION = "2413 3142 1324 4231"
 """A 4x4 puzzle and its only solution: row by row, with empty cells (1,2), (1,4), (2,1), (2,3), (2,4), ..."""

@@ -14,7 +14,6 @@ from starpod.trainer.prompts.prompt import Context
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
 
 EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "tiny")
-REWRITING = ("qwen3", "wandering")
 
 
 @functools.cache
