@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.webshop import report
+
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 BYTES = {100: "100 B", 1000: "1 kB", 10_000: "10 kB", 100_000: "100 kB", 1_000_000: "1 MB"}
 
@@ -129,14 +131,18 @@ def ways() -> str:
     measured = figures("throughput")
     where = measured["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    rows = [
-        [each["way"], f"{each['sessions']:,}", f"{each['steps_per_second']:,.0f}"]
-        + [duration(each[key]) for key in ("p50_seconds", "p99_seconds", "client_cpu_seconds", "server_cpu_seconds")]
-        + [f"{each['wire_bytes']:,.0f}" if each["wire_bytes"] >= 1 else ""]
-        for each in sorted(measured["results"], key=lambda each: each["sessions"])
-        if each["sessions"] in (1, 256, 1024, 10_000)
-    ]
-    head = ["Way", "Sessions", "Steps/s", "p50", "p99", "CPU client", "CPU server", "Bytes"]
+    counts = (1, 256, 1024, 10_000)
+    rows = []
+    for name in dict.fromkeys(each["way"] for each in measured["results"]):
+        rates = [each and f"{each['steps_per_second']:,.0f}" for each in (way(name, count) for count in counts)]
+        one, many = way(name, 1), way(name, 256)
+        cells = [duration(one["p50_seconds"])] if one else [""]
+        keys = ("p99_seconds", "client_cpu_seconds", "server_cpu_seconds")
+        cells += [duration(many[key]) for key in keys] if many else [""] * 3
+        cells.append(f"{many['wire_bytes']:.0f}" if many and many["wire_bytes"] >= 1 else "")
+        rows.append([name, *(rate or "" for rate in rates), *cells])
+    steps = ["1 session", *(f"{count:,}" for count in counts[1:])]
+    head = ["Steps/s", *steps, "p50, 1 session", "256: p99", "CPU client", "CPU server", "bytes"]
     made = f"On {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}."
     return f"{made}\n\n{table(head, rows)}"
 
@@ -243,7 +249,6 @@ def placement() -> str:
         name, what = parts[0]["name"], parts[0]["what"]
         rows.append([f"{name}: CPU per {what}", *(duration(part["cpu"] / part["items"]) for part in parts)])
         if what == "session":
-            rows.append([f"{name}: memory per {what}", *(f"{part['bytes'] / 1024:.1f} KiB" for part in parts)])
             rows.append([f"{name}: fullest over mean", *(f"{part['balance']:.3g}" for part in parts)])
     return table(["Servers", *(f"{each['servers']:,}" for each in measured)], rows)
 
@@ -399,8 +404,13 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
 }
 
 
+NAMES = (*PAGES, "webshop")
+
+
 def page(name: str) -> str:
     """A page of tables, as Markdown."""
+    if name == "webshop":
+        return report.page(RESULTS / "webshop.json")
     title, sections = PAGES[name]
     parts = [f"# {title}: figures", "Made by `python -m benchmarks.tables`; [what they mean](../benchmarks.md)."]
     parts += [part for heading, build in sections.items() for part in (f"## {heading}", build())]
@@ -408,7 +418,7 @@ def page(name: str) -> str:
 
 
 def main() -> None:
-    for name in PAGES:
+    for name in NAMES:
         (RESULTS / f"{name}.md").write_text(page(name), encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
@@ -82,12 +83,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table; the columns from `left` on hold numbers."""
+    """A table. The first column holds words, the others numbers."""
 
     title: str
     headings: list[str]
     rows: list[list[str]]
-    left: int = 1
 
 
 def sheets(results: Sequence[Result]) -> list[Sheet]:
@@ -144,51 +144,43 @@ def stores(results: Sequence[Result]) -> Sheet:
 
 
 def memory(results: Sequence[Result]) -> Sheet:
-    headings = ["Products", "Process", "Private (USS)", "of no file", "Proportional (PSS)", "Original, resident"]
+    """The private memory of a process; of the original, its resident one."""
     rows = []
+    for situation in results[0].memory:
+        cells = [situation]
+        for result in results:
+            cells.append(_megabytes(max(each.private for each in result.memory[situation])))
+            if original := ORIGINAL.get(result.products):
+                resident = dict(zip(("one server, started", "one server, used"), original.resident, strict=True))
+                cells.append(f"{resident[situation]:,} MB" if situation in resident else "")
+        rows.append(cells)
+    return Sheet("Memory", ["Process", *_sizes(results)], rows)
+
+
+def _sizes(results: Sequence[Result]) -> list[str]:
+    """Headings: a column for each catalogue, and one for the original where it was measured with that many products."""
+    headings = []
     for result in results:
-        original = ORIGINAL.get(result.products)
-        resident = iter(original.resident if original else ())
-        for situation, processes in result.memory.items():
-            parts = ([getattr(each, name) for each in processes] for name in ("private", "own", "proportional"))
-            theirs = next(resident, None) if situation.startswith("one server") else None
-            rows.append(
-                [
-                    f"{result.products:,}",
-                    situation.replace("used", f"after {result.used_steps:,} steps"),
-                    *(_megabytes(max(each)) for each in parts),
-                    "" if theirs is None else f"{theirs:,} MB",
-                ]
-            )
-    return Sheet("Memory", headings, rows, left=2)
+        headings += [f"{result.products:,} products", *(["original"] if result.products in ORIGINAL else [])]
+    return headings
 
 
 def latency(results: Sequence[Result]) -> Sheet:
-    headings = ["Products", "Step", "In the environment", "Over the wire", "Original", "Original / wire"]
     rows = []
-    for result in results:
-        original = ORIGINAL.get(result.products)
-        for kind in (SEARCH, CLICKS, *KINDS[1:], RESET):
-            theirs = original.waits[kind] if original else None
-            rows.append(
-                [
-                    f"{result.products:,}",
-                    kind,
-                    *(
-                        f"{_milliseconds(each.p50)} / {_milliseconds(each.p99)}"
-                        for each in (result.inside[kind], result.wire[kind])
-                    ),
-                    f"{theirs[0]} ms / {theirs[1]} ms" if theirs else "",
-                    f"{theirs[0] / 1e3 / result.wire[kind].p50:.1f}" if theirs else "",
-                ]
-            )
-    return Sheet("What a step takes, p50 / p99", headings, rows, left=2)
+    for kind in (SEARCH, CLICKS, *KINDS[1:], RESET):
+        cells = [kind]
+        for result in results:
+            wait = result.wire[kind]
+            cells.append(f"{_milliseconds(wait.p50)} / {_milliseconds(wait.p99)}")
+            if original := ORIGINAL.get(result.products):
+                cells.append("{} / {} ms".format(*original.waits[kind]))
+        rows.append(cells)
+    return Sheet("What a step takes, p50 / p99", ["Step", *_sizes(results)], rows)
 
 
 def throughput(results: Sequence[Result]) -> Sheet:
     headings = [
-        "Products",
-        "Observation",
+        "Products, observation",
         "Sessions",
         "Steps/s",
         "p50",
@@ -199,8 +191,7 @@ def throughput(results: Sequence[Result]) -> Sheet:
     ]
     rows = [
         [
-            f"{result.products:,}",
-            each.mode,
+            f"{result.products:,}, {each.mode}",
             f"{each.sessions:,}",
             f"{each.steps_per_second:,.0f}",
             *(_milliseconds(wait) for wait in (each.p50_seconds, each.p99_seconds)),
@@ -210,7 +201,7 @@ def throughput(results: Sequence[Result]) -> Sheet:
         for result in results
         for each in result.steps
     ]
-    return Sheet("Steps per second over the wire", headings, rows, left=2)
+    return Sheet("Steps per second over the wire", headings, rows)
 
 
 def _text(result: Result) -> Steps:
@@ -238,7 +229,7 @@ def print_tables(results: Sequence[Result]) -> None:
         if sheet.rows:
             table = Table(title=sheet.title, title_justify="left")
             for place, heading in enumerate(sheet.headings):
-                table.add_column(heading, justify="left" if place < sheet.left else "right")
+                table.add_column(heading, justify="right" if place else "left")
             for row in sheet.rows:
                 table.add_row(*row)
             console.print(table)
@@ -249,24 +240,28 @@ def write(path: Path, results: Sequence[Result], where: dict[str, Any], command:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": command, "machine": where, "results": [asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
-    path.with_suffix(".md").write_text(_markdown(results, where, command))
+    path.with_suffix(".md").write_text(page(path), encoding="utf-8")
     _plot(path.with_suffix(".svg"), results)
 
 
-def _markdown(results: Sequence[Result], where: dict[str, Any], command: str) -> str:
-    there = where["versions"]
+def page(path: Path) -> str:
+    """The tables of a JSON file as Markdown."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    where, there = content["machine"], content["machine"]["versions"]
     names = (name for name in ("starpod", "grpcio", "numpy", "numba", "textblob", "scipy") if name in there)
     versions = ", ".join(f"{name} {there[name]}" for name in names)
     lines = [
-        f"Made by `{command}` on {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}.",
+        "# WebShop: figures",
+        "",
+        f"Made by `{content['command']}`; [what they mean](../benchmarks.md#webshop). On {where['cores']} cores "
+        f"({where['processor']}), Python {where['python']}, {versions}.",
         "",
         HOW,
     ]
-    for sheet in sheets(results):
+    for sheet in sheets(TypeAdapter(list[Result]).validate_python(content["results"])):
         if sheet.rows:
-            rules = ("---" if place < sheet.left else "---:" for place in range(len(sheet.headings)))
-            lines += ["", f"### {sheet.title}", ""]
-            lines += [f"| {' | '.join(sheet.headings)} |", f"|{'|'.join(rules)}|"]
+            lines += ["", f"## {sheet.title}", ""]
+            lines += [f"| {' | '.join(sheet.headings)} |", "|---" + "|---:" * (len(sheet.headings) - 1) + "|"]
             lines += [f"| {' | '.join(row)} |" for row in sheet.rows]
     return "\n".join(lines) + "\n"
 
