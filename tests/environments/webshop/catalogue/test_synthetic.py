@@ -19,9 +19,8 @@ import pytest
 from starpod.environments.webshop.catalogue.product import Product
 from starpod.environments.webshop.catalogue.records import Malformed, read_products
 from starpod.environments.webshop.catalogue.synthetic import FILES, generate, write_files
-from starpod.environments.webshop.catalogue.synthetic.maker import DEPARTMENTS
 from starpod.environments.webshop.catalogue.synthetic.names import asin
-from starpod.environments.webshop.catalogue.synthetic.options import DRAWN, ORDERED
+from starpod.environments.webshop.catalogue.synthetic.vocabulary import DEPARTMENTS, DRAWN, ORDERED
 from starpod.environments.webshop.catalogue.synthetic.wording import spoken
 
 DROPPED_BY_THE_ORIGINAL = (

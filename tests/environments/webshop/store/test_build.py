@@ -345,3 +345,15 @@ def test_the_digest_of_the_code_covers_every_module_that_building_imports() -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == set(building.DECISIVE)
+
+
+def test_the_digest_of_the_code_covers_the_word_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Path(building.__file__).parent.parent
+    for folder in building.DECISIVE:
+        shutil.copytree(shop / folder, tmp_path / folder)
+    monkeypatch.setattr(building, "__file__", str(tmp_path / "store" / "build.py"))
+    digests = {building.code_digest()}
+    for words in (*tmp_path.rglob("*.toml"), *tmp_path.rglob("*.txt")):
+        words.write_text(f"{words.read_text()}\n# and a word\n")
+        digests.add(building.code_digest())
+    assert len(digests) == 8

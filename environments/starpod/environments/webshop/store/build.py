@@ -110,15 +110,16 @@ def _key_of(folder: Path) -> str:
 
 
 DECISIVE = ("catalogue", "search", "store")
-"""The folders beside this one whose modules decide what is in a store."""
+"""The folders beside this one whose modules and word lists decide what is in a store."""
 
 
 def code_digest() -> str:
-    """A digest of these modules: what other code has begun is not gone on with."""
+    """A digest of these files: what other code has begun is not gone on with."""
     digest = hashlib.sha256()
     for folder in DECISIVE:
-        for path in sorted((Path(__file__).parent.parent / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
+        for path in sorted((Path(__file__).parent.parent / folder).rglob("*.*")):
+            if path.suffix in (".py", ".toml", ".txt"):
+                digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -8,18 +8,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from starpod.environments.webshop.catalogue.synthetic import beauty, electronics, fashion, garden, grocery
-from starpod.environments.webshop.catalogue.synthetic.details import anecdotes, figures
-from starpod.environments.webshop.catalogue.synthetic.kind import UNUSED, Attribute, Kind
-from starpod.environments.webshop.catalogue.synthetic.names import asin, code, common_name, name, small
-from starpod.environments.webshop.catalogue.synthetic.options import COLORS, DRAWN, ORDERED, PICTURED
-from starpod.environments.webshop.catalogue.synthetic.people import human_record
-from starpod.environments.webshop.catalogue.synthetic.wording import Random, Wording, capital, fill, pick, title, two
+from starpod.environments.webshop.catalogue.synthetic.names import (
+    Random,
+    asin,
+    code,
+    common_name,
+    name,
+    pick,
+    small,
+    two,
+)
+from starpod.environments.webshop.catalogue.synthetic.people import human_record, instruction
+from starpod.environments.webshop.catalogue.synthetic.vocabulary import (
+    DEPARTMENTS,
+    DRAWN,
+    ORDERED,
+    ROLES,
+    UNUSED,
+    Attribute,
+    Kind,
+)
+from starpod.environments.webshop.catalogue.synthetic.wording import Wording, anecdotes, capital, figures, fill, title
 
 Records = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 """A product record, its entry of attributes, its human instructions (maybe none)."""
 
-DEPARTMENTS = tuple(module.KINDS for module in (beauty, electronics, garden, fashion, grocery))
+PICTURED = ("Color", "Style", "Scent")
+"""Groups of options whose values each have a picture and a price."""
 _SHARES = (0.238, 0.467, 0.683, 0.883)
 """Where each department ends, as in the original's first thousand products."""
 _ATTRIBUTES = (0.18, 0.37, 0.56, 0.695, 0.815, 0.88, 0.92, 0.96)
@@ -206,7 +221,7 @@ class Maker:
 
     def _title(self, kind: Kind, line: Line, has: list[Attribute], model: str) -> str:
         random = self._random
-        said: dict[str, list[str]] = {"is": [], "has": [], "for": []}
+        said: dict[str, list[str]] = {role: [] for role in ROLES}
         for attribute in has:
             said[attribute.role].append(title(attribute.text))
         parts = [line.brand]
@@ -235,7 +250,7 @@ class Maker:
         if kind.category == "grocery" and random() < 0.3:
             details.append(f"Pack of {2 + int(random() * 11)}")
         elif kind.category == "fashion" and random() < 0.3:
-            details.append(pick(random, COLORS))
+            details.append(pick(random, DRAWN["color"][1]))
         return ", ".join([" ".join(parts), *details])
 
     def _description(self, kind: Kind, wording: Wording, line: Line, model: str) -> str:
@@ -268,7 +283,7 @@ class Maker:
             wanted = [attribute for attribute in has if random() < 0.6]
             if len(wanted) < 2:
                 wanted = has[:2]
-            said = {role: ", ".join(one.text for one in wanted if one.role == role) for role in ("is", "has", "for")}
+            said = {role: ", ".join(one.text for one in wanted if one.role == role) for role in ROLES}
             entry["instruction"] = " ".join(
                 ["Find me", *filter(None, [said["is"]]), kind.query]
                 + [f"with {said['has']}"] * bool(said["has"])
@@ -284,8 +299,9 @@ class Maker:
         drawn = random()
         if not has or drawn >= (0.55 if number < _INSTRUCTED else 0.01):
             return []
+        attributes = [each.text for each in has]
         return [
-            human_record(random, product_asin, line.brand, line.noun, has, options)
+            human_record(product_asin, instruction(random, line.brand, line.noun, has, options), attributes, options)
             for _ in range(2 if random() < 0.1 else 1)
         ]
 

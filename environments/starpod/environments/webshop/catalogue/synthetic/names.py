@@ -1,69 +1,58 @@
-"""Made-up names and numbers: brands, lines, people, towns, part numbers. Nobody's trademark is meant."""
+"""Random draws, and the made-up names and numbers of brands, lines, people, towns and parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from starpod.environments.webshop.catalogue.synthetic.kind import split
+from starpod.environments.webshop.catalogue.synthetic.vocabulary import COMMON, split
 
-_STARTS = split(
-    "Al, An, Ar, Bel, Bra, Bri, Cal, Cor, Cre, Da, Del, Dor, El, Er, Fal, Fen, Fi, Gal, Gar, Gre, Hal, Har, Hel, Il, "
-    "Is, "
-    "Ja, Jor, Kal, Ken, Kor, La, Len, Lor, Lu, Mal, Mar, Mel, Mi, Mor, Nal, Nor, Ol, Or, Pel, Per, Qui, Ral, Ren, Ro, "
-    "Sal, "
-    "Sel, Sor, Ta, Tel, Tor, Ul, Va, Vel, Vor, Wel, Wil, Xan, Yel, Zan, Zel"
-)
-_MIDDLES = split(
-    "a, ba, be, bri, ca, ci, co, da, di, do, du, fa, fi, ga, go, gu, ha, i, ka, ki, la, le, li, lo, lu, ma, me, mi, "
-    "mo, na, "
-    "ne, ni, no, nu, pa, pe, po, ra, re, ri, ro, ru, sa, se, si, so, ta, te, ti, to, tu, va, ve, vi, vo, za, zo"
-)
-_ENDS = split(
-    "bel, born, by, cast, cor, da, den, dor, fell, field, gan, gard, ka, kin, lan, land, len, ley, lin, lo, low, man, "
-    "mar, "
-    "mer, min, mont, mor, na, nak, nel, nor, nova, quin, ra, ran, rel, ren, ric, rin, ro, rock, ron, sen, shaw, sor, "
-    "stad, "
-    "stan, ta, tan, tek, ten, thal, ton, tor, tra, van, vel, vin, well, wen, wick, win, worth, xa, zel, zen"
-)
+Random = Callable[[], float]
+"""Uniform over [0, 1): the one drawing function that is the same in every version of Python."""
+
+_STARTS, _MIDDLES, _ENDS = (split(COMMON["syllables"][place]) for place in ("starts", "middles", "ends"))
 _LETTERS = "ABCDEFGHJKLMNPRSTVWXYZ"
 _ASIN_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_PAIRS = tuple(a + b for a in _ASIN_DIGITS for b in _ASIN_DIGITS)
-_BITS = 36
-_MASK = (1 << _BITS) - 1
+_MASK = (1 << 36) - 1
 
 
-def small(random: Callable[[], float]) -> float:
+def pick(random: Random, choices: Sequence[str]) -> str:
+    return choices[int(random() * len(choices))]
+
+
+def two(random: Random, choices: Sequence[str]) -> tuple[str, str]:
+    """Two entries at different places."""
+    first = int(random() * len(choices))
+    second = (first + 1 + int(random() * (len(choices) - 1))) % len(choices)
+    return choices[first], choices[second]
+
+
+def small(random: Random) -> float:
     """Over [0, 1) as well, but the smaller the likelier. A product: powers may differ between machines."""
     return random() * random()
 
 
-def name(random: Callable[[], float]) -> str:
+def name(random: Random) -> str:
     """A name of three or four syllables, of several millions."""
-    start = _STARTS[int(random() * len(_STARTS))]
-    middle = _MIDDLES[int(random() * len(_MIDDLES))]
+    start, middle = pick(random, _STARTS), pick(random, _MIDDLES)
     if random() < 0.4:
-        middle += _MIDDLES[int(random() * len(_MIDDLES))]
-    return start + middle + _ENDS[int(random() * len(_ENDS))]
+        middle += pick(random, _MIDDLES)
+    return start + middle + pick(random, _ENDS)
 
 
-def common_name(random: Callable[[], float]) -> str:
+def common_name(random: Random) -> str:
     """A name of two or three syllables, of some tens of thousands: people, towns, lines."""
     middle = int(random() * 16)
-    return (
-        _STARTS[int(random() * len(_STARTS))]
-        + (_MIDDLES[middle] if middle < 8 else "")
-        + _ENDS[int(random() * len(_ENDS))]
-    )
+    return pick(random, _STARTS) + (_MIDDLES[middle] if middle < 8 else "") + pick(random, _ENDS)
 
 
-def code(random: Callable[[], float]) -> str:
+def code(random: Random) -> str:
     """A model or part number, such as KV-4821 or T730B."""
     drawn = random()
-    letters = _LETTERS[int(random() * 22)] + (_LETTERS[int(drawn * 22)] if drawn < 0.7 else "")
+    letters = pick(random, _LETTERS) + (_LETTERS[int(drawn * 22)] if drawn < 0.7 else "")
     number = int(small(random) * 9900) + 100
     if drawn < 0.3:
         return f"{letters}-{number}"
-    return f"{letters}{number}" if drawn < 0.8 else f"{letters}{number}{_LETTERS[int(random() * 22)]}"
+    return f"{letters}{number}" if drawn < 0.8 else f"{letters}{number}{pick(random, _LETTERS)}"
 
 
 def asin(number: int, seed: int) -> str:
@@ -73,7 +62,8 @@ def asin(number: int, seed: int) -> str:
     mixed = (mixed ^ (mixed >> 18)) * 0x5BD1E9955 & _MASK
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6DD & _MASK
     mixed ^= mixed >> 18
-    mixed, last = divmod(mixed, 1296)
-    mixed, middle = divmod(mixed, 1296)
-    mixed, first = divmod(mixed, 1296)
-    return f"B0{'789'[number % 3]}{_ASIN_DIGITS[mixed]}{_PAIRS[first]}{_PAIRS[middle]}{_PAIRS[last]}"
+    digits = ""
+    for _ in range(7):
+        mixed, digit = divmod(mixed, 36)
+        digits = _ASIN_DIGITS[digit] + digits
+    return f"B0{'789'[number % 3]}{digits}"
