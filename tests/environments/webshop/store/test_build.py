@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
