@@ -210,8 +210,9 @@ def _observed(observation: pb.Observation) -> tuple[bytes, int]:
 
 def _details(observation: pb.Observation) -> tuple[object, ...]:
     """What most observations lack."""
+    valid_actions = observation.valid_actions
     return (
-        _digest(map(_bytes, observation.valid_actions)),
+        _digest(map(_bytes, valid_actions)) if valid_actions else None,
         hash(_bytes(observation.expert_action)) if observation.HasField("expert_action") else None,
         observation.score if observation.HasField("score") else None,
         observation.agent_id or None,

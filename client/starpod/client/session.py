@@ -134,11 +134,10 @@ class Session:
         state = self.state
         if state.busy:
             await state.acquire()
-        result = submit_one(state, taken, want)
-        await result.future
-        if result.failed:
-            raise result.first_error()
-        return result.values[0]
+        (transition,) = await submit_one(state, taken, want)
+        if isinstance(transition, BaseException):
+            raise transition
+        return transition
 
     async def reset(
         self,

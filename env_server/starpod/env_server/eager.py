@@ -19,15 +19,13 @@ R = TypeVar("R")
 def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, None] | tuple[None, asyncio.Task[R]]:
     """Either the result, or the task that goes on with it. Exceptions before the first wait pass through.
 
-    The time that the coroutine takes of the event loop counts as the tenant's.
+    What the coroutine takes of the event loop after its first wait counts as the tenant's. The time before is the
+    caller's to count: of many calls together, since to read the clock of a thread is dear.
     """
-    started = loop_time()
     try:
         waiting_for = coroutine.send(None)
     except StopIteration as finished:
         return finished.value, None
-    finally:
-        tenant.spent += loop_time() - started
 
     @types.coroutine
     def resume() -> Generator[Any, Any, R]:

@@ -112,6 +112,15 @@ class Tenant:
         self._level -= count
 
     @contextmanager
+    def working(self) -> Iterator[None]:
+        """Counts what happens inside, which must not wait, as the tenant's time of the event loop."""
+        started = loop_time()
+        try:
+            yield
+        finally:
+            self.spent += loop_time() - started
+
+    @contextmanager
     def stream(self) -> Iterator[None]:
         """Counts one stream while it lasts. Raises OVERLOADED if the tenant has too many."""
         limit = self.quota.streams

@@ -144,7 +144,8 @@ class EnvironmentService:
                     tenant.spent += len(data) * RECEIVED_SECONDS
                 tenant.take_calls(1, len(data))
                 check_size(kind, len(data), calls.limits)
-                reply, task = run_eagerly(self._serve(tenant, method, kind, data), tenant)
+                with tenant.working():
+                    reply, task = run_eagerly(self._serve(tenant, method, kind, data), tenant)
                 del data
                 if task is not None:
                     # A caller who gives up cancels its wait, not the work: it is finished and cached.

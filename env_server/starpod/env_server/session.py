@@ -28,6 +28,7 @@ _REMEMBERED_BYTES = 256 * 2**20
 """Replies that one tenant's keys may keep. Keys outlive their sessions by a lease, so nothing else bounds them."""
 _RESERVATION_BYTES = 1024
 """What a key costs beside its reply, roughly."""
+_SHORT_BYTES = 64
 
 
 class Session:
@@ -161,9 +162,9 @@ def unknown_session(session_id: str) -> CallError:
 
 
 def digest_request(request: Message) -> bytes:
-    """What a request is recognised by when it is sent again."""
-    named = request.DESCRIPTOR.name.encode() + request.SerializeToString(deterministic=True)
-    return hashlib.sha256(named).digest()
+    """What a request is recognised by when it is sent again: a short one by itself, which is faster."""
+    data = request.SerializeToString(deterministic=True)
+    return data if len(data) <= _SHORT_BYTES else hashlib.sha256(data).digest()
 
 
 @dataclass(slots=True)
@@ -226,7 +227,7 @@ class SessionTable(dict[str, Session]):
             return await create()
         if len(key.encode()) > _MAX_KEY_BYTES:
             raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
-        fingerprint = digest_request(request)
+        fingerprint = request.DESCRIPTOR.name.encode() + digest_request(request)
         known = self.reservations.get(key)
         if known is not None:
             if known.request != fingerprint:

@@ -16,7 +16,7 @@ from starpod.env_server.calls import Calls
 from starpod.env_server.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded, release
-from starpod.env_server.limits import RECEIVED_SECONDS, SLICE_SECONDS, loop_time
+from starpod.env_server.limits import RECEIVED_SECONDS, SLICE_SECONDS
 from starpod.env_server.requests import LARGE_BYTES, check_texts, extra_members, is_large, measure, parse
 from starpod.env_server.responses import split_response
 from starpod.env_server.session import SessionTable
@@ -95,11 +95,8 @@ class StreamServer:
         if is_large(data):
             for _ in measure(pb.StreamRequest, data):
                 await self._pause()
-        started = loop_time()
-        try:
+        with self._tenant.working():
             return parse(pb.StreamRequest, data)
-        finally:
-            self._tenant.spent += loop_time() - started
 
     async def _serve_message(self, message: pb.StreamRequest, size: int) -> None:
         arrived, transitions = clock(), Transitions()
@@ -107,21 +104,29 @@ class StreamServer:
         if count > CALLS_AT_ONCE:
             problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
             raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
+        with self._tenant.working():
+            calls = [(call, call.WhichOneof("request")) for call in message.calls]
+            extra = sum(extra_members(getattr(call, verb)) for call, verb in calls if verb in _CREATING)
         try:
-            self._tenant.take_calls(count + sum(map(_extra_members, message.calls)), size)
+            self._tenant.take_calls(count + extra, size)
         except CallError as error:
             await self._refuse(message, error, arrived)
             return
-        pause = clock() + SLICE_SECONDS
-        for place, call in enumerate(message.calls, 1):
-            bulky = call.WhichOneof("request") in _BULKY
+        begun = 0
+        while begun < len(calls):
+            if begun:
+                await self._pause()
             await self._keep_up()
-            self._start(call.call_id, call.timeout_ms, self._serve(call), arrived, transitions, bulky)
-            if clock() > pause or place % ROWS_AT_ONCE == 0 or (bulky and transitions.message.replies):
+            with self._tenant.working():
+                begun = self._start_slice(calls, begun, arrived, transitions)
+            # A message for every slice would cost more than the slice. None waits for the tenant's next turn.
+            if (
+                calls[begun - 1][1] in _BULKY
+                or len(transitions) >= ROWS_AT_ONCE
+                or self._calls.share.exceeded(self._tenant)
+            ):
                 await self._write(transitions, arrived)
                 transitions = Transitions()
-                await self._pause()
-                pause = clock() + SLICE_SECONDS
         if not message.HasField("steps"):
             await self._write(transitions, arrived)
             return
@@ -142,19 +147,19 @@ class StreamServer:
         stop = 0
         while (start := stop) < len(rows):
             stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)))
-            began, broken = loop_time(), list[Broken]()
-            if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
-                others = list(range(start, stop))
-            else:
-                others, broken, stop = step_rows(
-                    rows, start, stop, self._table, limits.max_step_actions, self._calls.metrics, transitions
-                )
-            self._tenant.spent += loop_time() - began
-            for row, session, cause in broken:
-                status = self._status("Step", self._calls.break_off(session, cause))
-                transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
-            for row in others:
-                self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
+            broken = list[Broken]()
+            with self._tenant.working():
+                if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
+                    others = list(range(start, stop))
+                else:
+                    others, broken, stop = step_rows(
+                        rows, start, stop, self._table, limits.max_step_actions, self._calls.metrics, transitions
+                    )
+                for row, session, cause in broken:
+                    status = self._status("Step", self._calls.break_off(session, cause))
+                    transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
+                for row in others:
+                    self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
             await self._write(transitions, arrived)
             transitions = Transitions()
             if stop < len(rows):
@@ -182,6 +187,21 @@ class StreamServer:
             for call_id in call_ids[start : start + ROWS_AT_ONCE]:
                 transitions.message.replies.append(pb.Reply(call_id=call_id, error=status))
             await self._write(transitions, arrived)
+
+    def _start_slice(
+        self, calls: list[tuple[pb.Call, str | None]], start: int, arrived: float, transitions: Transitions
+    ) -> int:
+        """Starts calls until they have taken SLICE_SECONDS or their replies are enough for a message.
+
+        Returns the place to go on from.
+        """
+        late = clock() + SLICE_SECONDS
+        for place, (call, verb) in enumerate(calls[start:], start):
+            bulky = verb in _BULKY
+            self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, transitions, bulky)
+            if (bulky and transitions.message.replies) or len(transitions) >= ROWS_AT_ONCE or clock() > late:
+                return place + 1
+        return len(calls)
 
     def _start(
         self,
@@ -230,8 +250,7 @@ class StreamServer:
             self._unsent += size
             self._wake.set()
 
-    async def _serve(self, call: pb.Call) -> pb.Reply:
-        verb = call.WhichOneof("request")
+    async def _serve(self, call: pb.Call, verb: str | None) -> pb.Reply:
         try:
             if verb is None:
                 raise bad_argument("call.request", f"is not set; set one of {', '.join(VERBS)}")
@@ -295,11 +314,6 @@ class StreamServer:
         for part in split_response(response, size, self._calls.limits.max_message_bytes):
             await self._context.write(part)
         return size
-
-
-def _extra_members(call: pb.Call) -> int:
-    verb = call.WhichOneof("request")
-    return extra_members(getattr(call, verb)) if verb in _CREATING else 0
 
 
 async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -> pb.Reply:

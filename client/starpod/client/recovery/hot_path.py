@@ -7,7 +7,7 @@ microseconds. Steps of many sessions share a message (connection/columns.py).
 
 from __future__ import annotations
 
-from asyncio import InvalidStateError
+from asyncio import Future, InvalidStateError
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
@@ -20,18 +20,17 @@ from starpod.client.recovery.state import CLOSED, BatchResult, SessionState
 new = object.__new__
 
 
-def submit_one(state: SessionState, actions: Actions, want: Want | None) -> BatchResult[Transition]:
-    """Sends a step: no other call may be in flight. Returns where its result will be."""
+def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Future[list[Transition]]:
+    """Sends a step: no other call may be in flight. The list will hold its transition, or its error."""
     replica = state.replica
-    result: BatchResult[Transition] = new(BatchResult)  # its __init__ would take twice as long
-    result.future = replica.loop.create_future()
+    result = state.single
+    future = result.future = replica.loop.create_future()
     result.values = [None]  # type: ignore[list-item]
     result.missing = 1
-    result.failed = False
     queue = replica.queue
     if want is not None or len(actions) != 1 or type(actions[0]) is not str or state.closed or not queue.columns:
         submit(state, actions, want, result, 0)
-        return result
+        return future
     state.busy = state.plain = True
     state.actions = actions
     state.want = None
@@ -41,7 +40,7 @@ def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Batc
     steps.append(state)
     if len(steps) == 1:  # else it is awake already
         replica.wake()
-    return result
+    return future
 
 
 def submit(
@@ -132,7 +131,7 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
         result.missing -= 1
         if not result.missing:
             try:  # noqa: SIM105 - a context manager costs more than all the rest of it
-                result.future.set_result(None)
+                result.future.set_result(result.values)
             except InvalidStateError:
                 pass  # whoever waited has gone
 

@@ -21,13 +21,13 @@ T = TypeVar("T")
 class BatchResult(Generic[T]):
     """Where the results of calls go that were made together: one future for all of them.
 
-    values: by slot; an error stands in the place of the result. missing: how many are not in yet.
-    failed: there is an error among them.
+    future: gets `values` when all are in. values: by slot; an error stands in the place of the result.
+    missing: how many are not in yet. failed: there is an error among them.
     """
 
     __slots__ = ("failed", "future", "missing", "values")
 
-    def __init__(self, future: asyncio.Future[None], count: int = 1) -> None:
+    def __init__(self, future: asyncio.Future[list[T]], count: int = 1) -> None:
         self.values: list[T] = [None] * count  # type: ignore[list-item]
         self.missing = count
         self.failed = False
@@ -37,21 +37,18 @@ class BatchResult(Generic[T]):
         self.values[slot] = value
         self.missing -= 1
         if not self.missing and not self.future.done():
-            self.future.set_result(None)
+            self.future.set_result(self.values)
 
     def fail(self, slot: int, error: BaseException) -> None:
         self.failed = True
         self.put(slot, error)  # type: ignore[arg-type]
 
-    def first_error(self) -> BaseException:
-        return next(value for value in self.values if isinstance(value, BaseException))
-
     async def all(self) -> list[T]:
         """Every result. Raises the first error, once all are in."""
-        await self.future
+        values = await self.future
         if self.failed:
-            raise self.first_error()
-        return self.values
+            raise next(value for value in values if isinstance(value, BaseException))
+        return values
 
 
 class RetryState:
@@ -73,7 +70,8 @@ class SessionState(Step):
     last: what the agent saw last. wanted: what its observations carry. show_key: its caller wants state keys;
     step_shows_key: so does the step in flight, where it wants something of its own.
     history: None where the session cannot be recovered. checkpoints: a snapshot is taken after every step.
-    busy: a call is in flight. result, slot: where the result of the step in flight goes.
+    busy: a call is in flight. result, slot: where the result of the step in flight goes. single: that of a step that
+    was made alone, used again and again.
     waiting: calls that wait for the one in flight to end.
     retry: of the step in flight, once it has failed. recoveries: how often the session was brought back.
     """
@@ -96,6 +94,7 @@ class SessionState(Step):
         "retry",
         "seed",
         "show_key",
+        "single",
         "slot",
         "step_shows_key",
         "version",
@@ -133,6 +132,7 @@ class SessionState(Step):
         self.show_key = want.state_key
         self.step_shows_key = False
         self.busy = False
+        self.single: BatchResult[Transition] = BatchResult(replica.loop.create_future())
         self.slot = 0
         self.retry: RetryState | None = None
         self.waiting: deque[asyncio.Future[None]] | None = None
