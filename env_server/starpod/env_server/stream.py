@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -189,7 +189,7 @@ class StreamServer:
             await self._write(transitions, arrived)
 
     def _start_slice(
-        self, calls: list[tuple[pb.Call, str | None]], start: int, arrived: float, transitions: Transitions
+        self, calls: Sequence[tuple[pb.Call, str | None]], start: int, arrived: float, transitions: Transitions
     ) -> int:
         """Starts calls until they have taken SLICE_SECONDS or their replies are enough for a message.
 
