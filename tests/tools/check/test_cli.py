@@ -141,7 +141,7 @@ def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
         (["127.0.0.1"], "is not host:port"),
         (["127.0.0.1:1", "--level", "core,best"], "no level best"),
         (["127.0.0.1:1", "--token-file", "/no/such/file"], "does not exist"),
-        (["127.0.0.1:1", "--key", __file__], "belong together"),
+        (["127.0.0.1:1", "--key", __file__], "go together"),
         (["127.0.0.1:1", "--json", "/no/such/folder/report.json"], "/no/such/folder/report.json cannot be written"),
         (["127.0.0.1:1", "--junit", "/"], "/ cannot be written"),
     ],

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from starpod.check.connection import Access
 from starpod.check.runner import Report, Unreachable, check
 from starpod.check.suite import REQUIREMENTS, companions
+from starpod.client.transport import Transport
 from tests.skipped import not_by_time
 from tests.tools.check.correct import CORRECT, Correct, Guarded, RequiresAnOption
 from tests.tools.check.reference_server import ReferenceService, serve
@@ -87,7 +87,7 @@ def test_a_required_option_of_no_known_type_must_be_given() -> None:
 
 
 def test_a_token_is_wanted_by_every_method() -> None:
-    secret = Access(token="secret")
+    secret = Transport("secret")
     assert _run(Guarded(), ("C-95",), access=secret)["C-95"][0] == "passed"
 
     class GuardsDescribe(Guarded):

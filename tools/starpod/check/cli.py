@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from starpod.check.connection import Access
 from starpod.check.report import Terminal, to_json, to_junit
 from starpod.check.requirement import LEVELS
 from starpod.check.runner import Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS
-from starpod.client.catalog import expect_address, expect_writable
+from starpod.client.catalog import access_options, expect_address, expect_writable
 from starpod.report.console import safe_console
-
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
@@ -63,13 +61,11 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     help="An environment option, for every session (repeatable). Default: what the schema says.",
 )
 @click.option("--slow", is_flag=True, help="Test what takes more than a minute, too.")
-@click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
-@click.option("--ca", type=FILE, help="PEM file of the authority that signed the server's certificate; turns TLS on.")
-@click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
-@click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
+@access_options
 @click.pass_context
 def check(
     context: click.Context,
+    /,
     address: str,
     environments: tuple[str, ...],
     levels: set[str],
@@ -78,12 +74,7 @@ def check(
     junit_file: str,
     seconds: float,
     call_seconds: float | None,
-    options: tuple[str, ...],
-    slow: bool,
-    token_file: Path | None,
-    ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
+    **settings: Any,
 ) -> None:
     """Check that the server at HOST:PORT keeps the contract of docs/protocol.md.
 
@@ -91,10 +82,7 @@ def check(
     """
     for value in filter(None, (address, also)):
         expect_address(value)
-    if bool(certificate) != bool(key) or (certificate and not ca):
-        raise click.UsageError("--certificate, --key and --ca belong together")
     expect_writable(json_file, junit_file)
-    access = Access(token_file.read_text().strip() if token_file else "", ca, certificate, key)
     requirements = [requirement for requirement in REQUIREMENTS if requirement.level in levels]
     console = safe_console(stderr=json_file == "-")
     with Terminal(console) as terminal:
@@ -105,12 +93,10 @@ def check(
                     requirements,
                     environments=environments,
                     also=also,
-                    access=access,
                     seconds=seconds,
                     call_seconds=call_seconds or max(10.0, seconds / 3),
-                    options=options,
-                    slow=slow,
                     observer=terminal,
+                    **settings,
                 )
             )
         except WrongCall as error:

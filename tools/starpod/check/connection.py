@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +13,7 @@ from google.protobuf.message import Message
 
 from starpod.check.expectations import Broken, Unmet
 from starpod.check.refusal import Refusal, from_error, from_status
+from starpod.client.transport import Transport
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
 
@@ -29,37 +28,17 @@ PATIENCE = 20.0
 """Seconds in which a call that is refused as OVERLOADED is sent again, each time after the delay of RetryInfo."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What a server asks of its callers. token: sent as a bearer token. ca, certificate, key: PEM files for TLS."""
-
-    token: str = ""
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-
-    def channel(self, address: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
-        options = (*_OPTIONS, *options)
-        if self.ca is None:
-            return grpc.aio.insecure_channel(address, options=options)
-        credentials = grpc.ssl_channel_credentials(
-            self.ca.read_bytes(),
-            self.key.read_bytes() if self.key else None,
-            self.certificate.read_bytes() if self.certificate else None,
-        )
-        return grpc.aio.secure_channel(address, credentials, options=options)
-
-
 class Connection:
     """A connection to `address`. `seconds` bounds every call that does not say otherwise.
 
+    access: what the server asks of its callers: token and TLS; nothing else of it counts.
     portion: calls that one message of a Stream may carry without running into max_calls_in_flight; 0: any number.
     """
 
     def __init__(
         self,
         address: str,
-        access: Access,
+        access: Transport,
         seconds: float,
         portion: int = 0,
         options: Sequence[tuple[str, int]] = (),
@@ -68,7 +47,13 @@ class Connection:
         self.access = access
         self.seconds = seconds
         self.portion = portion
-        self.channel = access.channel(address, options)
+        self.metadata = access.metadata()
+        options = (*_OPTIONS, *options)
+        self.channel = (
+            grpc.aio.secure_channel(address, access.tls.credentials(), options=options)
+            if access.tls
+            else grpc.aio.insecure_channel(address, options=options)
+        )
         self.stub = pb_grpc.EnvironmentServiceStub(self.channel)
 
     def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
@@ -78,22 +63,32 @@ class Connection:
     async def close(self) -> None:
         await self.channel.close()
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self.access.token}"),) if self.access.token else ()
+    def _send(self, request: Message, seconds: float | None = None) -> grpc.aio.UnaryUnaryCall[Any, Any]:
+        """Sends a request by the method of its name."""
+        method = getattr(self.stub, method_of(request))
+        call: grpc.aio.UnaryUnaryCall[Any, Any] = method(
+            request, timeout=self.seconds if seconds is None else seconds, metadata=self.metadata
+        )
+        return call
 
-    async def call(self, method: str, request: Message, *, seconds: float | None = None) -> Any:
+    async def call(self, request: Message, *, seconds: float | None = None) -> Any:
         """The reply of a unary call. Waits while overloaded. Raises grpc.aio.AioRpcError."""
-        return await _patiently(lambda: self.call_once(method, request, seconds=seconds))
+        return await _patiently(lambda: self.call_once(request, seconds=seconds))
 
-    async def call_once(self, method: str, request: Message, *, seconds: float | None = None) -> Any:
-        """The reply of a unary call, sent once whatever comes. Raises grpc.aio.AioRpcError."""
-        limit = self.seconds if seconds is None else seconds
-        return await _answered(getattr(self.stub, method)(request, timeout=limit, metadata=self.metadata))
+    async def call_once(self, request: Message, *, seconds: float | None = None) -> Any:
+        """The reply of a unary call, sent once whatever comes. Raises Broken where the environment or the server has a
+        bug, grpc.aio.AioRpcError for other errors.
+        """
+        try:
+            return await self._send(request, seconds)
+        except grpc.aio.AioRpcError as error:
+            if (refusal := from_error(error)).bug:
+                raise Broken(refusal) from error
+            raise
 
-    async def trailer(self, method: str, request: Message) -> Any:
+    async def trailer(self, request: Message) -> Any:
         """The trailing metadata of a unary call, of one that is refused too."""
-        call = getattr(self.stub, method)(request, timeout=self.seconds, metadata=self.metadata)
+        call = self._send(request)
         try:
             await call
         except grpc.aio.AioRpcError as error:
@@ -107,10 +102,10 @@ class Connection:
         reply: bytes = await _patiently(lambda: method(request, timeout=self.seconds, metadata=sent))
         return reply
 
-    async def refusal(self, method: str, request: Message) -> Refusal | None:
+    async def refusal(self, request: Message) -> Refusal | None:
         """How the server refuses the call; None if it does not. Waits while overloaded."""
         try:
-            await self.call(method, request)
+            await self.call(request)
         except grpc.aio.AioRpcError as error:
             return from_error(error)
         return None
@@ -217,14 +212,9 @@ class StreamConnection:
             raise Unmet(f"{what} within {self._seconds:g} s", "nothing") from None
 
 
-async def _answered(call: Awaitable[Any]) -> Any:
-    """The reply. Raises Broken where the environment or the server has a bug, grpc.aio.AioRpcError for other errors."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        if (refusal := from_error(error)).bug:
-            raise Broken(refusal) from error
-        raise
+def method_of(request: Message) -> str:
+    """The name of the unary call with such a request."""
+    return type(request).__name__.removesuffix("Request")
 
 
 async def _patiently(send: Callable[[], Awaitable[Any]]) -> Any:
@@ -238,6 +228,18 @@ async def _patiently(send: Callable[[], Awaitable[Any]]) -> Any:
             if delay is None or time.monotonic() + delay > end:
                 raise
             await asyncio.sleep(delay)
+
+
+def columns_of(requests: Mapping[int, pb.StepRequest]) -> pb.StepColumns:
+    """Steps of texts, by call id, as rows of columns."""
+    columns = pb.StepColumns(call_ids=requests)
+    for request in requests.values():
+        columns.session_ids.append(request.session_id)
+        columns.epochs.append(request.epoch)
+        columns.step_indices.append(request.step_index)
+        columns.action_counts.append(len(request.actions))
+        columns.actions.extend(action.text for action in request.actions)
+    return columns
 
 
 def split(steps: pb.StepColumns) -> Iterator[pb.StepColumns]:

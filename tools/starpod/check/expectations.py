@@ -50,6 +50,12 @@ class TooBusy(NotShown):
         super().__init__("this machine is too busy to call in time")
 
 
+def needs(there: object, otherwise: str) -> None:
+    """Raises NotShown, and says `otherwise` why, where what a test needs is not there."""
+    if not there:
+        raise NotShown(otherwise)
+
+
 def expect(met: bool, expected: str, got: object, fix: str = "") -> None:
     """Raises Unmet with what was expected, what came and how to fix it, unless `met`."""
     if not met:

@@ -15,7 +15,7 @@ from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
 from starpod.check.connection import Connection
-from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same
+from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same, needs
 from starpod.check.refusal import Refusal, from_error
 from starpod.v1 import environment_pb2 as pb
 
@@ -65,11 +65,17 @@ class Handle:
             actions=actions,
         )
 
+    def reset_request(self, **fields: Any) -> pb.ResetRequest:
+        return pb.ResetRequest(session_id=self.id, epoch=self.epoch, **fields)
+
+    def fork_request(self, **fields: Any) -> pb.ForkRequest:
+        return pb.ForkRequest(session_id=self.id, epoch=self.epoch, step_index=self.index, **fields)
+
     async def step(self, actions: Iterable[pb.Action] = (), want: pb.Want | None = None) -> pb.Transition:
         request = self.request(actions)
         if want is not None:
             request.want.CopyFrom(want)
-        reply: pb.StepResponse = await self.connection.call("Step", request)
+        reply: pb.StepResponse = await self.connection.call(request)
         self.index += 1
         return reply.transition
 
@@ -81,12 +87,6 @@ class Handle:
             if transitions[-1].end_reason:
                 break
         return transitions
-
-    def on(self, connection: Connection) -> Handle:
-        """The same session over another connection, at the same place."""
-        other = Handle(connection, self.session)
-        other.epoch, other.index = self.epoch, self.index
-        return other
 
 
 class Target:
@@ -182,7 +182,7 @@ class Target:
 
     async def _known_kind(self, handle: Handle) -> pb.Action:
         """An action where Describe names none: text, or JSON where text is refused."""
-        refusal = await self.connection.refusal("Step", handle.request([self.plain]))
+        refusal = await self.connection.refusal(handle.request([self.plain]))
         return pb.Action(json="{}") if refusal and refusal.code == "INVALID_ARGUMENT" else self.plain
 
     async def _play(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
@@ -219,7 +219,7 @@ class Probe:
         """Closes what was opened. The probe may be used again."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             if self._sessions:
-                await self.target.connection.call("Close", pb.CloseRequest(session_ids=self._sessions))
+                await self.target.connection.call(pb.CloseRequest(session_ids=self._sessions))
         for connection in self._connections:
             await connection.close()
         self._sessions.clear()
@@ -242,7 +242,7 @@ class Probe:
             addresses.append(f"{host if sibling in ('', '0.0.0.0', '[::]') else sibling}:{port}")
         for address in addresses:
             connection = self.second_connection(address)
-            server: pb.DescribeResponse = await connection.call("Describe", pb.DescribeRequest())
+            server: pb.DescribeResponse = await connection.call(pb.DescribeRequest())
             same = any((e.id, e.version) == (self.spec.id, self.spec.version) for e in server.environments)
             if same and server.instance_id != self.server.instance_id:
                 return connection
@@ -268,17 +268,24 @@ class Probe:
         }
         return pb.OpenRequest(**{**defaults, **fields})
 
-    async def create(self, method: str, request: Message, connection: Connection | None = None) -> Any:
+    async def call(self, request: Message) -> Any:
+        """As Connection's, on the connection that tests share."""
+        return await self.connection.call(request)
+
+    async def refusal(self, request: Message) -> Refusal | None:
+        """As Connection's, on the connection that tests share."""
+        return await self.connection.refusal(request)
+
+    async def create(self, request: Message, connection: Connection | None = None) -> Any:
         """The reply of Open, Fork or Restore; its sessions are closed after the test.
 
         Raises NotShown if the server allows no group of that size, or not so many sessions.
         """
         limits, count = self.server.limits, getattr(request, "count", 0)
-        if 0 < limits.max_group < count:
-            raise NotShown(f"the server's max_group is {limits.max_group}")
-        if 0 < limits.max_sessions < len(self._sessions) + max(1, count):
-            raise NotShown(f"the server's max_sessions is {limits.max_sessions}")
-        reply = await (connection or self.connection).call(method, request)
+        needs(not 0 < limits.max_group < count, f"the server's max_group is {limits.max_group}")
+        enough = not 0 < limits.max_sessions < len(self._sessions) + max(1, count)
+        needs(enough, f"the server's max_sessions is {limits.max_sessions}")
+        reply = await (connection or self.connection).call(request)
         self.adopt(reply.sessions)
         return reply
 
@@ -287,14 +294,15 @@ class Probe:
         self._sessions.update(session.session_id for session in sessions)
 
     async def open(self, connection: Connection | None = None, /, **fields: Any) -> pb.OpenResponse:
-        reply: pb.OpenResponse = await self.create("Open", self.open_request(**fields), connection)
-        expect(
-            len(reply.sessions) == max(1, fields.get("count", 1)),
-            f"{max(1, fields.get('count', 1))} sessions from Open",
-            len(reply.sessions),
-            "answer Open with one Session per member; count 0 means 1",
-        )
+        reply: pb.OpenResponse = await self.create(self.open_request(**fields), connection)
+        count, found = max(1, fields.get("count", 1)), len(reply.sessions)
+        fix = "answer Open with one Session per member; count 0 means 1"
+        expect(found == count, f"{count} sessions from Open", found, fix)
         return reply
+
+    async def session(self, connection: Connection | None = None, /, **fields: Any) -> Handle:
+        reply = await self.open(connection, **fields)
+        return Handle(connection or self.connection, reply.sessions[0])
 
     async def several(self, count: int, **fields: Any) -> list[Handle]:
         """So many sessions, in groups as large as the server allows."""
@@ -307,13 +315,10 @@ class Probe:
 
     async def seeded(self, connection: Connection | None = None, /, **fields: Any) -> Handle:
         """A session of the episode that the script tells."""
-        fields = {"seed": SEED, "dynamics_seed": DYNAMICS_SEED, **fields}
-        reply = await self.open(connection, **fields)
-        return Handle(connection or self.connection, reply.sessions[0])
+        return await self.session(connection, **{"seed": SEED, "dynamics_seed": DYNAMICS_SEED, **fields})
 
     async def fork(self, handle: Handle, **fields: Any) -> list[Handle]:
-        request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index, **fields)
-        reply: pb.ForkResponse = await self.create("Fork", request)
+        reply: pb.ForkResponse = await self.create(handle.fork_request(**fields))
         return [Handle(handle.connection, session) for session in reply.sessions]
 
     def script(self) -> Script:
@@ -386,9 +391,19 @@ class Probe:
 
     # --- expectations ----------------------------------------------------------------------------------------------
 
-    async def refused(self, what: str, method: str, request: Message, *codes: str, fix: str = "") -> Refusal:
+    async def expect_script(self, handle: Handle, what: str, fix: str = "") -> None:
+        """Plays the rest of the script. Raises Unmet unless it comes out as when nobody disturbed it."""
+        script, done = self.script(), handle.index
+        expect_played(script.transitions[done:], await handle.play(script.turns[done:]), what, fix)
+
+    def beyond_max_group(self) -> int:
+        """One member more than a group may have. Raises NotShown where groups have no limit."""
+        needs(self.server.limits.max_group, "the server limits no group")
+        return self.server.limits.max_group + 1
+
+    async def refused(self, what: str, request: Message, *codes: str, fix: str = "") -> Refusal:
         """How the server refuses the call. Raises Unmet if it does not, or not with one of `codes`."""
-        refusal = await self.connection.refusal(method, request)
+        refusal = await self.connection.refusal(request)
         wanted = " or ".join(codes)
         expect(refusal is not None, f"{what} to be refused with {wanted}", "OK", fix)
         assert refusal is not None

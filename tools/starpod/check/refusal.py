@@ -49,23 +49,16 @@ class Refusal:
 
 def from_status(status: status_pb2.Status) -> Refusal:
     """The refusal that a google.rpc.Status tells of."""
-    info = None
-    violations: tuple[str, ...] = ()
-    retry_seconds = None
-    for packed in status.details:
-        if packed.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            info = error_details_pb2.ErrorInfo()
-            packed.Unpack(info)
-        elif packed.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            bad = error_details_pb2.BadRequest()
-            packed.Unpack(bad)
-            violations = tuple(violation.field for violation in bad.field_violations)
-        elif packed.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            retry = error_details_pb2.RetryInfo()
-            packed.Unpack(retry)
-            retry_seconds = retry.retry_delay.ToTimedelta().total_seconds()
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    sent = [message for packed in status.details for message in (info, bad, retry) if packed.Unpack(message)]
     code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else str(status.code)
-    return Refusal(code, status.message, info, violations, retry_seconds)
+    return Refusal(
+        code,
+        status.message,
+        info if info in sent else None,
+        tuple(violation.field for violation in bad.field_violations),
+        retry.retry_delay.ToTimedelta().total_seconds() if retry in sent else None,
+    )
 
 
 def from_error(error: grpc.aio.AioRpcError) -> Refusal:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import grpc
 
-from starpod.check.connection import Access, Connection
+from starpod.check.connection import Connection
 from starpod.check.expectations import Broken, NotShown, Unmet
 from starpod.check.options import Required, session_options
 from starpod.check.probe import Probe, Target
@@ -20,6 +20,7 @@ from starpod.check.refusal import from_error
 from starpod.check.requirement import Requirement
 from starpod.client.catalog import no_answer
 from starpod.client.spelling import nearest
+from starpod.client.transport import Transport
 from starpod.v1 import environment_pb2 as pb
 
 Status = Literal["passed", "failed", "skipped", "error"]
@@ -97,7 +98,7 @@ async def check(
     *,
     environments: Sequence[str] = (),
     also: str = "",
-    access: Access | None = None,
+    access: Transport = Transport(),  # noqa: B008 - frozen
     seconds: float = 30.0,
     call_seconds: float = 10.0,
     options: Sequence[str] = (),
@@ -109,7 +110,7 @@ async def check(
     also: another server process that hosts the same versions. seconds: for one requirement; call_seconds: for one call.
     options: `name=JSON` of environments. slow: test what takes more than a minute, too. Raises Unreachable.
     """
-    connection = Connection(address, access or Access(), call_seconds)
+    connection = Connection(address, access, call_seconds)
     try:
         server = await _describe(connection)
         if also:
@@ -129,7 +130,7 @@ async def check(
 async def _describe(connection: Connection) -> pb.DescribeResponse:
     try:
         seconds = max(connection.seconds, CONNECTING)
-        server: pb.DescribeResponse = await connection.call("Describe", pb.DescribeRequest(), seconds=seconds)
+        server: pb.DescribeResponse = await connection.call(pb.DescribeRequest(), seconds=seconds)
     except grpc.aio.AioRpcError as error:
         refusal = from_error(error)
         if refusal.code == "UNAVAILABLE" and not refusal.info:
@@ -225,30 +226,26 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
     if reason := _out_of_scope(target, requirement):
         return Result(requirement, "skipped", reason)
     probe = Probe(target)
-    status: Status = "passed"
+    status: Status = "failed"
     message = ""
     limit = target.seconds + requirement.slow
     start = time.perf_counter()
     try:
         async with asyncio.timeout(limit):
             await requirement.test(probe)
+        status = "passed"
     except NotShown as error:
         status, message = "skipped", str(error)
     except Broken as error:
-        first = bugs.setdefault(_kind(error), requirement.id)
-        if first == requirement.id:
-            status, message = "failed", str(error)
-        else:
+        message = str(error)
+        if (first := bugs.setdefault(_kind(error), requirement.id)) != requirement.id:
             status, message = "skipped", f"stopped by the bug that {first} reports"
     except Unmet as error:
-        status, message = "failed", str(error)
+        message = str(error)
     except grpc.aio.AioRpcError as error:
-        status, message = "failed", f"expected the call to succeed; got {from_error(error)}"
+        message = f"expected the call to succeed; got {from_error(error)}"
     except TimeoutError:
-        status, message = (
-            "failed",
-            f"expected an end of the test within {limit:g} s; got none: the server hangs",
-        )
+        message = f"expected an end of the test within {limit:g} s; got none: the server hangs"
     except Exception as error:  # a fault of the check, or a reply that no server may send
         status, message = "error", f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
@@ -260,17 +257,11 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
 
 def _out_of_scope(target: Target, requirement: Requirement) -> str:
     """Why the requirement is not about this target; empty if it is."""
-    capabilities = target.spec.capabilities
-    has = {
-        "core": True,
-        "stream": target.server.capabilities.stream,
-        "fork": capabilities.fork,
-        "snapshot": capabilities.snapshot,
-    }
-    there = has[requirement.level]
-    owner = "server" if requirement.level == "stream" else "environment"
-    if there and requirement.absent:
-        return f"the {owner} declares {requirement.level}"
-    if not there and not requirement.absent:
-        return f"the {owner} does not declare {requirement.level}"
-    return ""
+    level = requirement.level
+    if level == "core":
+        return ""
+    owner, of = ("server", target.server) if level == "stream" else ("environment", target.spec)
+    there = getattr(of.capabilities, level)
+    if there != requirement.absent:
+        return ""
+    return f"the {owner} {'declares' if there else 'does not declare'} {level}"

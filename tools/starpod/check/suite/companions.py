@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import grpc
 
 from starpod.check.connection import SERVICE
-from starpod.check.expectations import NotShown, Unmet, expect, expect_informed, expect_played
+from starpod.check.expectations import Unmet, expect, expect_informed, expect_played, needs
 from starpod.check.probe import Probe
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must, should
@@ -67,11 +67,11 @@ async def reflection(probe: Probe) -> None:
 
 @must("C-95", "A server that wants a bearer token refuses a call without it, or with another, as UNAUTHENTICATED.")
 async def token(probe: Probe) -> None:
-    if not probe.connection.access.token:
-        raise NotShown("no token was given")
+    needs(probe.connection.metadata, "no token was given")
+    token = probe.connection.metadata[0][1].removeprefix("Bearer ")
     lacking = {name for name in ("fork", "snapshot") if not _anywhere(probe, name)}
     methods = [each for each in METHODS if OWNERS.get(each) not in lacking]
-    for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", probe.connection.access.token),)):
+    for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", token),)):
         for method in methods:
             try:
                 await probe.connection.raw(f"/{SERVICE}/{method}", b"", metadata=metadata)
@@ -147,7 +147,7 @@ async def timing_trailer(probe: Probe) -> None:
     handle = await probe.seeded()
     shown = False
     for request in (handle.request(), handle.request(ahead=5)):
-        text = find_server_timing(await probe.connection.trailer("Step", request))
+        text = find_server_timing(await probe.connection.trailer(request))
         if not text:
             continue
         shown = True
@@ -158,8 +158,7 @@ async def timing_trailer(probe: Probe) -> None:
         total = durations.get("total", math.inf) + 1e-3  # they are rounded
         own = {name: durations.get(name, 0.0) for name in ("environment", "queue")}
         expect(max(own.values()) <= total, "environment and queue within total", repr(text), "count from the arrival")
-    if not shown:
-        raise NotShown("the server sends no server-timing")
+    needs(shown, "the server sends no server-timing")
 
 
 @must(
@@ -168,8 +167,7 @@ async def timing_trailer(probe: Probe) -> None:
     slow=SILENT_SECONDS,
 )
 async def pinged(probe: Probe) -> None:
-    if not probe.server.capabilities.stream:
-        raise NotShown("the server does not declare stream")
+    needs(probe.server.capabilities.stream, "the server does not declare stream")
     pings = (("grpc.keepalive_time_ms", int(1000 * PING_SECONDS)), ("grpc.http2.max_pings_without_data", 0))
     connection = probe.second_connection(options=pings)
     stream = connection.stub.Stream(metadata=connection.metadata)

@@ -6,7 +6,7 @@ import json
 import re
 from itertools import pairwise
 
-from starpod.check.expectations import expect
+from starpod.check.expectations import Unmet, expect
 from starpod.check.probe import Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -22,7 +22,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @must("C-01", "Describe names a protocol version of major 1, the server, its version and a non-empty instance id.")
 async def identity(probe: Probe) -> None:
-    server: pb.DescribeResponse = await probe.connection.call("Describe", pb.DescribeRequest())
+    server: pb.DescribeResponse = await probe.call(pb.DescribeRequest())
     version = server.protocol_version
     expect(version.partition(".")[0] == "1" and "." in version, "protocol_version `1.N`", repr(version), 'send "1.0"')
     for name in ("server_name", "server_version", "instance_id"):
@@ -35,7 +35,7 @@ async def identity(probe: Probe) -> None:
     "id comes first.",
 )
 async def listing(probe: Probe) -> None:
-    server: pb.DescribeResponse = await probe.connection.call("Describe", pb.DescribeRequest())
+    server: pb.DescribeResponse = await probe.call(pb.DescribeRequest())
     expect(len(server.environments) > 0, "at least one environment", "none")
     seen = [(spec.id, spec.version) for spec in server.environments]
     for name, version in seen:
@@ -50,13 +50,11 @@ async def listing(probe: Probe) -> None:
 
 @must("C-03", "Describe of one environment lists only that one; of an unknown one it is NOT_FOUND.")
 async def one_environment(probe: Probe) -> None:
-    reply: pb.DescribeResponse = await probe.connection.call(
-        "Describe", pb.DescribeRequest(environment_id=probe.spec.id)
-    )
+    reply: pb.DescribeResponse = await probe.call(pb.DescribeRequest(environment_id=probe.spec.id))
     ids = {spec.id for spec in reply.environments}
     expect(ids == {probe.spec.id}, f"only {probe.spec.id}", sorted(ids), "filter by environment_id")
     request = pb.DescribeRequest(environment_id="no_such_environment-v1")
-    await probe.refused("Describe of an unknown environment", "Describe", request, "NOT_FOUND")
+    await probe.refused("Describe of an unknown environment", request, "NOT_FOUND")
 
 
 @must(
@@ -69,12 +67,8 @@ async def schema(probe: Probe) -> None:
     try:
         schema = json.loads(text)
     except ValueError as error:
-        expect(
-            False,
-            "options_schema_json to be JSON",
-            f"{text[:80]!r} ({error})",
-            "for no options send an empty object schema",
-        )
+        fix = "for no options send an empty object schema"
+        raise Unmet("options_schema_json to be JSON", f"{text[:80]!r} ({error})", fix) from error
     expect(isinstance(schema, dict) and schema.get("type") == "object", "a schema of type object", text[:80])
     closed = schema.get("additionalProperties") is False
     expect(closed, "additionalProperties false", schema.get("additionalProperties", "absent"), "refuse unknown options")
@@ -85,14 +79,8 @@ async def schema(probe: Probe) -> None:
 
 @must("C-05", "The instance id is the same over every connection to a process, and Open names it too.")
 async def instance(probe: Probe) -> None:
-    reply: pb.DescribeResponse = await probe.second_connection().call("Describe", pb.DescribeRequest())
+    reply: pb.DescribeResponse = await probe.second_connection().call(pb.DescribeRequest())
     opened = await probe.open()
-    expected = f"instance id {probe.server.instance_id!r}"
-    fix = "draw the id once, when the process starts"
-    expect(
-        reply.instance_id == probe.server.instance_id,
-        f"{expected} over another connection",
-        repr(reply.instance_id),
-        fix,
-    )
-    expect(opened.instance_id == probe.server.instance_id, f"{expected} from Open", repr(opened.instance_id), fix)
+    expected, fix = probe.server.instance_id, "draw the id once, when the process starts"
+    for where, found in (("over another connection", reply.instance_id), ("from Open", opened.instance_id)):
+        expect(found == expected, f"instance id {expected!r} {where}", repr(found), fix)

@@ -31,7 +31,7 @@ async def two_connections(probe: Probe) -> None:
     for each in (connection, probe.connection):
         handle = await probe.seeded(each)
         expect_same(script.start.observation, handle.session.observation, "the same start", SAME)
-        expect_played(script.transitions, await handle.play(script.turns), "the same episode again", SAME)
+        await probe.expect_script(handle, "the same episode again", SAME)
 
 
 @must("C-80", "The same version, seeds, options and actions give the same observations and rewards in another process.")
@@ -39,4 +39,4 @@ async def two_processes(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded(await probe.other_process())
     expect_same(script.start.observation, handle.session.observation, "the same start in another process", SAME)
-    expect_played(script.transitions, await handle.play(script.turns), "the same episode in another process", SAME)
+    await probe.expect_script(handle, "the same episode in another process", SAME)

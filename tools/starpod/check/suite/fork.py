@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from starpod.check.expectations import NotShown, TooBusy, expect, expect_played, expect_same
+from starpod.check.expectations import TooBusy, expect, expect_played, expect_same
 from starpod.check.probe import Handle, Probe
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
@@ -38,25 +38,24 @@ async def places(probe: Probe) -> None:
 
 @must("F-02", "A copy that keeps its randomness goes on exactly as the original would.")
 async def keep(probe: Probe) -> None:
-    handle, script = await probe.before_the_end()
+    handle, _ = await probe.before_the_end()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         copy = (await probe.fork(handle, randomness=randomness))[0]
-        fix = "copy the random stream at its present place"
-        rest = await copy.play(script.turns[handle.index :])
-        expect_played(script.transitions[handle.index :], rest, "the rest of the episode in a copy", fix)
+        await probe.expect_script(
+            copy, "the rest of the episode in a copy", "copy the random stream at its present place"
+        )
 
 
 @must("F-03", "A fork and what happens to its copies leave the original and the other copies as they are.")
 async def independent(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     first, second, third = await probe.fork(handle, count=3)
-    rest = script.turns[handle.index :]
-    await first.step(probe.turn(*rest[0] * 2))
-    await probe.connection.call("Reset", pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
-    expected = script.transitions[handle.index :]
+    await first.step(probe.turn(*script.turns[handle.index] * 2))
+    await probe.call(pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
     for what, other in (("the original", handle), ("another copy", third)):
-        fix = "copy the state deeply"
-        expect_played(expected, await other.play(rest), f"the episode of {what} beside stepped and reset copies", fix)
+        await probe.expect_script(
+            other, f"the episode of {what} beside stepped and reset copies", "copy the state deeply"
+        )
 
 
 @must("F-04", "Closing the original leaves its copies alive.")
@@ -64,7 +63,7 @@ async def survivors(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     copy = (await probe.fork(handle))[0]
-    await probe.connection.call("Close", pb.CloseRequest(session_ids=[handle.id]))
+    await probe.call(pb.CloseRequest(session_ids=[handle.id]))
     await copy.step()
 
 
@@ -77,10 +76,9 @@ async def reseeded(probe: Probe) -> None:
     again = (await probe.fork(handle, randomness=RESEED, dynamics_seeds=[5]))[0]
     rest = script.turns[handle.index :]
     plays = [await copy.play(rest) for copy in (copies[1], copies[2], again)]
+    fix = "restart the stream from the seed"
     for play in plays[1:]:
-        expect_played(
-            plays[0], play, "the episode of copies with one dynamics seed", "restart the stream from the seed"
-        )
+        expect_played(plays[0], play, "the episode of copies with one dynamics seed", fix)
 
 
 @must(
@@ -90,16 +88,12 @@ async def reseeded(probe: Probe) -> None:
 async def derived(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
-    first = [copy.session.dynamics_seed for copy in await probe.fork(handle, count=3, randomness=RESEED)]
-    again = [copy.session.dynamics_seed for copy in await probe.fork(handle, count=3, randomness=RESEED)]
+    forks = [await probe.fork(handle, count=3, randomness=RESEED) for _ in range(2)]
+    first, again = ([copy.session.dynamics_seed for copy in copies] for copies in forks)
     seeds = {handle.session.dynamics_seed, *first}
     expect(len(seeds) == 4, "dynamics seeds that differ from the original's and each other", first)
-    expect(
-        first == again,
-        f"the same derived seeds {first}",
-        again,
-        "derive them from the original's, step_index and number",
-    )
+    fix = "derive them from the original's, step_index and number"
+    expect(first == again, f"the same derived seeds {first}", again, fix)
 
 
 @must("F-07", "Fork with an epoch or step_index that is not current is FAILED_PRECONDITION.")
@@ -108,7 +102,7 @@ async def exact(probe: Probe) -> None:
     await handle.step()
     for epoch, index in ((handle.epoch, 0), (handle.epoch, 2), (handle.epoch + 1, 1)):
         request = pb.ForkRequest(session_id=handle.id, epoch=epoch, step_index=index)
-        await probe.refused(f"a Fork at epoch {epoch}, step_index {index}", "Fork", request, "FAILED_PRECONDITION")
+        await probe.refused(f"a Fork at epoch {epoch}, step_index {index}", request, "FAILED_PRECONDITION")
 
 
 @must(
@@ -118,19 +112,17 @@ async def exact(probe: Probe) -> None:
 )
 async def keyed(probe: Probe) -> None:
     handle = await probe.seeded()
-    request = pb.ForkRequest(
-        session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=2, key=probe.key()
-    )
-    replies = list(await asyncio.gather(*(probe.create("Fork", request) for _ in range(4))))
+    request = handle.fork_request(count=2, key=probe.key())
+    replies = list(await asyncio.gather(*(probe.create(request) for _ in range(4))))
     await handle.step()
-    replies.append(await probe.create("Fork", request))
+    replies.append(await probe.create(request))
     ids = {tuple(session.session_id for session in reply.sessions) for reply in replies}
     fix = "look the key up before the place is checked"
     expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", fix)
     request.count = 3
-    await probe.refused("another Fork under the same key", "Fork", request, "FAILED_PRECONDITION")
+    await probe.refused("another Fork under the same key", request, "FAILED_PRECONDITION")
     other = probe.open_request(key=request.key)
-    await probe.refused("an Open under a Fork's key", "Open", other, "FAILED_PRECONDITION")
+    await probe.refused("an Open under a Fork's key", other, "FAILED_PRECONDITION")
 
 
 @must("F-09", "dynamics_seeds that are neither none nor one per copy are INVALID_ARGUMENT.")
@@ -139,14 +131,14 @@ async def seeds_per_copy(probe: Probe) -> None:
     request = pb.ForkRequest(
         session_id=handle.id, epoch=handle.epoch, step_index=0, count=3, randomness=RESEED, dynamics_seeds=[1, 2]
     )
-    await probe.refused("two seeds for three copies", "Fork", request, "INVALID_ARGUMENT")
+    await probe.refused("two seeds for three copies", request, "INVALID_ARGUMENT")
 
 
 @must("F-10", "Fork of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
 async def unsupported(probe: Probe) -> None:
     handle = await probe.seeded()
-    request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index)
-    await probe.refused("Fork", "Fork", request, "UNIMPLEMENTED")
+    request = handle.fork_request()
+    await probe.refused("Fork", request, "UNIMPLEMENTED")
 
 
 @must(
@@ -190,18 +182,13 @@ async def _brief_copies(probe: Probe) -> list[Handle]:
 
 @must("F-13", "A count above max_group is INVALID_ARGUMENT and copies nothing.")
 async def huge_group(probe: Probe) -> None:
-    most = probe.server.limits.max_group
-    if not most:
-        raise NotShown("the server limits no group")
-    handle = await probe.seeded()
-    request = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=most + 1)
-    await probe.refused(f"a Fork into {most + 1}", "Fork", request, "INVALID_ARGUMENT")
+    count = probe.beyond_max_group()
+    request = (await probe.seeded()).fork_request(count=count)
+    await probe.refused(f"a Fork into {count}", request, "INVALID_ARGUMENT")
 
 
 @must("F-14", "dynamics_seeds without RESEED are INVALID_ARGUMENT.")
 async def seeds_without_reseed(probe: Probe) -> None:
     handle = await probe.seeded()
-    request = pb.ForkRequest(
-        session_id=handle.id, epoch=handle.epoch, step_index=handle.index, count=1, dynamics_seeds=[5]
-    )
-    await probe.refused("dynamics_seeds without RESEED", "Fork", request, "INVALID_ARGUMENT")
+    request = handle.fork_request(count=1, dynamics_seeds=[5])
+    await probe.refused("dynamics_seeds without RESEED", request, "INVALID_ARGUMENT")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import grpc
 from google.protobuf.message import Message
 
-from starpod.check.connection import SERVICE
-from starpod.check.expectations import NotShown, Unmet, expect, expect_informed, expect_played
+from starpod.check.connection import SERVICE, method_of
+from starpod.check.expectations import Unmet, expect, expect_informed, needs
 from starpod.check.probe import UNLIMITED, Handle, Probe
 from starpod.check.refusal import Refusal, from_error
 from starpod.check.requirement import must
@@ -22,18 +22,18 @@ LARGEST = 256 * 2**20
 @must("C-83", "Any call on an unknown session is NOT_FOUND (with an empty id, INVALID_ARGUMENT will do).")
 async def unknown_session(probe: Probe) -> None:
     for session_id in ("no-such-session", "\u2603" * 1000, ""):
-        calls: dict[str, Message] = {
-            "Step": pb.StepRequest(session_id=session_id, epoch=1),
-            "Reset": pb.ResetRequest(session_id=session_id, epoch=1),
-            "Render": pb.RenderRequest(session_id=session_id),
-        }
+        requests: list[Message] = [
+            pb.StepRequest(session_id=session_id, epoch=1),
+            pb.ResetRequest(session_id=session_id, epoch=1),
+            pb.RenderRequest(session_id=session_id),
+        ]
         if probe.spec.capabilities.fork:
-            calls["Fork"] = pb.ForkRequest(session_id=session_id, epoch=1)
+            requests.append(pb.ForkRequest(session_id=session_id, epoch=1))
         if probe.spec.capabilities.snapshot:
-            calls["Snapshot"] = pb.SnapshotRequest(session_id=session_id)
+            requests.append(pb.SnapshotRequest(session_id=session_id))
         codes = ("NOT_FOUND",) if session_id == "no-such-session" else ("NOT_FOUND", "INVALID_ARGUMENT")
-        for method, request in calls.items():
-            await probe.refused(f"{method} in the session {session_id[:16]!r}", method, request, *codes)
+        for request in requests:
+            await probe.refused(f"{method_of(request)} in the session {session_id[:16]!r}", request, *codes)
 
 
 @must("C-84", "An action of which no kind is set is INVALID_ARGUMENT and changes nothing.")
@@ -41,22 +41,18 @@ async def kindless(probe: Probe) -> None:
     handle = await probe.seeded()
     good = probe.choices(handle.session.observation)[0]
     for actions in ([pb.Action()], [good, pb.Action()]):
-        await probe.refused("an action without a kind", "Step", handle.request(actions), "INVALID_ARGUMENT")
-    if not probe.target.repeats:
-        return
-    script = probe.script()
-    fix = "look at all actions before the first"
-    expect_played(script.transitions, await handle.play(script.turns), "the episode after a malformed Step", fix)
+        await probe.refused("an action without a kind", handle.request(actions), "INVALID_ARGUMENT")
+    if probe.target.repeats:
+        await probe.expect_script(handle, "the episode after a malformed Step", "look at all actions before the first")
 
 
 @must("C-85", "More sub-actions than max_step_actions in one Step are INVALID_ARGUMENT and change nothing.")
 async def too_many_actions(probe: Probe) -> None:
     most = probe.server.limits.max_step_actions
-    if not most or most > 1_000_000:
-        raise NotShown("the server limits the sub-actions of a Step to none that could be sent")
+    needs(0 < most <= 1_000_000, "the server limits the sub-actions of a Step to none that could be sent")
     handle = await probe.seeded()
     request = handle.request([pb.Action(text="x")] * (most + 1))
-    await probe.refused(f"{most + 1} sub-actions", "Step", request, "INVALID_ARGUMENT")
+    await probe.refused(f"{most + 1} sub-actions", request, "INVALID_ARGUMENT")
     await handle.step()
 
 
@@ -66,24 +62,22 @@ async def too_many_actions(probe: Probe) -> None:
 )
 async def oversized(probe: Probe) -> None:
     most = probe.server.limits.max_message_bytes
-    if not most or most > LARGEST:
-        raise NotShown("the server takes messages too large to try")
+    needs(0 < most <= LARGEST, "the server takes messages too large to try")
     handle = await probe.seeded()
     request = handle.request([pb.Action(text="x" * most)])
-    await probe.refused(f"a message of over {most} bytes", "Step", request, "RESOURCE_EXHAUSTED")
+    await probe.refused(f"a message of over {most} bytes", request, "RESOURCE_EXHAUSTED")
     await handle.step()
 
 
 @must("C-87", "Fields that the server does not know are ignored.")
 async def unknown_fields(probe: Probe) -> None:
     handle = await probe.seeded()
-    calls: dict[str, Message] = {
-        "Describe": pb.DescribeRequest(),
-        "Step": handle.request(),
-        "Renew": pb.RenewRequest(session_ids=[handle.id]),
-    }
-    for method, request in calls.items():
-        await _raw(probe, method, request.SerializeToString() + UNKNOWN_FIELD, "with a field of the future")
+    for request in (pb.DescribeRequest(), handle.request(), pb.RenewRequest(session_ids=[handle.id])):
+        method = method_of(request)
+        try:
+            await probe.connection.raw(f"/{SERVICE}/{method}", request.SerializeToString() + UNKNOWN_FIELD)
+        except grpc.aio.AioRpcError as error:
+            raise Unmet(f"{method} with a field of the future to be served", str(from_error(error))) from error
 
 
 @must("C-88", "Bytes that are no message are refused, and cost neither the session nor the server.")
@@ -108,35 +102,35 @@ async def garbage(probe: Probe) -> None:
 async def error_info(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
     key = probe.key()
-    await probe.create("Open", probe.open_request(seed=1, key=key))
-    cases: list[tuple[str, str, Message]] = [
-        ("UNKNOWN_ENVIRONMENT", "Open", probe.open_request(environment_id="no_such_environment-v1", version="")),
-        ("UNKNOWN_VERSION", "Open", probe.open_request(version=">=999.0.0")),
-        ("BAD_ARGUMENT", "Open", _unknown_option(probe)),
-        ("BAD_ARGUMENT", "Step", handle.request([pb.Action()])),
-        ("KEY_REUSED", "Open", probe.open_request(seed=2, key=key)),
-        ("UNKNOWN_SESSION", "Step", pb.StepRequest(session_id="no-such-session", epoch=1)),
-        ("OUT_OF_ORDER", "Step", handle.request(ahead=2)),
+    await probe.create(probe.open_request(seed=1, key=key))
+    cases: list[tuple[str, Message]] = [
+        ("UNKNOWN_ENVIRONMENT", probe.open_request(environment_id="no_such_environment-v1", version="")),
+        ("UNKNOWN_VERSION", probe.open_request(version=">=999.0.0")),
+        ("BAD_ARGUMENT", _unknown_option(probe)),
+        ("BAD_ARGUMENT", handle.request([pb.Action()])),
+        ("KEY_REUSED", probe.open_request(seed=2, key=key)),
+        ("UNKNOWN_SESSION", pb.StepRequest(session_id="no-such-session", epoch=1)),
+        ("OUT_OF_ORDER", handle.request(ahead=2)),
     ]
-    for reason, method, request in cases:
-        await _informed(probe, reason, method, request)
+    for reason, request in cases:
+        await _informed(probe, reason, request)
     for want in _lacking(probe):
-        refusal = await _informed(probe, "UNSUPPORTED", "Open", probe.open_request(want=want))
+        refusal = await _informed(probe, "UNSUPPORTED", probe.open_request(want=want))
         expect(bool(refusal.metadata.get("capability")), "metadata `capability` with UNSUPPORTED", "none")
     await handle.step()
-    await _informed(probe, "EPISODE_OVER", "Step", handle.request())
+    await _informed(probe, "EPISODE_OVER", handle.request())
 
 
 @must("C-90", "INVALID_ARGUMENT carries google.rpc.BadRequest, which names the field: for an option its name.")
 async def bad_request(probe: Probe) -> None:
     handle = await probe.seeded()
-    cases: list[tuple[str, str, Message]] = [
-        ("no_such_option", "Open", _unknown_option(probe)),
-        ("key", "Open", probe.open_request(key="k" * 129)),
-        ("actions", "Step", handle.request([pb.Action()])),
-    ]
-    for field, method, request in cases:
-        refusal = await probe.connection.refusal(method, request)
+    cases: dict[str, Message] = {
+        "no_such_option": _unknown_option(probe),
+        "key": probe.open_request(key="k" * 129),
+        "actions": handle.request([pb.Action()]),
+    }
+    for field, request in cases.items():
+        refusal = await probe.refusal(request)
         if refusal is None or refusal.code != "INVALID_ARGUMENT":
             continue  # another requirement's failure
         expected = f"a BadRequest whose field names {field!r}"
@@ -155,7 +149,7 @@ async def helpful(probe: Probe) -> None:
         "available": (probe.open_request(version=">=999.0.0"), probe.spec.version),
     }
     for key, (request, expected) in cases.items():
-        refusal = await probe.connection.refusal("Open", request)
+        refusal = await probe.refusal(request)
         if refusal is None or refusal.code != "NOT_FOUND":
             continue  # another requirement's failure
         found = refusal.metadata.get(key, "")
@@ -170,13 +164,12 @@ async def helpful(probe: Probe) -> None:
 )
 async def full(probe: Probe) -> None:
     most = probe.server.limits.max_sessions
-    if not most or most > 256:
-        raise NotShown("the server allows too many sessions to fill it")
+    needs(0 < most <= 256, "the server allows too many sessions to fill it")
     refusal = None
     opened: list[Handle] = []
     for _ in range(most + 1):
         try:
-            reply: pb.OpenResponse = await probe.connection.call_once("Open", probe.open_request(limits=UNLIMITED))
+            reply: pb.OpenResponse = await probe.connection.call_once(probe.open_request(limits=UNLIMITED))
         except grpc.aio.AioRpcError as error:
             refusal = from_error(error)
             break
@@ -189,8 +182,8 @@ async def full(probe: Probe) -> None:
     expect(refusal.retry_seconds is not None, "a RetryInfo", "none", "say when to try again")
     expect(bool(refusal.metadata.get("limit")), "the limit's name in metadata `limit`", "none")
     expect(len(opened) > 0, "room for one session while no other test runs", "none")
-    await probe.connection.call("Close", pb.CloseRequest(session_ids=[opened[0].id]))
-    again: pb.OpenResponse = await probe.connection.call("Open", probe.open_request())
+    await probe.call(pb.CloseRequest(session_ids=[opened[0].id]))
+    again: pb.OpenResponse = await probe.call(probe.open_request())
     probe.adopt(again.sessions)
 
 
@@ -208,17 +201,10 @@ def _lacking(probe: Probe) -> Iterator[pb.Want]:
         yield pb.Want(image=True)
 
 
-async def _informed(probe: Probe, reason: str, method: str, request: Message) -> Refusal:
-    refusal = await probe.connection.refusal(method, request)
-    expected = f"an error {reason} of {method}"
+async def _informed(probe: Probe, reason: str, request: Message) -> Refusal:
+    refusal = await probe.refusal(request)
+    expected = f"an error {reason} of {method_of(request)}"
     expect(refusal is not None, expected, "OK")
     assert refusal is not None
     expect_informed(refusal, reason, expected)
     return refusal
-
-
-async def _raw(probe: Probe, method: str, request: bytes, what: str) -> None:
-    try:
-        await probe.connection.raw(f"/{SERVICE}/{method}", request)
-    except grpc.aio.AioRpcError as error:
-        raise Unmet(f"{method} {what} to be served", str(from_error(error))) from error

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import grpc
 
-from starpod.check.connection import StreamConnection
-from starpod.check.expectations import TooBusy, Unmet, expect, expect_played, expect_same
+from starpod.check.connection import StreamConnection, columns_of
+from starpod.check.expectations import TooBusy, Unmet, expect, expect_same
 from starpod.check.probe import Handle, Probe
 from starpod.check.refusal import Refusal, from_error, from_status
 from starpod.check.requirement import must
@@ -27,9 +27,8 @@ PATIENCE = (1.0, 2.0, 5.0)
 async def lease_in_force(probe: Probe) -> None:
     limits = probe.server.limits
     asked = (await probe.open(lease_seconds=LEASE)).lease_seconds
-    expect(
-        asked == LEASE, f"lease_seconds {LEASE}", asked, "grant a shorter lease than the default when it is asked for"
-    )
+    fix = "grant a shorter lease than the default when it is asked for"
+    expect(asked == LEASE, f"lease_seconds {LEASE}", asked, fix)
     default = (await probe.open(lease_seconds=0)).lease_seconds
     if limits.default_lease_seconds:
         expect(default == limits.default_lease_seconds, f"the default lease {limits.default_lease_seconds:g}", default)
@@ -43,7 +42,7 @@ async def strange_lease(probe: Probe) -> None:
     for lease in (-1.0, math.nan, -math.inf):
         request = probe.open_request(lease_seconds=lease)
         try:
-            reply: pb.OpenResponse = await probe.create("Open", request)
+            reply: pb.OpenResponse = await probe.create(request)
         except grpc.aio.AioRpcError as error:
             fine = error.code() == grpc.StatusCode.INVALID_ARGUMENT
             expect(fine, f"INVALID_ARGUMENT or a sound lease for {lease}", from_error(error))
@@ -64,7 +63,7 @@ async def expect_reaped(
     """Looks at another one of sessions with a lease of LEASE after each wait, in seconds, until one is gone."""
     for handle, seconds in zip(handles, waits, strict=True):
         await asyncio.sleep(seconds)
-        refusal = await probe.connection.refusal("Step", handle.request())
+        refusal = await probe.refusal(handle.request())
         if refusal is not None:
             expect(refusal.code == "NOT_FOUND", f"NOT_FOUND of a {kind} whose lease ran out", refusal)
             return
@@ -117,22 +116,16 @@ def _calls(
     that needs one."""
 
     async def renew(handle: Handle) -> Refusal | None:
-        reply: pb.RenewResponse = await probe.connection.call("Renew", pb.RenewRequest(session_ids=[handle.id]))
+        reply: pb.RenewResponse = await probe.call(pb.RenewRequest(session_ids=[handle.id]))
         return Refusal("NOT_FOUND", "Renew names it as missing") if reply.missing else None
 
-    async def render(handle: Handle) -> Refusal | None:
-        return await probe.connection.refusal("Render", pb.RenderRequest(session_id=handle.id))
-
-    async def snapshot(handle: Handle) -> Refusal | None:
-        return await probe.connection.refusal("Snapshot", pb.SnapshotRequest(session_id=handle.id))
-
     async def reset(handle: Handle) -> Refusal | None:
-        refusal = await probe.connection.refusal("Reset", pb.ResetRequest(session_id=handle.id, epoch=handle.epoch))
+        refusal = await probe.refusal(handle.reset_request())
         handle.epoch += 1
         return refusal
 
     async def step(handle: Handle) -> Refusal | None:
-        refusal = await probe.connection.refusal("Step", handle.request())
+        refusal = await probe.refusal(handle.request())
         handle.index += 1
         return refusal
 
@@ -141,19 +134,14 @@ def _calls(
         return _advanced(handle, (await streams[0].ask(call))[0])
 
     async def row(handle: Handle) -> Refusal | None:
-        steps = pb.StepColumns(
-            call_ids=[next(call_ids)],
-            session_ids=[handle.id],
-            epochs=[handle.epoch],
-            step_indices=[handle.index],
-            action_counts=[0],
-        )
+        steps = columns_of({next(call_ids): handle.request()})
         return _advanced(handle, (await streams[1].ask(steps=steps))[0])
 
     calls: dict[str, Callable[[Handle], Awaitable[Refusal | None]]]
-    calls = {"Renew": renew, "Render": render, "Reset": reset, "Step": step}
+    calls = {"Renew": renew, "Reset": reset, "Step": step}
+    calls["Render"] = lambda handle: probe.refusal(pb.RenderRequest(session_id=handle.id))
     if probe.spec.capabilities.snapshot:
-        calls["Snapshot"] = snapshot
+        calls["Snapshot"] = lambda handle: probe.refusal(pb.SnapshotRequest(session_id=handle.id))
     if streams:
         calls["Step on a Stream"] = streamed
     if streams and probe.server.capabilities.step_columns:
@@ -171,7 +159,7 @@ async def missing(probe: Probe) -> None:
     handle = await probe.seeded()
     for _ in range(2):
         request = pb.RenewRequest(session_ids=[handle.id, "no-such-session"])
-        reply: pb.RenewResponse = await probe.connection.call("Renew", request)
+        reply: pb.RenewResponse = await probe.call(request)
         expect(list(reply.missing) == ["no-such-session"], "missing: no-such-session", list(reply.missing))
 
 
@@ -179,8 +167,8 @@ async def missing(probe: Probe) -> None:
 async def closing(probe: Probe) -> None:
     handle, other = await probe.seeded(), await probe.seeded()
     for _ in range(2):
-        await probe.connection.call("Close", pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
-    await probe.refused("a Step in a closed session", "Step", handle.request(), "NOT_FOUND")
+        await probe.call(pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
+    await probe.refused("a Step in a closed session", handle.request(), "NOT_FOUND")
     await other.step()
 
 
@@ -192,8 +180,7 @@ async def lost_connection(probe: Probe) -> None:
     first = await handle.play(script.turns[:1])
     last = handle.request(script.turns[0], ahead=-1)
     await connection.close()
-    handle = handle.on(probe.connection)
-    again: pb.StepResponse = await probe.connection.call("Step", last)
+    again: pb.StepResponse = await probe.call(last)
     expect_same(first[0], again.transition, "the last reply over another connection")
-    rest = await handle.play(script.turns[1:])
-    expect_played(script.transitions[1:], rest, "the episode over another connection", "tie sessions to no connection")
+    handle.connection = probe.connection
+    await probe.expect_script(handle, "the episode over another connection", "tie sessions to no connection")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from starpod.check.expectations import NotShown, expect, expect_played
-from starpod.check.probe import SEED, Handle, Probe
+from starpod.check.expectations import expect, expect_played, needs
+from starpod.check.probe import SEED, Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
@@ -18,7 +18,7 @@ TRIED = 8
     "valid_actions and no expert_action.",
 )
 async def nothing_unasked(probe: Probe) -> None:
-    handle = Handle(probe.connection, (await probe.open(want=pb.Want())).sessions[0])
+    handle = await probe.session(want=pb.Want())
     for observation in (handle.session.observation, (await handle.step()).observation):
         extra = [field.name for field, _ in observation.ListFields() if field.name not in ("parts", "agent_id")]
         expect(not extra, "nothing beyond the parts without a Want", extra, "compute them only when they are wanted")
@@ -36,7 +36,7 @@ async def wanted(probe: Probe) -> None:
     for name in ("valid_actions", "state_key", "expert_action", "score"):
         want = pb.Want(**{name: True})
         if not getattr(can, name):
-            await probe.refused(f"a Want of {name}", "Open", probe.open_request(want=want), "UNIMPLEMENTED")
+            await probe.refused(f"a Want of {name}", probe.open_request(want=want), "UNIMPLEMENTED")
             continue
         observation = (await probe.open(want=want)).sessions[0].observation
         there = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
@@ -47,9 +47,8 @@ async def wanted(probe: Probe) -> None:
 
 @must("C-62", "Step's own `want` holds for that call only.")
 async def for_one_call(probe: Probe) -> None:
-    if not probe.spec.capabilities.state_key:
-        raise NotShown("the environment has no state_key")
-    handle = Handle(probe.connection, (await probe.open(want=pb.Want())).sessions[0])
+    needs(probe.spec.capabilities.state_key, "the environment has no state_key")
+    handle = await probe.session(want=pb.Want())
     first = await handle.step(want=pb.Want(state_key=True))
     second = await handle.step()
     expect(bool(first.observation.state_key), "the state_key that the Step asked for", "none")
@@ -62,9 +61,8 @@ async def for_one_call(probe: Probe) -> None:
     "nothing leaves it as it is.",
 )
 async def state_key(probe: Probe) -> None:
-    if not probe.spec.capabilities.state_key:
-        raise NotShown("the environment has no state_key")
-    handle = Handle(probe.connection, (await probe.open(want=pb.Want(state_key=True), seed=SEED)).sessions[0])
+    needs(probe.spec.capabilities.state_key, "the environment has no state_key")
+    handle = await probe.session(want=pb.Want(state_key=True), seed=SEED)
     key = handle.session.observation.state_key
     expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes")
     for what in ("a turn without an action", "another turn without an action"):
@@ -90,9 +88,8 @@ async def state_key(probe: Probe) -> None:
 
 @must("C-64", "Every action in valid_actions is executed and valid.")
 async def valid_actions(probe: Probe) -> None:
-    if not probe.spec.capabilities.valid_actions:
-        raise NotShown("the environment cannot list its valid actions")
-    handle = Handle(probe.connection, (await probe.open(want=pb.Want(valid_actions=True), seed=SEED)).sessions[0])
+    needs(probe.spec.capabilities.valid_actions, "the environment cannot list its valid actions")
+    handle = await probe.session(want=pb.Want(valid_actions=True), seed=SEED)
     listed = handle.session.observation.valid_actions
     step = max(1, len(listed) // TRIED)
     same = probe.target.repeats
@@ -109,9 +106,8 @@ async def valid_actions(probe: Probe) -> None:
 
 @must("C-65", "score is in [0, 1], and is 1 only when the task is solved.")
 async def score(probe: Probe) -> None:
-    if not probe.spec.capabilities.score:
-        raise NotShown("the environment has no score")
-    handle = Handle(probe.connection, (await probe.open(want=probe.guided_want(score=True), seed=SEED)).sessions[0])
+    needs(probe.spec.capabilities.score, "the environment has no score")
+    handle = await probe.session(want=probe.guided_want(score=True), seed=SEED)
     observation, solved = handle.session.observation, False
     for _ in range(60):
         expect(0.0 <= observation.score <= 1.0, "a score in [0, 1]", observation.score)
@@ -127,11 +123,10 @@ async def score(probe: Probe) -> None:
 
 @must("C-66", "Every expert_action is executed and valid.")
 async def expert(probe: Probe) -> None:
-    if not probe.spec.capabilities.expert_action:
-        raise NotShown("the environment has no expert")
+    needs(probe.spec.capabilities.expert_action, "the environment has no expert")
     shown = False
     for seed in range(2):
-        handle = Handle(probe.connection, (await probe.open(want=pb.Want(expert_action=True), seed=seed)).sessions[0])
+        handle = await probe.session(want=pb.Want(expert_action=True), seed=seed)
         observation = handle.session.observation
         for _ in range(40):
             if not observation.HasField("expert_action"):
@@ -154,9 +149,7 @@ async def render(probe: Probe) -> None:
     modes = list(probe.spec.render_modes)
     expect("text" in modes, "the render mode text", modes)
     for mode in ["", *modes]:
-        reply: pb.RenderResponse = await probe.connection.call(
-            "Render", pb.RenderRequest(session_id=handle.id, mode=mode)
-        )
+        reply: pb.RenderResponse = await probe.call(pb.RenderRequest(session_id=handle.id, mode=mode))
         expected = MIMES.get(mode or "text", reply.mime)
         expect(reply.mime == expected, f"mime {expected!r} for mode {mode!r}", repr(reply.mime))
         expect(len(reply.data) > 0, f"a frame in mode {mode!r}", "no data")
@@ -168,7 +161,7 @@ async def render(probe: Probe) -> None:
 async def unknown_mode(probe: Probe) -> None:
     handle = await probe.seeded()
     request = pb.RenderRequest(session_id=handle.id, mode="hologram")
-    await probe.refused("the render mode 'hologram'", "Render", request, "INVALID_ARGUMENT")
+    await probe.refused("the render mode 'hologram'", request, "INVALID_ARGUMENT")
 
 
 @must("C-69", "Render changes nothing: an episode with a Render after every Step comes out undisturbed.")
@@ -178,7 +171,7 @@ async def render_changes_nothing(probe: Probe) -> None:
     got = []
     for turn in script.turns:
         for mode in probe.spec.render_modes:
-            await probe.connection.call("Render", pb.RenderRequest(session_id=handle.id, mode=mode))
+            await probe.call(pb.RenderRequest(session_id=handle.id, mode=mode))
         got.append(await handle.step(turn))
         if got[-1].end_reason:
             break
@@ -189,10 +182,9 @@ async def render_changes_nothing(probe: Probe) -> None:
 
 @must("C-70", "A Want of image adds an image part: what Render draws in mode png.")
 async def image(probe: Probe) -> None:
-    if "png" not in probe.spec.render_modes:
-        raise NotShown("the environment draws no png")
-    handle = Handle(probe.connection, (await probe.open(want=pb.Want(image=True))).sessions[0])
-    frame: pb.RenderResponse = await probe.connection.call("Render", pb.RenderRequest(session_id=handle.id, mode="png"))
+    needs("png" in probe.spec.render_modes, "the environment draws no png")
+    handle = await probe.session(want=pb.Want(image=True))
+    frame: pb.RenderResponse = await probe.call(pb.RenderRequest(session_id=handle.id, mode="png"))
     images = [part.image for part in handle.session.observation.parts if part.HasField("image")]
     expect(
         any(i.data == frame.data and i.mime == "image/png" for i in images),

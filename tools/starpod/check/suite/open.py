@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from starpod.check.expectations import NotShown, expect, expect_played, expect_same
+from starpod.check.expectations import expect, expect_played, expect_same, needs
 from starpod.check.options import resolved
-from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
+from starpod.check.probe import DYNAMICS_SEED, SEED, Probe
 from starpod.check.requirement import must
 
 HUGE = 2**64 - 1
@@ -22,9 +22,8 @@ HUGE = 2**64 - 1
 )
 async def group(probe: Probe) -> None:
     single = await probe.open(count=0)
-    expect(
-        single.environment_version == probe.spec.version, f"version {probe.spec.version}", single.environment_version
-    )
+    version = single.environment_version
+    expect(version == probe.spec.version, f"version {probe.spec.version}", version)
     sessions = (await probe.open(count=3)).sessions
     members = [session.member for session in sessions]
     expect(members == [0, 1, 2], "members 0, 1, 2 in this order", members, "number the sessions of a group from 0")
@@ -52,12 +51,8 @@ async def seeds(probe: Probe) -> None:
     for asked in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
         session = (await probe.open(**asked)).sessions[0]
         found = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
-        expect(
-            found == asked,
-            f"{asked} in the Session",
-            found,
-            "keep seeds as unsigned 64-bit; 0 is a seed like others",
-        )
+        fix = "keep seeds as unsigned 64-bit; 0 is a seed like others"
+        expect(found == asked, f"{asked} in the Session", found, fix)
     drawn = [(await probe.open()).sessions[0].seed for _ in range(4)]
     expect(len(set(drawn)) > 1, "another seed for each Open that gives none", drawn, "draw it at random")
 
@@ -66,7 +61,7 @@ async def seeds(probe: Probe) -> None:
 async def reopened(probe: Probe) -> None:
     script = probe.script()
     for fields in ({}, {"seed": SEED}):
-        first = Handle(probe.connection, (await probe.open(**fields)).sessions[0])
+        first = await probe.session(**fields)
         again = await probe.seeded(seed=first.session.seed, dynamics_seed=first.session.dynamics_seed)
         fix = "derive nothing from anything but the seeds"
         expect_same(first.session.observation, again.session.observation, "the same first observation", fix)
@@ -90,11 +85,10 @@ async def common_start(probe: Probe) -> None:
     "members use.",
 )
 async def dynamics_seeds(probe: Probe) -> None:
-    derived = [session.dynamics_seed for session in (await probe.open(seed=SEED, count=3)).sessions]
-    expect(
-        len(set(derived)) == 3, "three different dynamics seeds", derived, "derive each from the seed and the member"
-    )
-    again = [session.dynamics_seed for session in (await probe.open(seed=SEED, count=3)).sessions]
+    groups = [(await probe.open(seed=SEED, count=3)).sessions for _ in range(2)]
+    derived, again = ([session.dynamics_seed for session in sessions] for sessions in groups)
+    fix = "derive each from the seed and the member"
+    expect(len(set(derived)) == 3, "three different dynamics seeds", derived, fix)
     expect(derived == again, f"the same derived dynamics seeds again, {derived}", again, "do not draw them at random")
     given = {session.dynamics_seed for session in (await probe.open(seed=SEED, dynamics_seed=7, count=3)).sessions}
     expect(given == {7}, "dynamics seed 7 of every member", given, "use a given dynamics_seed as it is")
@@ -111,8 +105,8 @@ async def start_by_seed_alone(probe: Probe) -> None:
 @must("C-13", "Open again with the same key and request returns the same sessions and opens none.")
 async def same_key(probe: Probe) -> None:
     request = probe.open_request(count=2, seed=SEED, key=probe.key())
-    first = await probe.create("Open", request)
-    again = await probe.create("Open", request)
+    first = await probe.create(request)
+    again = await probe.create(request)
     expected, got = ([session.session_id for session in reply.sessions] for reply in (first, again))
     expect(expected == got, f"sessions {expected} under the same key", got, "remember the reply by its key")
 
@@ -120,28 +114,23 @@ async def same_key(probe: Probe) -> None:
 @must("C-14", "Opens with the same key that run at the same time return the same sessions.")
 async def same_key_at_once(probe: Probe) -> None:
     request = probe.open_request(key=probe.key())
-    replies = await asyncio.gather(*(probe.create("Open", request) for _ in range(6)))
+    replies = await asyncio.gather(*(probe.create(request) for _ in range(6)))
     ids = {reply.sessions[0].session_id for reply in replies}
-    expect(
-        len(ids) == 1,
-        "one session from six Opens at once with one key",
-        f"{len(ids)}",
-        "let later ones wait for the first",
-    )
+    expect(len(ids) == 1, "one session from six Opens at once with one key", len(ids), "let later ones wait")
 
 
 @must("C-15", "Open with a key that was used for another request is FAILED_PRECONDITION.")
 async def key_reused(probe: Probe) -> None:
     key = probe.key()
-    await probe.create("Open", probe.open_request(seed=1, key=key))
+    await probe.create(probe.open_request(seed=1, key=key))
     other = probe.open_request(seed=2, key=key)
-    await probe.refused("another request under the same key", "Open", other, "FAILED_PRECONDITION")
+    await probe.refused("another request under the same key", other, "FAILED_PRECONDITION")
 
 
 @must("C-16", "A key of more than 128 bytes is INVALID_ARGUMENT.")
 async def long_key(probe: Probe) -> None:
-    await probe.create("Open", probe.open_request(key=(probe.key() * 4)[:128]))
-    await probe.refused("a key of 129 bytes", "Open", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
+    await probe.create(probe.open_request(key=(probe.key() * 4)[:128]))
+    await probe.refused("a key of 129 bytes", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
 
 
 @must("C-17", "Open of an environment that is not hosted is NOT_FOUND.")
@@ -149,7 +138,7 @@ async def unknown_environment(probe: Probe) -> None:
     for name in ("no_such_environment-v1", ""):
         request = probe.open_request(environment_id=name, version="")
         codes = ("NOT_FOUND",) if name else ("NOT_FOUND", "INVALID_ARGUMENT")
-        await probe.refused(f"environment {name!r}", "Open", request, *codes)
+        await probe.refused(f"environment {name!r}", request, *codes)
 
 
 @must(
@@ -166,15 +155,15 @@ async def versions(probe: Probe) -> None:
     newest = await probe.open(version="")
     expect(newest.environment_version == hosted[0], f"the newest version, {hosted[0]}", newest.environment_version)
     for pin in (">=999.0.0", f"<{version},>{version}"):
-        await probe.refused(f"version {pin!r}", "Open", probe.open_request(version=pin), "NOT_FOUND")
+        await probe.refused(f"version {pin!r}", probe.open_request(version=pin), "NOT_FOUND")
     bad = probe.open_request(version="newest please")
-    await probe.refused("version 'newest please'", "Open", bad, "INVALID_ARGUMENT")
+    await probe.refused("version 'newest please'", bad, "INVALID_ARGUMENT")
 
 
 @must("C-19", "An unknown option is INVALID_ARGUMENT.")
 async def unknown_option(probe: Probe) -> None:
     request = probe.open_request(options=probe.options(no_such_option=1))
-    await probe.refused("an unknown option", "Open", request, "INVALID_ARGUMENT", fix="never ignore an option")
+    await probe.refused("an unknown option", request, "INVALID_ARGUMENT", fix="never ignore an option")
 
 
 @must("C-20", "An option whose type, bounds or choices its schema does not allow is INVALID_ARGUMENT.")
@@ -183,11 +172,8 @@ async def wrong_option(probe: Probe) -> None:
     for name, value in _wrong_values(json.loads(probe.spec.options_schema_json)):
         shown = True
         request = probe.open_request(options=probe.options(**{name: value}))
-        await probe.refused(
-            f"option {name}={value!r}", "Open", request, "INVALID_ARGUMENT", fix="validate by the schema"
-        )
-    if not shown:
-        raise NotShown("the environment has no option whose schema forbids anything")
+        await probe.refused(f"option {name}={value!r}", request, "INVALID_ARGUMENT", fix="validate by the schema")
+    needs(shown, "the environment has no option whose schema forbids anything")
 
 
 @must("C-21", "An option given with its schema's default opens the same episode as when it is left out.")
@@ -196,8 +182,7 @@ async def default_options(probe: Probe) -> None:
     properties = json.loads(probe.spec.options_schema_json).get("properties", {})
     defaults = {name: prop["default"] for name, prop in properties.items() if prop.get("default") is not None}
     defaults = {name: value for name, value in defaults.items() if name not in probe.target.options}
-    if not defaults:
-        raise NotShown("the environment has no option with a default")
+    needs(defaults, "the environment has no option with a default")
     handle = await probe.seeded(options=probe.options(**defaults))
     fix = "take whole numbers in a Struct, which knows only doubles, as integers"
     expect_same(script.start.observation, handle.session.observation, f"the same start with options {defaults}", fix)
@@ -205,13 +190,10 @@ async def default_options(probe: Probe) -> None:
 
 @must("C-22", "A count above max_group is INVALID_ARGUMENT and opens nothing.")
 async def huge_group(probe: Probe) -> None:
-    most = probe.server.limits.max_group
-    if not most:
-        raise NotShown("the server limits no group")
-    for count in {most + 1, 2**32 - 1}:
+    for count in {probe.beyond_max_group(), 2**32 - 1}:
         request = probe.open_request(count=count)
         fix = "look at ServerLimits.max_group before the first session is made"
-        await probe.refused(f"a group of {count}", "Open", request, "INVALID_ARGUMENT", fix=fix)
+        await probe.refused(f"a group of {count}", request, "INVALID_ARGUMENT", fix=fix)
 
 
 @must(
@@ -231,18 +213,17 @@ async def member_alone(probe: Probe) -> None:
 @must("C-24", "A call that fails leaves its key unused.")
 async def unused_key(probe: Probe) -> None:
     key = probe.key()
-    await probe.connection.refusal("Open", probe.open_request(version=">=999.0.0", key=key))
-    refusal = await probe.connection.refusal("Open", good := probe.open_request(key=key))
+    await probe.refusal(probe.open_request(version=">=999.0.0", key=key))
+    refusal = await probe.refusal(good := probe.open_request(key=key))
     expect(refusal is None, "sessions under a key with which only an Open failed before", refusal, "forget failures")
-    await probe.create("Open", good)
+    await probe.create(good)
 
 
 @must("C-25", "Members that do not fit into 32 bits are INVALID_ARGUMENT.")
 async def members_beyond(probe: Probe) -> None:
-    if 0 < probe.server.limits.max_group < 2:
-        raise NotShown(f"the server's max_group is {probe.server.limits.max_group}")
+    needs(probe.server.limits.max_group != 1, "the server's max_group is 1")
     request = probe.open_request(count=2, first_member=2**32 - 1)
-    await probe.refused("members 2**32 - 1 and 2**32", "Open", request, "INVALID_ARGUMENT")
+    await probe.refused("members 2**32 - 1 and 2**32", request, "INVALID_ARGUMENT")
 
 
 def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

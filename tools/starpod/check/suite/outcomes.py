@@ -6,7 +6,7 @@ import math
 
 import grpc
 
-from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same
+from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same, needs
 from starpod.check.probe import UNLIMITED, Handle, Probe
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
@@ -24,7 +24,7 @@ TRIED = 8
     "it where given.",
 )
 async def rewards(probe: Probe) -> None:
-    handle = Handle(probe.connection, (await probe.open(want=probe.acting_want())).sessions[0])
+    handle = await probe.session(want=probe.acting_want())
     observation = handle.session.observation
     for count in (1, 2, 0, 3):
         actions = probe.turn(*(list(probe.choices(observation)) * 3)[:count])
@@ -41,11 +41,10 @@ async def rewards(probe: Probe) -> None:
 )
 async def not_executed(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=1, max_actions=0)
-    handle = Handle(probe.connection, (await probe.open(want=probe.acting_want(), limits=limits)).sessions[0])
+    handle = await probe.session(want=probe.acting_want(), limits=limits)
     action = probe.choices(handle.session.observation)[0]
     actions = probe.turn(action, action, action)
-    if len(actions) == 1:
-        raise NotShown("the server takes one sub-action in a Step")
+    needs(len(actions) > 1, "the server takes one sub-action in a Step")
     transition = await handle.step(actions)
     executed = [outcome.executed for outcome in transition.outcomes]
     expected = [True, False, False][: len(actions)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 from google.protobuf import struct_pb2
 
-from starpod.check.expectations import NotShown, expect, expect_played, expect_same
+from starpod.check.expectations import NotShown, expect, expect_same
 from starpod.check.options import resolved
 from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
 from starpod.check.requirement import must
@@ -46,16 +46,16 @@ async def as_open(probe: Probe) -> None:
     reply = await _reset(probe, handle, seed=SEED, dynamics_seed=DYNAMICS_SEED)
     fix = "leave nothing of the old episode behind"
     expect_same(script.start.observation, reply.session.observation, "the start that Open gives", fix)
-    expect_played(script.transitions, await handle.play(script.turns), "the episode after a Reset", fix)
+    await probe.expect_script(handle, "the episode after a Reset", fix)
 
 
 @must("C-52", "The same Reset again, before any Step, has the same reply and does not raise the epoch again.")
 async def repeated(probe: Probe) -> None:
     handle = await probe.seeded()
-    request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch)
-    first: pb.ResetResponse = await probe.connection.call("Reset", request)
+    request = handle.reset_request()
+    first: pb.ResetResponse = await probe.call(request)
     for _ in range(2):
-        again: pb.ResetResponse = await probe.connection.call("Reset", request)
+        again: pb.ResetResponse = await probe.call(request)
         expect_same(first, again, "the reply of the repeated Reset", "keep it until the first Step of the new epoch")
 
 
@@ -66,19 +66,17 @@ async def repeated(probe: Probe) -> None:
 )
 async def fenced(probe: Probe) -> None:
     handle = await probe.seeded()
-    old = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, seed=5)
-    await probe.connection.call("Reset", old)
-    other = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, seed=6)
-    await probe.refused("another Reset with the old epoch", "Reset", other, "FAILED_PRECONDITION")
+    old = handle.reset_request(seed=5)
+    await probe.call(old)
+    other = handle.reset_request(seed=6)
+    await probe.refused("another Reset with the old epoch", other, "FAILED_PRECONDITION")
     for epoch in (0, handle.epoch + 2):
         wrong = pb.ResetRequest(session_id=handle.id, epoch=epoch)
-        await probe.refused(f"Reset with epoch {epoch} at epoch 2", "Reset", wrong, "FAILED_PRECONDITION")
+        await probe.refused(f"Reset with epoch {epoch} at epoch 2", wrong, "FAILED_PRECONDITION")
     handle.epoch, handle.index = handle.epoch + 1, 0
     await handle.step()
-    fix = "a late Reset must not throw an episode away"
-    await probe.refused(
-        "a Reset that comes after a Step of the new episode", "Reset", old, "FAILED_PRECONDITION", fix=fix
-    )
+    what, fix = "a Reset that comes after a Step of the new episode", "a late Reset must not throw an episode away"
+    await probe.refused(what, old, "FAILED_PRECONDITION", fix=fix)
 
 
 @must("C-54", "After the end of an episode Reset starts the next one.")
@@ -105,12 +103,10 @@ async def kept(probe: Probe) -> None:
 
 @must("C-56", "A Reset that is refused for its options leaves the running episode as it was.")
 async def refused(probe: Probe) -> None:
-    handle, script = await probe.after(1)
-    options = probe.options(no_such_option=1)
-    request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, options=options)
-    await probe.refused("Reset with an unknown option", "Reset", request, "INVALID_ARGUMENT")
-    rest = await handle.play(script.turns[1:])
-    expect_played(script.transitions[1:], rest, "the episode after a refused Reset", "validate before anything changes")
+    handle, _ = await probe.after(1)
+    request = handle.reset_request(options=probe.options(no_such_option=1))
+    await probe.refused("Reset with an unknown option", request, "INVALID_ARGUMENT")
+    await probe.expect_script(handle, "the episode after a refused Reset", "validate before anything changes")
 
 
 @must("C-57", "Reset keeps the options of the session where it names none.")
@@ -119,7 +115,7 @@ async def options_kept(probe: Probe) -> None:
     usual = await probe.open(seed=SEED)
     for options in _other_options(probe):
         try:
-            reply: pb.OpenResponse = await probe.create("Open", probe.open_request(seed=SEED, options=options))
+            reply: pb.OpenResponse = await probe.create(probe.open_request(seed=SEED, options=options))
         except grpc.aio.AioRpcError:
             continue  # the schema does not tell which values go together
         same_start = reply.sessions[0].observation == usual.sessions[0].observation
@@ -130,13 +126,8 @@ async def options_kept(probe: Probe) -> None:
         fix = "keep the options with the session"
         what = f"the start with options {dict(options)} after a Reset without options"
         expect_same(reply.sessions[0].observation, again.session.observation, what, fix)
-        found = (reply.instructions, again.instructions)
-        expect(
-            found[0] == found[1],
-            f"the instructions {found[0][:80]!r} after a Reset without options",
-            found[1][:80],
-            fix,
-        )
+        what = f"the instructions {reply.instructions[:80]!r} after a Reset without options"
+        expect(reply.instructions == again.instructions, what, again.instructions[:80], fix)
         return
     raise NotShown("no option is known to change the start or the instructions")
 
@@ -160,7 +151,7 @@ def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
 
 
 async def _reset(probe: Probe, handle: Handle, **fields: object) -> pb.ResetResponse:
-    request = pb.ResetRequest(session_id=handle.id, epoch=handle.epoch, **fields)  # type: ignore[arg-type]
-    reply: pb.ResetResponse = await probe.connection.call("Reset", request)
+    request = handle.reset_request(**fields)
+    reply: pb.ResetResponse = await probe.call(request)
     handle.epoch, handle.index = reply.session.epoch, reply.session.step_index
     return reply

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from starpod.check.expectations import NotShown, expect, expect_informed, expect_played, expect_same
-from starpod.check.probe import Handle, Probe, Script
+from starpod.check.expectations import expect, expect_informed, expect_played, expect_same
+from starpod.check.probe import Handle, Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
@@ -35,11 +35,11 @@ async def digest(probe: Probe) -> None:
     "original would, even when that is closed.",
 )
 async def restored(probe: Probe) -> None:
-    handle, script = await probe.before_the_end()
+    handle, _ = await probe.before_the_end()
     snapshot = (await _snapshot(probe, handle)).snapshot
-    await probe.connection.call("Close", pb.CloseRequest(session_ids=[handle.id]))
+    await probe.call(pb.CloseRequest(session_ids=[handle.id]))
     copy = (await _restore(probe, snapshot))[0]
-    await _expect_continued(script, handle, copy)
+    await _expect_continued(probe, handle, copy)
 
 
 @must("N-03", "Snapshot changes nothing: the original goes on undisturbed.")
@@ -66,8 +66,8 @@ async def tampered(probe: Probe) -> None:
     cut.state = real.state[:-1]
     forged.digest = real.digest[:-1] + bytes([real.digest[-1] ^ 1])
     for what, snapshot in (("a snapshot without its last byte", cut), ("a digest with one bit flipped", forged)):
-        await probe.refused(what, "Restore", pb.RestoreRequest(snapshot=snapshot), "INVALID_ARGUMENT")
-    await probe.refused("a Restore without a snapshot", "Restore", pb.RestoreRequest(), "INVALID_ARGUMENT", "NOT_FOUND")
+        await probe.refused(what, pb.RestoreRequest(snapshot=snapshot), "INVALID_ARGUMENT")
+    await probe.refused("a Restore without a snapshot", pb.RestoreRequest(), "INVALID_ARGUMENT", "NOT_FOUND")
 
 
 @must(
@@ -83,7 +83,7 @@ async def foreign_state(probe: Probe) -> None:
         forged.digest = _digest(forged)
         request = pb.RestoreRequest(snapshot=forged)
         codes = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
-        await probe.refused(f"a forged state of {len(state)} bytes", "Restore", request, *codes)
+        await probe.refused(f"a forged state of {len(state)} bytes", request, *codes)
     await handle.step()
 
 
@@ -97,21 +97,14 @@ async def incompatible(probe: Probe) -> None:
     snapshot.environment_version = "999.0.0"
     snapshot.digest = _digest(snapshot)
     request = pb.RestoreRequest(snapshot=snapshot)
-    refusal = await probe.refused("a snapshot of version 999.0.0", "Restore", request, "FAILED_PRECONDITION")
+    refusal = await probe.refused("a snapshot of version 999.0.0", request, "FAILED_PRECONDITION")
     expect_informed(refusal, "INCOMPATIBLE_SNAPSHOT", "the refusal of a snapshot of version 999.0.0")
-    if refusal.info is not None:
-        found = refusal.metadata
-        expect(found.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", found)
-        expect(
-            probe.spec.version in found.get("available", "").split(","),
-            f"{probe.spec.version} in `available`",
-            found,
-        )
+    found, version = refusal.metadata, probe.spec.version
+    expect(found.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", found)
+    expect(version in found.get("available", "").split(","), f"{version} in `available`", found)
     snapshot.environment_id = "no_such_environment-v1"
     snapshot.digest = _digest(snapshot)
-    await probe.refused(
-        "a snapshot of an unknown environment", "Restore", pb.RestoreRequest(snapshot=snapshot), "NOT_FOUND"
-    )
+    await probe.refused("a snapshot of an unknown environment", pb.RestoreRequest(snapshot=snapshot), "NOT_FOUND")
 
 
 @must(
@@ -120,13 +113,13 @@ async def incompatible(probe: Probe) -> None:
     "the others.",
 )
 async def group(probe: Probe) -> None:
-    handle, script = await probe.before_the_end()
+    handle, _ = await probe.before_the_end()
     copies = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
     expect(len({copy.id for copy in copies}) == 3, "three copies with ids of their own", len(copies))
     members = [copy.session.member for copy in copies]
     expect(members == [0, 1, 2], "members 0, 1, 2 in this order", members)
     for copy in copies:
-        await _expect_continued(script, handle, copy)
+        await _expect_continued(probe, handle, copy)
 
 
 @must(
@@ -137,14 +130,14 @@ async def group(probe: Probe) -> None:
 async def keyed(probe: Probe) -> None:
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
     request = pb.RestoreRequest(snapshot=snapshot, key=probe.key())
-    replies = list(await asyncio.gather(*(probe.create("Restore", request) for _ in range(4))))
-    replies.append(await probe.create("Restore", request))
+    replies = list(await asyncio.gather(*(probe.create(request) for _ in range(4))))
+    replies.append(await probe.create(request))
     ids = {reply.sessions[0].session_id for reply in replies}
     expect(len(ids) == 1, "one session from five Restores with one key", len(ids))
     request.count = 2
-    await probe.refused("another Restore under the same key", "Restore", request, "FAILED_PRECONDITION")
+    await probe.refused("another Restore under the same key", request, "FAILED_PRECONDITION")
     other = probe.open_request(key=request.key)
-    await probe.refused("an Open under a Restore's key", "Open", other, "FAILED_PRECONDITION")
+    await probe.refused("an Open under a Restore's key", other, "FAILED_PRECONDITION")
 
 
 @must("N-09", "Restore keeps the limits of the session and how much of them is used up.")
@@ -153,13 +146,12 @@ async def limits_kept(probe: Probe) -> None:
     handle = await probe.seeded(limits=limits)
     await handle.step()
     snapshot = (await _snapshot(probe, handle)).snapshot
-    reply: pb.RestoreResponse = await probe.create("Restore", pb.RestoreRequest(snapshot=snapshot))
+    reply: pb.RestoreResponse = await probe.create(pb.RestoreRequest(snapshot=snapshot))
     kept = (reply.limits.max_turns, reply.limits.max_actions_per_turn)
     expect(kept == (2, 5), "max_turns 2 and max_actions_per_turn 5 in RestoreResponse.limits", kept)
     transition = await Handle(probe.connection, reply.sessions[0]).step()
-    expect(
-        transition.truncated, "the end at the second turn of the episode", "no end", "put the counters into the state"
-    )
+    fix = "put the counters into the state"
+    expect(transition.truncated, "the end at the second turn of the episode", "no end", fix)
 
 
 @must(
@@ -167,52 +159,48 @@ async def limits_kept(probe: Probe) -> None:
     "A snapshot can be restored in another process that hosts the same version, and goes on as the original would.",
 )
 async def elsewhere(probe: Probe) -> None:
-    handle, script = await probe.before_the_end()
+    handle, _ = await probe.before_the_end()
     connection = await probe.other_process()
     snapshot = (await _snapshot(probe, handle)).snapshot
     reply: pb.RestoreResponse = await probe.create(
-        "Restore", pb.RestoreRequest(snapshot=snapshot, want=probe.target.want), connection
+        pb.RestoreRequest(snapshot=snapshot, want=probe.target.want), connection
     )
-    await _expect_continued(script, handle, Handle(connection, reply.sessions[0]))
+    await _expect_continued(probe, handle, Handle(connection, reply.sessions[0]))
 
 
 @must("N-11", "Snapshot of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
 async def unsupported(probe: Probe) -> None:
     handle = await probe.seeded()
-    await probe.refused("Snapshot", "Snapshot", pb.SnapshotRequest(session_id=handle.id), "UNIMPLEMENTED")
+    await probe.refused("Snapshot", pb.SnapshotRequest(session_id=handle.id), "UNIMPLEMENTED")
 
 
 @must("N-12", "A count above max_group is INVALID_ARGUMENT and restores nothing.")
 async def huge_group(probe: Probe) -> None:
-    most = probe.server.limits.max_group
-    if not most:
-        raise NotShown("the server limits no group")
+    count = probe.beyond_max_group()
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
-    request = pb.RestoreRequest(snapshot=snapshot, count=most + 1)
-    await probe.refused(f"a Restore of {most + 1}", "Restore", request, "INVALID_ARGUMENT")
+    await probe.refused(f"a Restore of {count}", pb.RestoreRequest(snapshot=snapshot, count=count), "INVALID_ARGUMENT")
 
 
 async def _snapshot(probe: Probe, handle: Handle) -> pb.SnapshotResponse:
-    reply: pb.SnapshotResponse = await probe.connection.call("Snapshot", pb.SnapshotRequest(session_id=handle.id))
+    reply: pb.SnapshotResponse = await probe.call(pb.SnapshotRequest(session_id=handle.id))
     return reply
 
 
 async def _restore(probe: Probe, snapshot: pb.SessionSnapshot, count: int = 0) -> list[Handle]:
     target = probe.target
     request = pb.RestoreRequest(snapshot=snapshot, count=count, lease_seconds=target.lease, want=target.want)
-    reply: pb.RestoreResponse = await probe.create("Restore", request)
+    reply: pb.RestoreResponse = await probe.create(request)
     expect(len(reply.sessions) == max(1, count), f"{max(1, count)} sessions", len(reply.sessions))
     return [Handle(probe.connection, session) for session in reply.sessions]
 
 
-async def _expect_continued(script: Script, original: Handle, copy: Handle) -> None:
+async def _expect_continued(probe: Probe, original: Handle, copy: Handle) -> None:
     place = (copy.epoch, copy.index)
     expect(place == (1, original.index), f"(epoch, step_index) = {(1, original.index)}", place)
-    present = script.transitions[original.index - 1].observation
+    present = probe.script().transitions[original.index - 1].observation
     expect_same(present, copy.session.observation, "the present observation from Restore")
     fix = "put all that the episode depends on into the state, its random stream too"
-    rest = await copy.play(script.turns[original.index :])
-    expect_played(script.transitions[original.index :], rest, "the rest of the episode after Restore", fix)
+    await probe.expect_script(copy, "the rest of the episode after Restore", fix)
 
 
 def _digest(snapshot: pb.SessionSnapshot) -> bytes:

@@ -26,7 +26,7 @@ async def plain(probe: Probe) -> None:
     observation = handle.session.observation
     for turn in ((), (), None):
         actions = (probe.choices(observation)[0],) if turn is None else turn
-        reply: pb.StepResponse = await probe.connection.call("Step", handle.request(actions))
+        reply: pb.StepResponse = await probe.call(handle.request(actions))
         expect(reply.HasField("transition"), "a transition", "none")
         expect(reply.transition.HasField("observation"), "an observation in the transition", "none")
         handle.index += 1
@@ -40,9 +40,9 @@ async def repeated(probe: Probe) -> None:
     observation = handle.session.observation
     for actions in ((), tuple(probe.choices(observation)[:1])):
         request = handle.request(actions)
-        first: pb.StepResponse = await probe.connection.call("Step", request)
+        first: pb.StepResponse = await probe.call(request)
         for _ in range(2):
-            again: pb.StepResponse = await probe.connection.call("Step", request)
+            again: pb.StepResponse = await probe.call(request)
             expect_same(first, again, "the reply of the repeated Step", "keep the last reply of each session")
         handle.index += 1
 
@@ -54,8 +54,8 @@ async def repeated_throughout(probe: Probe) -> None:
     got = []
     for turn in script.turns:
         request = handle.request(turn)
-        reply: pb.StepResponse = await probe.connection.call("Step", request)
-        await probe.connection.refusal("Step", request)
+        reply: pb.StepResponse = await probe.call(request)
+        await probe.refusal(request)
         got.append(reply.transition)
         handle.index += 1
     fix = "answer the last index from the cache, without stepping"
@@ -73,7 +73,7 @@ async def repeated_at_once(probe: Probe) -> None:
         turns, expected = list(script.turns), list(script.transitions)
     for number, turn in enumerate(turns):
         request = handle.request(turn)
-        calls = (connections[copy % 2].call("Step", request) for copy in range(6))
+        calls = (connections[copy % 2].call(request) for copy in range(6))
         fix = "give each session a lock and look into the cache inside it"
         replies = await _all(calls, f"six copies of turn {number} at once", fix)
         for reply in replies:
@@ -113,7 +113,7 @@ async def fenced(probe: Probe) -> None:
     for epoch in (handle.epoch + 1, 0):
         await _out_of_order(probe, f"epoch {epoch} instead of {handle.epoch}", handle.request(epoch=epoch))
     old = handle.request()
-    await probe.connection.call("Reset", pb.ResetRequest(session_id=handle.id, epoch=handle.epoch))
+    await probe.call(handle.reset_request())
     await _out_of_order(probe, "a Step of the episode before the Reset", old, "check the epoch before the index")
 
 
@@ -141,13 +141,13 @@ async def noise(probe: Probe) -> None:
     handle = await probe.seeded()
     got = []
     for number, turn in enumerate(script.turns):
-        await probe.connection.refusal("Step", handle.request(turn, ahead=1))
-        await probe.connection.refusal("Step", handle.request(turn, epoch=handle.epoch + 1))
-        await probe.connection.refusal("Step", handle.request([pb.Action()]))
+        await probe.refusal(handle.request(turn, ahead=1))
+        await probe.refusal(handle.request(turn, epoch=handle.epoch + 1))
+        await probe.refusal(handle.request([pb.Action()]))
         got.append(await handle.step(turn))
-        await probe.connection.refusal("Step", handle.request(OTHER, ahead=-1))
+        await probe.refusal(handle.request(OTHER, ahead=-1))
         if number > 1:
-            await probe.connection.refusal("Step", handle.request(script.turns[number - 2], ahead=-3))
+            await probe.refusal(handle.request(script.turns[number - 2], ahead=-3))
     fix = "check a call whole before anything changes"
     expect_played(script.transitions, got, "the episode among refused calls", fix)
 
@@ -163,9 +163,7 @@ async def at_once(probe: Probe) -> None:
     while len(got) < len(script.turns):
         ahead = range(len(got), min(len(got) + 3, len(script.turns)))
         requests = [handle.request(script.turns[number], ahead=number - len(got)) for number in reversed(ahead)]
-        replies = await asyncio.gather(
-            *(probe.connection.call("Step", request) for request in requests), return_exceptions=True
-        )
+        replies = await asyncio.gather(*(probe.call(request) for request in requests), return_exceptions=True)
         before = len(got)
         for request, reply in zip(requests, replies, strict=True):
             if isinstance(reply, grpc.aio.AioRpcError):
@@ -188,19 +186,19 @@ async def at_once(probe: Probe) -> None:
 async def after_the_end(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
     last = handle.request()
-    first: pb.StepResponse = await probe.connection.call("Step", last)
+    first: pb.StepResponse = await probe.call(last)
     handle.index += 1
     await _out_of_order(probe, "a Step after the end", handle.request())
-    again: pb.StepResponse = await probe.connection.call("Step", last)
+    again: pb.StepResponse = await probe.call(last)
     expect_same(first, again, "the reply of the last Step again", "keep the last reply until the Reset")
 
 
 async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, fix: str = "") -> None:
-    await probe.refused(what, "Step", request, "FAILED_PRECONDITION", fix=fix)
+    await probe.refused(what, request, "FAILED_PRECONDITION", fix=fix)
 
 
 async def _place_told(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:
-    refusal = await probe.connection.refusal("Step", request)
+    refusal = await probe.refusal(request)
     if refusal is None or refusal.code != "FAILED_PRECONDITION":
         return  # another requirement's failure
     expected = {"expected_epoch": str(handle.epoch), "expected_step_index": str(handle.index)}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
 
-from starpod.check.connection import StreamConnection
-from starpod.check.expectations import NotShown, expect, expect_played, expect_same
-from starpod.check.probe import NONSENSE, Handle, Probe
+from starpod.check.connection import StreamConnection, columns_of
+from starpod.check.expectations import expect, expect_played, expect_same, needs
+from starpod.check.probe import NONSENSE, Handle, Probe, Script
 from starpod.check.refusal import DOMAIN, from_status
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
+
+UNKNOWN_SESSION = pb.StepRequest(session_id="no-such-session", epoch=1)
 
 
 @must("S-01", "Every call on a Stream gets exactly one reply, with its call_id and of its kind.")
@@ -29,7 +32,7 @@ async def one_reply(probe: Probe) -> None:
             0: pb.Call(call_id=0, step=handle.request()),
             7: pb.Call(call_id=7, render=pb.RenderRequest(session_id=handle.id)),
             8: pb.Call(call_id=8, renew=pb.RenewRequest(session_ids=[handle.id])),
-            9: pb.Call(call_id=9, reset=pb.ResetRequest(session_id=handle.id, epoch=handle.epoch)),
+            9: pb.Call(call_id=9, reset=handle.reset_request()),
         }
         first = [calls[number] for number in (0, 7, 8)]
         replies = await stream.ask(*first) + await stream.ask(calls[9])
@@ -69,9 +72,11 @@ async def _copied(probe: Probe, stream: StreamConnection, handle: Handle) -> lis
 async def in_order(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
+    turns = enumerate(script.turns)
     async with probe.connection.stream() as stream:
-        calls = _calls(handle, script.turns)
-        replies = await stream.ask(*calls)
+        replies = await stream.ask(
+            *(pb.Call(call_id=place, step=handle.request(turn, ahead=place)) for place, turn in turns)
+        )
     fix = "queue the calls of a session"
     expect_played(script.transitions, [_transition(reply) for reply in replies], "the episode in one message", fix)
 
@@ -98,13 +103,12 @@ async def fails_alone(probe: Probe) -> None:
     async with probe.connection.stream() as stream:
         replies = await stream.ask(
             pb.Call(call_id=1, step=handle.request()),
-            pb.Call(call_id=2, step=pb.StepRequest(session_id="no-such-session", epoch=1)),
+            pb.Call(call_id=2, step=UNKNOWN_SESSION),
             pb.Call(call_id=3, step=other.request(ahead=5)),
             pb.Call(call_id=4, step=other.request()),
         )
-        kinds = [_kind(reply) for reply in replies]
         expected = ["step", "error", "error", "step"]
-        expect([kind.partition(" ")[0] for kind in kinds] == expected, f"{expected}", kinds)
+        expect(_kinds(replies) == expected, f"{expected}", [_kind(reply) for reply in replies])
         handle.index += 1
         after = (await stream.ask(pb.Call(call_id=5, step=handle.request())))[0]
         expect(after.WhichOneof("response") == "step", "the stream to go on", _kind(after))
@@ -116,9 +120,9 @@ async def same_errors(probe: Probe) -> None:
     requests = [
         handle.request(ahead=3),
         handle.request([pb.Action()]),
-        pb.StepRequest(session_id="no-such-session", epoch=1),
+        UNKNOWN_SESSION,
     ]
-    unaries = [await probe.connection.refusal("Step", request) for request in requests]
+    unaries = [await probe.refusal(request) for request in requests]
     async with probe.connection.stream() as stream:
         replies = await stream.ask(*(pb.Call(call_id=place, step=request) for place, request in enumerate(requests)))
     for unary, reply in zip(unaries, replies, strict=True):
@@ -187,8 +191,7 @@ async def timeout(probe: Probe) -> None:
                 passed = True
             got.append(await handle.step(turn))
     expect_played(script.transitions, got, "the episode with calls past their timeout")
-    if not passed:
-        raise NotShown("the server answers within the shortest timeout, 1 ms")
+    needs(passed, "the server answers within the shortest timeout, 1 ms")
 
 
 @must("S-10", "A call without a request gets an error reply, and an empty message none.")
@@ -197,7 +200,7 @@ async def hollow(probe: Probe) -> None:
     async with probe.connection.stream() as stream:
         await stream.send()
         replies = await stream.ask(pb.Call(call_id=1), pb.Call(call_id=2, step=handle.request()))
-        kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+        kinds = _kinds(replies)
         expect(kinds == ["error", "step"], "an error and a step reply", kinds)
         code = await stream.finish()
         expect(sorted(stream.replies) == [1, 2], "replies to the calls 1 and 2 only", sorted(stream.replies))
@@ -213,26 +216,17 @@ async def columns(probe: Probe) -> None:
     _needs_columns(probe)
     script = probe.script()
     handle = await probe.seeded()
-    if any(not action.HasField("text") for turn in script.turns for action in turn):
-        raise NotShown("the environment's actions are not texts")
+    needs(_plays_texts(script), "the environment's actions are not texts")
     fix = "treat a row as the Step that it stands for"
     async with probe.connection.stream() as stream:
-        steps = pb.StepColumns()
-        for place, turn in enumerate(script.turns):
-            _add_row(steps, place, handle.request(turn, ahead=place))
-        replies = await stream.ask(steps=steps)
-        got = [_transition(reply) for reply in replies]
+        requests = {place: handle.request(turn, ahead=place) for place, turn in enumerate(script.turns)}
+        got = [_transition(reply) for reply in await stream.ask(steps=columns_of(requests))]
         expect_played(script.transitions, got, "the episode in columns", fix)
         alone = await probe.seeded()
         for number, turn in enumerate(script.turns):
             if len(turn) == 1:
-                row = pb.StepColumns(
-                    call_ids=[100 + number],
-                    session_ids=[alone.id],
-                    epochs=[alone.epoch],
-                    step_indices=[alone.index],
-                    actions=[turn[0].text],
-                )
+                row = columns_of({100 + number: alone.request(turn)})
+                row.ClearField("action_counts")
                 reply = (await stream.ask(steps=row))[0]
                 expected = script.transitions[number : number + 1]
                 expect_played(expected, [_transition(reply)], "a row without action_counts", fix)
@@ -251,19 +245,15 @@ async def full_rows(probe: Probe) -> None:
     probe.script()
     choices = probe.choices((await probe.open(want=probe.acting_want(), seed=1)).sessions[0].observation)
     actions = [action for action in choices if action.HasField("text")][:2]
-    if not actions:
-        raise NotShown("the environment's actions are not texts")
-    wants = (pb.Want(), pb.Want(state_key=probe.spec.capabilities.state_key))
+    needs(actions, "the environment's actions are not texts")
     limits = pb.LimitOverrides(max_turns=2, max_actions=0, max_actions_per_turn=0)
     pairs = []
-    for want in wants:
+    for want in (pb.Want(), pb.Want(state_key=probe.spec.capabilities.state_key)):
         pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
     async with probe.connection.stream() as stream:
         for number, turn in enumerate(([], probe.turn(*actions, pb.Action(text=NONSENSE)))):
-            steps = pb.StepColumns()
-            for place, (columned, _) in enumerate(pairs):
-                _add_row(steps, 10 * number + place, columned.request(turn))
-            replies = await stream.ask(steps=steps)
+            requests = {10 * number + place: columned.request(turn) for place, (columned, _) in enumerate(pairs)}
+            replies = await stream.ask(steps=columns_of(requests))
             for reply, (columned, unary) in zip(replies, pairs, strict=True):
                 what = f"a Step of {len(turn)} sub-actions, in columns as in a unary call"
                 expect_played([await unary.step(turn)], [_transition(reply)], what)
@@ -274,13 +264,9 @@ async def full_rows(probe: Probe) -> None:
 async def bad_row(probe: Probe) -> None:
     _needs_columns(probe)
     handle, other = await probe.seeded(), await probe.seeded()
-    steps = pb.StepColumns()
-    _add_row(steps, 1, handle.request())
-    _add_row(steps, 2, pb.StepRequest(session_id="no-such-session", epoch=1))
-    _add_row(steps, 3, other.request(ahead=4))
+    steps = columns_of({1: handle.request(), 2: UNKNOWN_SESSION, 3: other.request(ahead=4)})
     async with probe.connection.stream() as stream:
-        replies = await stream.ask(steps=steps)
-        kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+        kinds = _kinds(await stream.ask(steps=steps))
         expect(kinds == ["step", "error", "error"], "step, error, error", kinds)
 
 
@@ -307,11 +293,11 @@ async def ragged(probe: Probe) -> None:
         async with probe.connection.stream() as stream:
             await stream.send(steps=pb.StepColumns(**fields))
             code = await stream.finish()
-        kinds = {call_id: [_kind(reply).partition(" ")[0] for reply in got] for call_id, got in stream.replies.items()}
+        kinds = {call_id: _kinds(replies) for call_id, replies in stream.replies.items()}
         refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
         expect(refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
     fix = "check the lengths before the first row is played"
-    refusal = await probe.connection.refusal("Step", handle.request(probe.choices(handle.session.observation)[:1]))
+    refusal = await probe.refusal(handle.request(probe.choices(handle.session.observation)[:1]))
     expect(refusal is None, "the session at step 0 as before", refusal, fix)
 
 
@@ -325,12 +311,10 @@ async def timing(probe: Probe) -> None:
     async with probe.connection.stream() as stream:
         await stream.ask(*(pb.Call(call_id=place, step=handle.request()) for place, handle in enumerate(handles)))
         if probe.server.capabilities.step_columns:
-            steps = pb.StepColumns()
-            for call_id, handle in enumerate(handles, 10):
-                _add_row(steps, call_id, handle.request([pb.Action(text="look")], ahead=1))
-            await stream.ask(steps=steps)
-        if not stream.timings:
-            raise NotShown("the server sends no timing")
+            look = [pb.Action(text="look")]
+            rows = {call_id: handle.request(look, ahead=1) for call_id, handle in enumerate(handles, 10)}
+            await stream.ask(steps=columns_of(rows))
+        needs(stream.timings, "the server sends no timing")
         for found in stream.timings:
             fine = 0 <= found.environment_ms <= found.total_ms * (1 + 1e-6) + 1e-3 and found.total_ms < math.inf
             fix = "sum both over the calls that the message answers"
@@ -345,43 +329,33 @@ async def timing(probe: Probe) -> None:
 async def rows_of_one_session(probe: Probe) -> None:
     _needs_columns(probe)
     script, handle, other = probe.script(), await probe.seeded(), await probe.seeded()
-    if len(script.turns) < 2 or any(not action.HasField("text") for turn in script.turns for action in turn):
-        raise NotShown("the environment has no two turns of texts")
+    needs(len(script.turns) > 1 and _plays_texts(script), "the environment has no two turns of texts")
     first, second = handle.request(script.turns[0]), handle.request(script.turns[1], ahead=1)
-    steps = pb.StepColumns()
     rows = (first, first, other.request(script.turns[0]), second, second, first)
-    for call_id, request in enumerate(rows):
-        _add_row(steps, call_id, request)
     async with probe.connection.stream() as stream:
-        replies = await stream.ask(steps=steps)
+        replies = await stream.ask(steps=columns_of(dict(enumerate(rows))))
     mend = "let a row wait for the rows of its session before it, however these are served"
-    kinds = [_kind(reply).partition(" ")[0] for reply in replies]
+    kinds = _kinds(replies)
     expect(kinds == [*["step"] * 5, "error"], "five steps, and an error to the first one again", kinds, mend)
     expected = [script.transitions[turn] for turn in (0, 0, 0, 1, 1)]
     expect_played(expected, [_transition(reply) for reply in replies[:5]], "rows of one session", mend)
 
 
-def _calls(handle: Handle, turns: tuple[tuple[pb.Action, ...], ...]) -> list[pb.Call]:
-    return [pb.Call(call_id=place, step=handle.request(turn, ahead=place)) for place, turn in enumerate(turns)]
-
-
-def _add_row(steps: pb.StepColumns, call_id: int, request: pb.StepRequest) -> None:
-    steps.call_ids.append(call_id)
-    steps.session_ids.append(request.session_id)
-    steps.epochs.append(request.epoch)
-    steps.step_indices.append(request.step_index)
-    steps.action_counts.append(len(request.actions))
-    steps.actions.extend(action.text for action in request.actions)
-
-
 def _needs_columns(probe: Probe) -> None:
-    if not probe.server.capabilities.step_columns:
-        raise NotShown("the server does not declare step_columns")
+    needs(probe.server.capabilities.step_columns, "the server does not declare step_columns")
 
 
 def _transition(reply: pb.Reply) -> pb.Transition:
     expect(reply.WhichOneof("response") == "step", f"a step reply to call {reply.call_id}", _kind(reply))
     return reply.step.transition
+
+
+def _kinds(replies: Iterable[pb.Reply]) -> list[str]:
+    return [reply.WhichOneof("response") or "nothing" for reply in replies]
+
+
+def _plays_texts(script: Script) -> bool:
+    return all(action.HasField("text") for turn in script.turns for action in turn)
 
 
 def _kind(reply: pb.Reply) -> str:
