@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
 
-_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+_CODES: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
+_BY_REASON: dict[str, type[StarpodError]] = {}
 
 
 class StarpodError(Exception):
@@ -24,15 +26,21 @@ class StarpodError(Exception):
     violations: for a bad argument: (field, what is wrong with it).
     """
 
-    default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
-    default_reason: ClassVar[str] = ""
-    default_advice: ClassVar[str] = "give_up"
+    _code: ClassVar[StatusCode] = StatusCode.UNKNOWN
+    _reason: ClassVar[str] = ""
+    _advice: ClassVar[str] = "give_up"
+
+    def __init_subclass__(cls, *, code: StatusCode | None = None, reason: str = "", advice: str = "") -> None:
+        """code, reason, advice: where an error does not say another one. Those left out are the base class's."""
+        cls._code, cls._reason, cls._advice = code or cls._code, reason or cls._reason, advice or cls._advice
+        if reason:
+            _BY_REASON[reason] = cls
 
     def __init__(
         self,
         message: str,
         *,
-        code: grpc.StatusCode | None = None,
+        code: StatusCode | None = None,
         reason: str = "",
         metadata: Mapping[str, str] | None = None,
         retry_after: float = 0.0,
@@ -40,10 +48,10 @@ class StarpodError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code or self.default_code
-        self.reason = reason or self.default_reason
+        self.code = code or self._code
+        self.reason = reason or self._reason
         self.metadata = dict(metadata or {})
-        self.advice = self.metadata.get("advice") or self.default_advice
+        self.advice = self.metadata.get("advice") or self._advice
         self.retry_after = retry_after
         self.violations = tuple(violations)
 
@@ -54,52 +62,37 @@ class StarpodError(Exception):
         return [item.strip() for item in self.metadata.get(key, "").split(",") if item.strip()]
 
 
-class BadArgument(StarpodError):
+class BadArgument(StarpodError, code=StatusCode.INVALID_ARGUMENT, reason="BAD_ARGUMENT"):
     """The request is malformed; `violations` names the fields.
 
     options_schema: the JSON Schema of the environment's options, where options were what was wrong.
     """
 
-    default_code = grpc.StatusCode.INVALID_ARGUMENT
-    default_reason = "BAD_ARGUMENT"
     options_schema: Mapping[str, Any] | None = None
 
 
-class UnknownEnvironment(StarpodError):
+class UnknownEnvironment(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_ENVIRONMENT"):
     """No server hosts this environment; `nearest` lists ids that are close."""
-
-    default_code = grpc.StatusCode.NOT_FOUND
-    default_reason = "UNKNOWN_ENVIRONMENT"
 
     @property
     def nearest(self) -> list[str]:
         return self._list("nearest")
 
 
-class UnknownVersion(StarpodError):
+class UnknownVersion(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_VERSION"):
     """No hosted version of the environment fits; `available` lists those that are hosted."""
-
-    default_code = grpc.StatusCode.NOT_FOUND
-    default_reason = "UNKNOWN_VERSION"
 
     @property
     def available(self) -> list[str]:
         return self._list("available")
 
 
-class UnknownSession(StarpodError):
+class UnknownSession(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_SESSION", advice="reopen"):
     """The session never existed, was closed, or its lease ran out."""
 
-    default_code = grpc.StatusCode.NOT_FOUND
-    default_reason = "UNKNOWN_SESSION"
-    default_advice = "reopen"
 
-
-class OutOfOrder(StarpodError):
+class OutOfOrder(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="OUT_OF_ORDER"):
     """The epoch or step index is not the one the server expects."""
-
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
-    default_reason = "OUT_OF_ORDER"
 
     @property
     def expected_epoch(self) -> int:
@@ -110,113 +103,69 @@ class OutOfOrder(StarpodError):
         return int(self.metadata.get("expected_step_index", 0))
 
 
-class EpisodeOver(OutOfOrder):
+class EpisodeOver(OutOfOrder, reason="EPISODE_OVER"):
     """The episode is over: reset first."""
 
-    default_reason = "EPISODE_OVER"
 
-
-class KeyReused(StarpodError):
+class KeyReused(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="KEY_REUSED"):
     """The key of an Open, Fork or Restore was used for another request."""
 
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
-    default_reason = "KEY_REUSED"
 
-
-class IncompatibleSnapshot(StarpodError):
+class IncompatibleSnapshot(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="INCOMPATIBLE_SNAPSHOT"):
     """No hosted version restores this snapshot."""
 
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
-    default_reason = "INCOMPATIBLE_SNAPSHOT"
 
-
-class Unsupported(StarpodError):
+class Unsupported(StarpodError, code=StatusCode.UNIMPLEMENTED, reason="UNSUPPORTED"):
     """The environment or the server lacks a capability."""
 
-    default_code = grpc.StatusCode.UNIMPLEMENTED
-    default_reason = "UNSUPPORTED"
 
-
-class Overloaded(StarpodError):
+class Overloaded(StarpodError, code=StatusCode.RESOURCE_EXHAUSTED, reason="OVERLOADED", advice="retry"):
     """A limit of the server was met; ask again after `retry_after` seconds. The fleet does so by itself at first."""
 
-    default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    default_reason = "OVERLOADED"
-    default_advice = "retry"
 
-
-class TooLarge(StarpodError):
+class TooLarge(StarpodError, code=StatusCode.RESOURCE_EXHAUSTED, reason="TOO_LARGE"):
     """One message or snapshot is larger than allowed."""
 
-    default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    default_reason = "TOO_LARGE"
 
-
-class Draining(StarpodError):
+class Draining(StarpodError, code=StatusCode.UNAVAILABLE, reason="DRAINING", advice="reopen"):
     """The server is going away and takes no new sessions."""
 
-    default_code = grpc.StatusCode.UNAVAILABLE
-    default_reason = "DRAINING"
-    default_advice = "reopen"
 
-
-class SessionLost(StarpodError):
+class SessionLost(StarpodError, code=StatusCode.DATA_LOSS, reason="SESSION_LOST", advice="reopen"):
     """The session is gone, and could not be brought back."""
 
-    default_code = grpc.StatusCode.DATA_LOSS
-    default_reason = "SESSION_LOST"
-    default_advice = "reopen"
 
-
-class EnvironmentBug(StarpodError):
+class EnvironmentBug(StarpodError, code=StatusCode.INTERNAL, reason="ENVIRONMENT_BUG"):
     """The environment raised an exception of its own; `session_lost` tells whether the session went with it."""
-
-    default_code = grpc.StatusCode.INTERNAL
-    default_reason = "ENVIRONMENT_BUG"
 
     @property
     def session_lost(self) -> bool:
         return self.metadata.get("session") == "lost"
 
 
-class Unauthenticated(StarpodError):
+class Unauthenticated(StarpodError, code=StatusCode.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
     """The server wants a bearer token or a client certificate that it was not given."""
 
-    default_code = grpc.StatusCode.UNAUTHENTICATED
-    default_reason = "UNAUTHENTICATED"
 
-
-class DeadlineExceeded(StarpodError):
+class DeadlineExceeded(StarpodError, code=StatusCode.DEADLINE_EXCEEDED, reason="DEADLINE", advice="retry"):
     """The call took too long. It is or will be done once: the very same call again returns its reply."""
 
-    default_code = grpc.StatusCode.DEADLINE_EXCEEDED
-    default_reason = "DEADLINE"
-    default_advice = "retry"
 
-
-class ServerBug(StarpodError):
+class ServerBug(StarpodError, code=StatusCode.INTERNAL, reason="SERVER_BUG"):
     """The server failed for a reason of its own."""
 
-    default_code = grpc.StatusCode.INTERNAL
-    default_reason = "SERVER_BUG"
 
-
-class Unreachable(StarpodError):
+class Unreachable(StarpodError, code=StatusCode.UNAVAILABLE, advice="reopen"):
     """No answer from the server: not running, not reachable, or cut off."""
 
-    default_code = grpc.StatusCode.UNAVAILABLE
-    default_advice = "reopen"
 
-
-class ReplayDiverged(SessionLost):
+class ReplayDiverged(SessionLost, advice="give_up"):
     """A replayed episode did not come out as it was first: the environment is not deterministic, though it says so.
 
     step: the turn at which it differed; 0 is the first observation, 1 the reply to the first turn.
     what: the field that differed, and how where it is short.
     expected_key, found_key: the state keys then and now. They are equal where only other fields differ.
     """
-
-    default_advice = "give_up"
 
     def __init__(self, step: int, expected_key: bytes, found_key: bytes, what: str) -> None:
         keys = (
@@ -232,39 +181,16 @@ class ReplayDiverged(SessionLost):
         self.found_key = found_key
 
 
-_BY_REASON: dict[str, type[StarpodError]] = {
-    kind.default_reason: kind
-    for kind in (
-        BadArgument,
-        UnknownEnvironment,
-        UnknownVersion,
-        UnknownSession,
-        OutOfOrder,
-        EpisodeOver,
-        KeyReused,
-        IncompatibleSnapshot,
-        Unsupported,
-        Overloaded,
-        TooLarge,
-        Draining,
-        SessionLost,
-        EnvironmentBug,
-        Unauthenticated,
-        DeadlineExceeded,
-        ServerBug,
-    )
-}
-
 # For errors that come from the transport or a proxy, which know no reasons.
-_BY_CODE: dict[grpc.StatusCode, type[StarpodError]] = {
-    grpc.StatusCode.UNAVAILABLE: Unreachable,
-    grpc.StatusCode.CANCELLED: Unreachable,
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.UNIMPLEMENTED: Unsupported,
-    grpc.StatusCode.INVALID_ARGUMENT: BadArgument,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: TooLarge,
-    grpc.StatusCode.DATA_LOSS: SessionLost,
+_BY_CODE: dict[StatusCode, type[StarpodError]] = {
+    StatusCode.UNAVAILABLE: Unreachable,
+    StatusCode.CANCELLED: Unreachable,
+    StatusCode.UNAUTHENTICATED: Unauthenticated,
+    StatusCode.UNIMPLEMENTED: Unsupported,
+    StatusCode.INVALID_ARGUMENT: BadArgument,
+    StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    StatusCode.RESOURCE_EXHAUSTED: TooLarge,
+    StatusCode.DATA_LOSS: SessionLost,
 }
 
 
@@ -277,7 +203,7 @@ def from_status(status: status_pb2.Status) -> StarpodError:
         for message in (info, retry, bad_request):
             if detail.Is(message.DESCRIPTOR):
                 detail.Unpack(message)
-    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    code = _CODES.get(status.code, StatusCode.UNKNOWN)
     kind = _BY_REASON.get(info.reason.removeprefix("ERROR_REASON_")) or _BY_CODE.get(code, StarpodError)
     return kind(
         status.message or code.name,
@@ -291,15 +217,13 @@ def from_status(status: status_pb2.Status) -> StarpodError:
 
 def from_rpc(error: grpc.RpcError) -> StarpodError:
     """The exception for a failed unary call or a broken stream, with its rich details where it has any."""
-    code: grpc.StatusCode = error.code()
+    code: StatusCode = error.code()
     message: str = error.details() or code.name
     trailer: Any = error.trailing_metadata() or ()
     for key, value in trailer:
         if key == "grpc-status-details-bin":
-            status = status_pb2.Status()
             try:
-                status.ParseFromString(value)
+                return from_status(status_pb2.Status.FromString(value))
             except DecodeError:
                 break
-            return from_status(status)
     return _BY_CODE.get(code, StarpodError)(message, code=code)

@@ -68,7 +68,7 @@ class StarpodEnv(gymnasium.Env[Any, Any]):
         version: str = "",
         render_mode: str | None = None,
     ) -> None:
-        _check_render_mode(render_mode, METADATA["render_modes"])
+        _check_render_mode(render_mode)
         self.render_mode = render_mode
         self._owns_fleet = not isinstance(addresses, SyncFleet)
         self._fleet = addresses if isinstance(addresses, SyncFleet) else SyncFleet(addresses)
@@ -90,7 +90,9 @@ class StarpodEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         if seed is None:
             seed = _draw_seed(self.np_random)
-        observation = self._fleet.run(self._session.reset(seed=seed, options=_merge(self._options, options)))
+        # Sent each time, so that those of the last episode do not stay.
+        merged = {**self._options, **(options or {})}
+        observation = self._fleet.run(self._session.reset(seed=seed, options=merged))
         return self._codec.observe(observation), self._codec.reset_info(self._session, observation)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -143,7 +145,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        _check_render_mode(render_mode, METADATA["render_modes"])
+        _check_render_mode(render_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = render_mode
         self._owns_fleet = not isinstance(addresses, SyncFleet)
@@ -152,15 +154,9 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         self._options = dict(options or {})
 
         async def open_all() -> list[Session]:
-            groups = await asyncio.gather(
-                *(
-                    self._fleet.fleet.open(
-                        environment_id, seed=0, options=self._options, want=want, limits=limits, version=version
-                    )
-                    for _ in range(num_envs)
-                )
-            )
-            return [session for group in groups for session in group]
+            wanted: Any = {"options": self._options, "want": want, "limits": limits, "version": version}
+            opening = (self._fleet.fleet.open(environment_id, seed=0, **wanted) for _ in range(num_envs))
+            return [session for group in await asyncio.gather(*opening) for session in group]
 
         try:
             self._sessions = self._fleet.run(open_all())
@@ -190,9 +186,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
         chosen = range(count) if mask is None else _indices(mask, count)
-        infos: dict[str, Any] = {}
-        for index, info in self._reset(chosen, seeds, options).items():
-            infos = self._add_info(infos, info, index)
+        infos = self._gather(self._reset(chosen, seeds, options))
         return self._batch(), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -200,7 +194,6 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         rewards = np.zeros(count, dtype=np.float64)
         terminated = np.zeros(count, dtype=np.bool_)
         truncated = np.zeros(count, dtype=np.bool_)
-        infos: dict[str, Any] = {}
         over = np.flatnonzero(self._over)
         if len(over) and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             raise ValueError(
@@ -212,9 +205,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         live = np.flatnonzero(~self._over).tolist()
         turns = [codec.act(given[i]) for i in live]
         transitions = self._fleet.run(self._fleet.fleet.step_many([self._sessions[i] for i in live], turns))
-        fresh = self._reset(over.tolist())
-        for index, info in fresh.items():
-            infos = self._add_info(infos, info, index)
+        infos = self._gather(self._reset(over.tolist()))
         for index, transition in zip(live, transitions, strict=True):
             observation = transition.observation
             self._observations[index] = codec.observe(observation)
@@ -226,8 +217,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
             infos = self._add_info(infos, info, index)
         self._over = terminated | truncated
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            for index, info in self._reset(np.flatnonzero(self._over).tolist()).items():
-                infos = self._add_info(infos, info, index)
+            infos = self._gather(self._reset(np.flatnonzero(self._over).tolist()), infos)
         return self._batch(), rewards, terminated, truncated, infos
 
     def render(self) -> tuple[Any, ...] | None:
@@ -261,8 +251,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
             else:
                 self._random[index], _ = np_random(seed)
             drawn.append(seed)
-        merged = _merge(self._options, options)
-
+        merged = {**self._options, **(options or {})}
         sessions = [self._sessions[index] for index in chosen]
         resets = self._fleet.fleet.reset_many(sessions, drawn, options=merged)
         infos = {}
@@ -270,6 +259,13 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
             self._observations[index] = self._codec.observe(observation)
             self._over[index] = False
             infos[index] = self._codec.reset_info(self._sessions[index], observation)
+        return infos
+
+    def _gather(self, by_index: Mapping[int, dict[str, Any]], infos: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The infos of single environments as one, behind those that there are."""
+        infos = infos or {}
+        for index, info in by_index.items():
+            infos = self._add_info(infos, info, index)
         return infos
 
     def _batch(self) -> Any:
@@ -363,18 +359,13 @@ def _wanted(observation: Observation) -> dict[str, Any]:
     return wanted
 
 
-def _merge(options: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options of one episode: they are sent each time, so that those of the last one do not stay."""
-    return {**options, **(extra or {})}
-
-
 def _draw_seed(random: np.random.Generator) -> int:
     return int(random.integers(1 << 63))
 
 
-def _check_render_mode(mode: str | None, modes: Sequence[str]) -> None:
-    if mode is not None and mode not in modes:
-        raise ValueError(f"render_mode {mode!r} is not one of {', '.join(modes)}.")
+def _check_render_mode(mode: str | None) -> None:
+    if mode is not None and mode not in METADATA["render_modes"]:
+        raise ValueError(f"render_mode {mode!r} is not one of {', '.join(METADATA['render_modes'])}.")
 
 
 def _indices(mask: Any, count: int) -> list[int]:

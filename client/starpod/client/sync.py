@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from starpod.client.fleet import Fleet
-from starpod.client.observation import Action, EndReason, Limits, Observation, Transition, Want
+from starpod.client.observation import Action, EndReason, Observation, Transition, Want
 from starpod.client.session import Session
 from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _blocking(
+    method: Callable[Concatenate[Session, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncSession, P], T]:
+    """The blocking form of a method of Session: the same arguments, the same result."""
+
+    @functools.wraps(method)
+    def call(session: SyncSession, /, *arguments: P.args, **more: P.kwargs) -> T:
+        return session.fleet.run(method(session.session, *arguments, **more))
+
+    return call
+
+
+def _opening(
+    method: Callable[Concatenate[Fleet, P], Coroutine[Any, Any, list[Session]]],
+) -> Callable[Concatenate[SyncFleet, P], list[SyncSession]]:
+    """The blocking form of a method of Fleet that opens sessions."""
+
+    @functools.wraps(method)
+    def call(fleet: SyncFleet, /, *arguments: P.args, **more: P.kwargs) -> list[SyncSession]:
+        return [SyncSession(fleet, session) for session in fleet.run(method(fleet.fleet, *arguments, **more))]
+
+    return call
 
 
 class SyncFleet:
@@ -54,34 +80,7 @@ class SyncFleet:
         """See Fleet.describe."""
         return self.run(self.fleet.describe())
 
-    def open(
-        self,
-        environment_id: str,
-        *,
-        seed: int | None = None,
-        dynamics_seed: int | None = None,
-        count: int = 1,
-        options: Mapping[str, Any] | None = None,
-        want: Want | None = None,
-        limits: Limits | None = None,
-        version: str = "",
-        lease_seconds: float = 0.0,
-    ) -> list[SyncSession]:
-        """See Fleet.open."""
-        sessions = self.run(
-            self.fleet.open(
-                environment_id,
-                seed=seed,
-                dynamics_seed=dynamics_seed,
-                count=count,
-                options=options,
-                want=want,
-                limits=limits,
-                version=version,
-                lease_seconds=lease_seconds,
-            )
-        )
-        return [SyncSession(self, session) for session in sessions]
+    open = _opening(Fleet.open)
 
     def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> SyncSession:
         """See Fleet.restore."""
@@ -164,10 +163,10 @@ class SyncFleet:
 class SyncSession:
     """A `Session` whose calls block. What it knows of itself is read through `session`."""
 
-    __slots__ = ("_fleet", "session")
+    __slots__ = ("fleet", "session")
 
     def __init__(self, fleet: SyncFleet, session: Session) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self.session = session
 
     def __repr__(self) -> str:
@@ -201,37 +200,13 @@ class SyncSession:
         """Why the episode is over; NONE while it is not."""
         return self.session.end_reason
 
-    def step(self, actions: Action | Iterable[Action], *, want: Want | None = None) -> Transition:
-        """See Session.step."""
-        return self._fleet.run(self.session.step(actions, want=want))
-
-    def reset(
-        self,
-        *,
-        seed: int | None = None,
-        dynamics_seed: int | None = None,
-        options: Mapping[str, Any] | None = None,
-        want: Want | None = None,
-        limits: Limits | None = None,
-    ) -> Observation:
-        """See Session.reset."""
-        return self._fleet.run(
-            self.session.reset(seed=seed, dynamics_seed=dynamics_seed, options=options, want=want, limits=limits)
-        )
-
-    def render(self, mode: str = "text") -> str | bytes:
-        """See Session.render."""
-        return self._fleet.run(self.session.render(mode))
+    step = _blocking(Session.step)
+    reset = _blocking(Session.reset)
+    render = _blocking(Session.render)
+    snapshot = _blocking(Session.snapshot)
+    close = _blocking(Session.close)
 
     def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[SyncSession]:
         """See Session.fork."""
-        copies = self._fleet.run(self.session.fork(count, reseed=reseed, dynamics_seeds=dynamics_seeds))
-        return [SyncSession(self._fleet, copy) for copy in copies]
-
-    def snapshot(self) -> Snapshot:
-        """See Session.snapshot."""
-        return self._fleet.run(self.session.snapshot())
-
-    def close(self) -> None:
-        """See Session.close."""
-        self._fleet.run(self.session.close())
+        copies = self.fleet.run(self.session.fork(count, reseed=reseed, dynamics_seeds=dynamics_seeds))
+        return [SyncSession(self.fleet, copy) for copy in copies]
