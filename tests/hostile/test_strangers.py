@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent import futures
 
 import grpc
 import pytest
@@ -32,6 +34,34 @@ def narrow() -> Iterator[Target]:
         yield attacked
 
 
+@pytest.fixture(scope="module")
+def usual() -> Iterator[Target]:
+    """A server with the limits that it has unless told otherwise."""
+    with target_server() as attacked:
+        yield attacked
+
+
+@contextlib.contextmanager
+def playing(target: Target) -> Iterator[None]:
+    """A tenant's turns, one after another on a connection of their own; each must come as in an undisturbed episode."""
+    ended = threading.Event()
+
+    def play() -> int:
+        turns = 0
+        while not ended.is_set():
+            target.witness.look()
+            turns += 1
+        return turns
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        player = pool.submit(play)
+        try:
+            yield
+        finally:
+            ended.set()
+        assert player.result() > 0
+
+
 @contextlib.contextmanager
 def connection(target: Target) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(target.server.address, options=OWN_CONNECTION) as channel:
@@ -44,12 +74,17 @@ def check(channel: grpc.Channel) -> bool:
 
 
 def first(call: Iterator[object]) -> str:
-    """What a call came to: "served", or the class of its error, which must tell when to come again."""
+    """What a call came to: "served", or the class of its error, which must tell when to come again.
+
+    "unread": refused by HTTP/2 itself (REFUSED_STREAM), since its connection has as many calls as it may.
+    """
     try:
         next(call)
         return "served"
     except grpc.RpcError as error:
         status = rpc_status.from_call(error)
+        if status is None and "RST_STREAM with error code 7" in error.details():
+            return "unread"
         assert status.details[1].Is(error_details_pb2.RetryInfo.DESCRIPTOR)
         return status_class(error)
 
@@ -69,6 +104,18 @@ def test_a_flood_of_watches_is_shed_with_a_clear_status(narrow: Target) -> None:
         for each in watches:
             each.cancel()
         until(lambda: first(watch(health_pb2.HealthCheckRequest())) == "served")
+
+
+@pytest.mark.minutes
+def test_22100_watches_while_a_tenant_plays(usual: Target) -> None:
+    """So many used to shut every tenant out."""
+    with usual.unharmed(memory=256 * MEBIBYTE), connection(usual) as flooded:
+        watch = health_pb2_grpc.HealthStub(flooded).Watch
+        with playing(usual):
+            watches = [watch(health_pb2.HealthCheckRequest()) for _ in range(22_100)]
+            results = Counter(map(first, watches))
+        assert results.pop("served") == PER_CONNECTION
+        assert results.keys() == {"OVERLOADED", "unread"}
 
 
 def test_watches_over_many_connections_are_bounded_per_address(narrow: Target) -> None:
@@ -169,6 +216,18 @@ def test_idle_connections_of_one_address_shut_nobody_out(narrow: Target) -> None
         narrow.witness.look()
         # And those that nobody uses are closed in the end, however few.
         until(lambda: alive(idle) == 0)
+        for each in idle:
+            each.close()
+
+
+@pytest.mark.minutes
+def test_4096_idle_connections_while_others_connect(usual: Target) -> None:
+    with usual.unharmed(memory=256 * MEBIBYTE), playing(usual):
+        idle = flood(usual, 4096, "127.0.0.2")
+        for _ in range(20):
+            with connection(usual) as channel:
+                assert check(channel)
+        until(lambda: alive(idle) <= 1024)
         for each in idle:
             each.close()
 

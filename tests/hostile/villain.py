@@ -65,7 +65,8 @@ class Villain(Environment):
         try:
             result = str(getattr(self, action)())
         except BaseException as error:
-            result = type(error).__name__
+            # An OSError that has no class of its own tells which one it is.
+            result = errno.errorcode[error.errno or 0] if type(error) is OSError else type(error).__name__
         return Outcome(info={"result": result})
 
     # --- the network, others, files ------------------------------------------------------------------------------
