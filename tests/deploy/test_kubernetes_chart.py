@@ -123,6 +123,21 @@ def test_the_chart_refuses_what_cannot_work(values: Manifest, complaint: str, tm
 
 
 @needs_helm
+def test_a_fleet_that_requires_the_sandbox_may_give_and_end_users(tmp_path: Path) -> None:
+    (file := tmp_path / "values.yaml").write_text(yaml.safe_dump({"fleets": {"a": {"requireSandbox": True}}}))
+    made = parse(helm("template", "x", CHART, "--values", file).stdout)
+    (server,) = next(each for each in made if each["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--sandbox=require" in server["args"]
+    assert server["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": False,
+        "runAsUser": 0,
+        "capabilities": {"drop": ["ALL"], "add": ["SETUID", "SETGID", "KILL"]},
+    }
+
+
+@needs_helm
 def test_a_newer_chart_leaves_the_pods_of_a_pinned_fleet_alone(tmp_path: Path) -> None:
     shutil.copytree(CHART, newer := tmp_path / "chart")
     about = yaml.safe_load((newer / "Chart.yaml").read_text())

@@ -28,7 +28,7 @@ class WithoutNamespaces(Villain):
         refused = "Operation not permitted"
         namespaces.own_user_namespace = lambda: refused  # type: ignore[assignment]
         namespaces.own_root = lambda paths: refused  # type: ignore[assignment]
-        sandbox._readable_by = lambda user: False  # type: ignore[assignment]
+        sandbox._problem_of_reading = lambda user: refused  # type: ignore[assignment]
 
 
 class OwnUser(Villain):
@@ -38,4 +38,4 @@ class OwnUser(Villain):
 
     @classmethod
     def prepare(cls) -> None:
-        sandbox._readable_by = lambda user: True  # type: ignore[assignment]
+        sandbox._problem_of_reading = lambda user: ""  # type: ignore[assignment]

@@ -124,12 +124,15 @@ def test_a_call_of_another_architecture_ends_the_process(target: Target) -> None
 # --- as root and as another user ----------------------------------------------------------------------------------
 
 
-def as_nobody() -> list[str]:
-    """Words before a command that run it as a user without rights, who can read Python wherever it is."""
+NOBODY = "--reuid 65534 --regid 65534 --clear-groups"
+
+
+def by_setpriv(options: str) -> list[str]:
+    """Words before a command that run it with other rights, and let every user read Python wherever it is."""
     if os.geteuid() != 0:
         return []
     hidden = [path for path in (Path(sys.base_prefix), *Path(sys.base_prefix).parents) if path.stat().st_mode & 5 != 5]
-    script = 'exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
+    script = f'exec setpriv {options} "$@"'
     if hidden:  # each but what leads to Python is covered
         top, base = shlex.quote(str(hidden[-1])), shlex.quote(sys.base_prefix)
         script = (
@@ -142,7 +145,7 @@ def as_nobody() -> list[str]:
 @pytest.fixture(scope="module", params=["as it is", "as nobody"])
 def required(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """A server that confines in full, run by whoever runs the tests, and by a user without rights."""
-    prefix = as_nobody() if request.param == "as nobody" else []
+    prefix = by_setpriv(NOBODY) if request.param == "as nobody" else []
     arguments = ("--environment-module", MODULE, "--sandbox", "require", "--log-level", "info")
     tried = subprocess.run([*prefix, "unshare", "--user", "--mount", "true"], capture_output=True)
     if tried.returncode:
@@ -317,12 +320,13 @@ async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogC
         await ProcessHost(deprived.WithoutLandlock, Sandbox("require")).try_out()
 
 
-@pytest.mark.minutes
-def test_a_server_that_cannot_confine_as_required_does_not_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "serve", "without_landlock", "--port", "0"]
+def refusal(environment: str, module: str, prefix: list[str]) -> str:
+    """What a server says that does not start."""
+    command = [*prefix, sys.executable, "-m", "starpod.cli.main", "serve", environment, "--port", "0"]
     result = subprocess.run(
-        [*command, "--environment-module", deprived.__file__, "--sandbox", "require"],
+        [*command, "--environment-module", module, "--sandbox", "require"],
         cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=250,
@@ -330,6 +334,44 @@ def test_a_server_that_cannot_confine_as_required_does_not_start(tmp_path: Path)
     assert (result.returncode, result.stdout) == (1, "")
     assert "cannot be confined as --sandbox require asks" in result.stderr
     assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.minutes
+def test_a_server_that_cannot_confine_as_required_does_not_start() -> None:
+    refusal("without_landlock", deprived.__file__, [])
+
+
+# --- as in a container --------------------------------------------------------------------------------------------
+
+CONTAINER_ROOT = "--inh-caps -all --no-new-privs --bounding-set -all"
+NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --inh-caps -all --ambient-caps -all "$@"'
+
+
+def test_a_user_of_a_usual_container_is_told_the_way_out() -> None:
+    """It has neither namespaces nor rights, so that nothing bounds threads."""
+    prefix = ["unshare", "--user", "--map-user=65534", "--map-group=65534", "--keep-caps", "sh", "-c"]
+    prefix += [NO_NAMESPACES, "sh"]
+    tried = subprocess.run([*prefix, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no namespaces here: {tried.stderr}")
+    said = refusal("villain", MODULE, prefix)
+    assert re.search(r"threads \(.*; a server of root with CAP_SETUID, CAP_SETGID and CAP_KILL needs none", said), said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up some of its rights")
+def test_root_of_a_container_with_three_rights_confines_as_required() -> None:
+    """With the first two alone a server could not end its processes, and ended itself."""
+    assert "own user (without CAP_KILL" in refusal("villain", MODULE, by_setpriv(f"{CONTAINER_ROOT},+setuid,+setgid"))
+    prefix = by_setpriv(f"{CONTAINER_ROOT},+setuid,+setgid,+kill")
+    arguments = ("villain", "--environment-module", MODULE, "--sandbox", "require")
+    with (
+        start_server(*arguments, prefix=prefix, environment={"PYTHONDONTWRITEBYTECODE": "1"}) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        stub = EnvironmentServiceStub(channel)
+        assert [0 < int(act(stub, "small_threads")) < 64 for _ in range(3)] == [True] * 3
+        assert int(re.search(r"Uid:\t(\d+)\t", act(stub, "status"))[1]) >= 1_000_000_000  # type: ignore[index]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

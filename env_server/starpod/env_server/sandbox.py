@@ -25,8 +25,10 @@ MODES = ("require", "best-effort", "off")
 
 _SET_NO_NEW_PRIVILEGES, _SET_PARENT_DEATH_SIGNAL = 38, 1
 _MAX_THREADS = 64
-_FIRST_USER = 1_000_000_000
-"""Each process gets the user id of this plus its process id: no two that live share one, and no account has it."""
+_FIRST_USER, _FIRST_USER_OF_CONTAINER = 1_000_000_000, 10_000
+"""Each process gets the user id of this plus its process id, which no account has and no other process that lives.
+Users of rootless containers often end at 65,536: there the ids begin lower, and come again."""
+_CAP_KILL = 5
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
 _SYSTEM_FILES = (
     *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime"),
@@ -142,7 +144,7 @@ def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
     report.note(["names of files"], problem or namespaces.own_root(paths))
     if not problem and not namespaces.counts_threads():
         return "this kernel counts those of all processes of a user together; Linux 5.14 does not"
-    return problem
+    return problem and f"{problem}; a server of root with CAP_SETUID, CAP_SETGID and CAP_KILL needs none"
 
 
 def _scrub() -> None:
@@ -164,8 +166,11 @@ def _leave_root(report: Report) -> bool:
     """Another user, if this one is root and Python can be read by others; no capabilities in any case."""
     own_user = False
     if os.geteuid() == 0:
-        user = _FIRST_USER + os.getpid()
-        problem = "" if _readable_by(user) else f"other users cannot read {sys.prefix} or {sys.base_prefix}"
+        user = _free_user()
+        if not _has_capability(_CAP_KILL):
+            problem = "without CAP_KILL the server could not end it"
+        else:
+            problem = _problem_of_reading(user)
         if not problem:
             try:
                 os.setgroups([])
@@ -183,17 +188,33 @@ def _leave_root(report: Report) -> bool:
     return own_user
 
 
-def _readable_by(user: int) -> bool:
-    """Whether another user could go on importing what this process has not imported yet."""
+def _free_user() -> int:
+    user = _FIRST_USER + os.getpid()
+    with open("/proc/self/uid_map") as file:
+        *_, (first, _, count) = (map(int, line.split()) for line in file)
+    if user < first + count:
+        return user
+    return _FIRST_USER_OF_CONTAINER + os.getpid() % max(1, first + count - _FIRST_USER_OF_CONTAINER)
+
+
+def _has_capability(number: int) -> bool:
+    with open("/proc/self/status") as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> number & 1)
+
+
+def _problem_of_reading(user: int) -> str:
+    """Why another user could not go on importing what this process has not imported yet, or ""."""
     places = _python_paths()
     try:
         os.seteuid(user)
-    except OSError:
-        return False
+    except OSError as error:
+        return f"user {user}: {error.strerror}"
     try:
-        return all(os.access(place, os.R_OK | os.X_OK, effective_ids=True) for place in places)
+        unreadable = [place for place in places if not os.access(place, os.R_OK | os.X_OK, effective_ids=True)]
     finally:
         os.seteuid(0)
+    return f"other users cannot read {unreadable[0]}" if unreadable else ""
 
 
 def _limit(sandbox: Sandbox, threads: int | None) -> None:

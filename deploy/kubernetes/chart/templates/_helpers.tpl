@@ -67,14 +67,21 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* What every container is: its image, and no right at all. Arguments: root, image, tag. */}}
+{{/* What every container is: its image, and no right at all, or, for a user of its own to each process of class
+process, those of root that give and end it. Arguments: root, image, tag, processUsers (or none). */}}
 {{- define "starpod.container" -}}
 image: {{ printf "%s%s:%s" .root.Values.image.registry .image .tag }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
+  {{- if .processUsers }}
+  runAsNonRoot: false
+  runAsUser: 0
+  capabilities: {drop: [ALL], add: [SETUID, SETGID, KILL]}
+  {{- else }}
   capabilities: {drop: [ALL]}
+  {{- end }}
 {{- end -}}
 
 {{/* Whether there is TLS: "true" or nothing. */}}
