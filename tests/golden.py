@@ -1,7 +1,5 @@
 """Golden records of the original programs: read where they lie, never committed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

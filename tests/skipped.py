@@ -1,7 +1,5 @@
 """What a report of `starpod check` leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 BY_TIME = ("too busy", "past its deadline", "the shortest timeout")

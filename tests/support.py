@@ -1,7 +1,5 @@
 """Real servers for tests and benchmarks: each a process of its own, reached over a real socket."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

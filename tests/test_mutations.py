@@ -1,7 +1,5 @@
 """One wrong line in a central function fails a test: the suite guards what training and exactly-once steps rest on."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

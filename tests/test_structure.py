@@ -3,8 +3,6 @@
 `lint-imports` enforces the contracts of pyproject.toml; these tests show that the contracts say all that they should.
 """
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from functools import cache

@@ -4,8 +4,6 @@ Its environment, `walk-v1`, folds every action and a random stream into one numb
 swapped shows in every later observation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -118,7 +116,7 @@ class Walk:
         return json.dumps(state).encode()
 
     @classmethod
-    def load(cls, data: bytes, limits: pb.Limits, want_key: bool) -> Walk:
+    def load(cls, data: bytes, limits: pb.Limits, want_key: bool) -> "Walk":
         seed, dynamics_seed, options, step_index, value, luck, over = json.loads(data)
         walk = cls(seed, dynamics_seed, 0, options, want_key, limits)
         walk.step_index, walk.value, walk.over = step_index, value, over
@@ -169,7 +167,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
 
     # --- life ------------------------------------------------------------------------------------------------------
 
-    async def start(self, port: int = 0) -> FakeServer:
+    async def start(self, port: int = 0) -> "FakeServer":
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_EnvironmentServiceServicer_to_server(self, self._server)
         if self.credentials is None:
@@ -193,7 +191,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
             self._forget()
         await self.start(int(self.address.rpartition(":")[2]))
 
-    async def __aenter__(self) -> FakeServer:
+    async def __aenter__(self) -> "FakeServer":
         return await self.start()
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """What callers get wrong is told with what to write instead, and what they print can be read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """One bad call, or one bad reply, costs nobody but its own caller; and what nobody waits for leaves nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

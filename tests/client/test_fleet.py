@@ -1,7 +1,5 @@
 """The fleet against servers that keep the contract and misbehave on the way: nothing is lost, nothing is done twice."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

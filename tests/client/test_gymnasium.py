@@ -1,7 +1,5 @@
 """The Gymnasium adapters, against Gymnasium's own checkers and its own vector environment."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The recovery log: whatever a program does and whenever its server dies, it sees what it would have seen anyway."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

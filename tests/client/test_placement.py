@@ -1,7 +1,5 @@
 """Servers that come and go behind a name, and where sessions are placed; a small run of benchmarks.fleet.placement."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Sessions that come back with all that they were: their turns, options, wishes and luck."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

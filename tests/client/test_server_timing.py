@@ -1,7 +1,5 @@
 """Server-Timing as servers may write it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

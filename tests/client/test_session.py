@@ -1,7 +1,5 @@
 """One call at a time on a session, in the order in which they were made, whatever becomes of those that wait."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The blocking facade, from one thread and from many."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Certificates, addresses, versions and waits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import grpc

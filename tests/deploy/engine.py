@@ -1,7 +1,5 @@
 """docker-compose.yml as tests use it: a project of their own, removed in the end."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """What the tests of deploy/ read."""
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 

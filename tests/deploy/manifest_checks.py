@@ -1,7 +1,5 @@
 """What is wrong with Kubernetes manifests: each check yields sentences, none where all is well."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

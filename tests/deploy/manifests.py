@@ -1,7 +1,5 @@
 """Kubernetes manifests as data: pods, containers and command lines in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

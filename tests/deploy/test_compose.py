@@ -1,7 +1,5 @@
 """`docker compose up` for real: the images, a whole run, four replicas of which one is killed, and nothing left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

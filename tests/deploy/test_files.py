@@ -1,7 +1,5 @@
 """The files of deploy/ fit the project and each other. No container runs here."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The manifests rendered from the chart. No cluster runs here."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

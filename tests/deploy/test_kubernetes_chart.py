@@ -1,7 +1,5 @@
 """The chart: its schema, its page, and the manifests that are made from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

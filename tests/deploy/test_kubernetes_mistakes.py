@@ -1,7 +1,5 @@
 """The checks of manifests find what they are for: each is shown a mistake that it must see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

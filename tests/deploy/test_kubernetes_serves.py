@@ -1,7 +1,5 @@
 """The command line of a rendered pod, run here: with its certificates, its tokens, its probes and its drain."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

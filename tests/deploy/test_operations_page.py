@@ -1,7 +1,5 @@
 """docs/operations.md: the commands that it gives exist, and what they name is there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from itertools import pairwise

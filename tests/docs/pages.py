@@ -1,7 +1,5 @@
 """What the project's pages hold: fenced blocks, commands, tables, links and anchors."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

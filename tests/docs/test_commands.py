@@ -1,8 +1,6 @@
 """Commands that pages show exist: subcommands and options of `starpod`, targets of make, modules of benchmarks,
 extras that are to be installed."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures stand once: in docs/benchmarks, as tables that are made from what the programs measured."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Links between pages lead somewhere: to a file that is there, and to a heading that it has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The Makefile takes a Python that is there, and cleans up what it makes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

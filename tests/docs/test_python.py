@@ -1,7 +1,5 @@
 """Python that pages show can be read, and what it imports from Starpod is there."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import textwrap

@@ -4,8 +4,6 @@ Python blocks are run, or saved where the line above them says so. `starpod serv
 with the usual address is meant for it. What takes minutes or needs what a test has not is checked in its place below.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """The tables of README.md and of its pages say what the code has, and each figure names what measures it again."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import tomllib

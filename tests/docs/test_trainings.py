@@ -1,7 +1,5 @@
 """Training runs that pages show can begin: their configurations are sound, and fit the environment that they play."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

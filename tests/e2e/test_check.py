@@ -1,7 +1,5 @@
 """`starpod check` against `starpod serve`: real processes, every level, every built-in environment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess
@@ -31,7 +29,7 @@ COMMAND = (sys.executable, "-m", "starpod.cli.main", "check", "--timeout", "90")
 
 
 @pytest.fixture(scope="module")
-def checks(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Check]]:
+def checks(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "Check"]]:
     """A check of each environment, all running at the same time."""
     with start_server() as other, contextlib.ExitStack() as stack:
         yield {
@@ -54,7 +52,7 @@ class Check:
             text=True,
         )
 
-    def __enter__(self) -> Check:
+    def __enter__(self) -> "Check":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """examples/custom_environment.py: short, served, checked, played, and stepped through the Gymnasium adapter."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

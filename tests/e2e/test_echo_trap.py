@@ -1,7 +1,5 @@
 """The configuration that falls into the Echo Trap on purpose, and StarPO-S on the same seed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import fmean

@@ -1,7 +1,5 @@
 """`starpod train` from the outside: whole runs of a tiny policy over real services."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

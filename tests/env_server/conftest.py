@@ -1,7 +1,5 @@
 """A server of troublesome environments in the test's own event loop, reached over a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """Pictures from a pool that others use: an overload, never a lost session, a half-done turn or a server that waits."""
 
-from __future__ import annotations
-
 import pytest
 
 from starpod.env_server import Busy, Limits

@@ -1,7 +1,5 @@
 """What each call does, over a socket: order, repeats, groups, forks, snapshots, limits."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """An environment that calls sys.exit, or lets a StopIteration out, costs its own session alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from starpod.v1 import environment_pb2 as pb

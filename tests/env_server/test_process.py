@@ -1,7 +1,5 @@
 """Class `process`: however an environment dies, it costs its own session alone, and is reported as what it was."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

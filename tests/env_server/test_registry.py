@@ -1,7 +1,5 @@
 """Ids, versions and what may be registered."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """A Step sent again is known by its request, whatever the environment did to its actions; and what a session keeps."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """`starpod serve` as processes: workers, crashes, signals, wrong calls."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A server as a whole: who may call, what it tells of itself, how it goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """States as bytes: every plain value comes back equal, nothing else gets in, and decoding runs no code."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The Stream call: columns equal calls, replies come as they finish, one bad call fails alone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers tell where the time of a call went: in a trailer, and in the messages of the Stream."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

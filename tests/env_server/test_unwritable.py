@@ -1,7 +1,5 @@
 """Environments that give what no message can hold, or break in mid-step: their own session pays, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from starpod.env_server.config import ServerLimits

@@ -1,7 +1,5 @@
 """Environments that wait, crash, hang, raise and come in versions: what a server must cope with."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Opens and plays episodes without a server; what happens in them as values that processes can compare."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """The same seeds give the same episode: in another process or thread, after a fork, from a snapshot."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """docs/environments.md says what the code does: options, deviations, and an example that runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recorded episodes of the original environments, replayed in ours: no difference but the chosen ones."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Snapshots over the wire: episodes on boards of one's own, and options that ask which of them were given."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -32,7 +30,7 @@ class Track(Environment):
         drawing: str = Field(default="", description="The track instead of a length.")
 
         @model_validator(mode="after")
-        def _one_of_both(self) -> Track.Options:
+        def _one_of_both(self) -> "Track.Options":
             if {"length", "drawing"} <= self.model_fields_set:
                 raise ValueError("length and drawing say the same: leave one out")
             return self

@@ -1,7 +1,5 @@
 """Servers behind proxies, and what came through in the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Episodes that are played while something goes wrong, and the same ones that nobody disturbed, turn by turn."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """A proxy between client and server that doubles, delays, reorders and loses calls, and cuts streams."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -28,7 +26,7 @@ class FaultyCalls(pb_grpc.EnvironmentServiceServicer):
         self._random = random.Random(seed)
         self._next_id = OWN_IDS
 
-    async def __aenter__(self) -> FaultyCalls:
+    async def __aenter__(self) -> "FaultyCalls":
         self._channel = grpc.aio.insecure_channel(
             self.upstream,
             options=[

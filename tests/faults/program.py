@@ -5,8 +5,6 @@
 SETTINGS: the arguments of `disturbed`, as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ It runs on a thread of its own, so that a test that blocks and one in an event l
 set as attributes, at any time; bytes that are on their way obey the new setting.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -40,7 +38,7 @@ class Way:
 class Pipe:
     """One connection through the proxy: two sockets, and a task for each direction."""
 
-    def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+    def __init__(self, proxy: "Proxy", client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.proxy = proxy
         self.client = client
         self.server = server

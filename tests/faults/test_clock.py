@@ -1,7 +1,5 @@
 """The server's wall clock leaps; leases and sessions do not notice, since they go by the monotonic clock."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

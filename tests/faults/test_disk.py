@@ -1,7 +1,5 @@
 """Disks that are full: a run says so and keeps its last good checkpoint; a server goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import subprocess

@@ -4,8 +4,6 @@
 SIGKILL and is started anew on its port. Every episode must come out exactly as in a run that nobody disturbed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Memory that runs out in one place costs what was there, and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """A name that stands for other servers than before: the fleet follows it."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from pathlib import Path

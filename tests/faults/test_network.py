@@ -1,7 +1,5 @@
 """The way to a server delays, cuts, chokes, swallows, refuses and disorders; no episode shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

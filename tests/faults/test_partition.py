@@ -1,7 +1,5 @@
 """A partition between machines: a server in a network namespace of its own, and a wire that loses every packet."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

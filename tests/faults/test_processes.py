@@ -1,7 +1,5 @@
 """Servers and clients are stopped for a while, or asked to go; no episode shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The soak finds what grows, and only that."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

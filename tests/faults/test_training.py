@@ -1,7 +1,5 @@
 """Training through everything at once ends with the metrics of a run that nobody disturbed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

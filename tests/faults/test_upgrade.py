@@ -1,7 +1,5 @@
 """Servers are replaced by newer ones under the same addresses while sessions live."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path

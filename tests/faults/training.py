@@ -1,7 +1,5 @@
 """`starpod train` on a tiny policy, and what it must learn again when it is disturbed."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

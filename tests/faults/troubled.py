@@ -3,8 +3,6 @@
 STARPOD_TEST_VERSION: the version of `aging-v1` and `ageless-v1`, 1.0.0 if unset.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """Small tokenizers with the chat templates that matter, made here so that nothing is downloaded."""
 
-from __future__ import annotations
-
 import functools
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

@@ -1,7 +1,5 @@
 """What every test of the trainer has in common."""
 
-from __future__ import annotations
-
 import torch
 
 # Kernels of tiny models are faster on one thread, and several test processes share the cores.

@@ -1,7 +1,5 @@
 """An OpenAI-compatible endpoint on a real socket, whose answers are a function of the conversation."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

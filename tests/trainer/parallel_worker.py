@@ -1,7 +1,5 @@
 """What each rank of test_parallel.py runs, and what it is compared with in one process."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An engine that says what a test wants, with made-up log-probabilities."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

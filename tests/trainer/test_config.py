@@ -1,7 +1,5 @@
 """The configuration tree: files and words give the same thing, and mistakes are told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

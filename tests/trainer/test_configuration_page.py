@@ -1,7 +1,5 @@
 """docs/configuration.md is what the code says."""
 
-from __future__ import annotations
-
 from docs import configuration
 from starpod.trainer.config import Config
 from starpod.trainer.section import Section

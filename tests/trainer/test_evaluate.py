@@ -1,7 +1,5 @@
 """Figures of evaluations: success and the environment's own return, with their intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Signals: the first one is remembered, the second one ends it, and the exit status says which."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Several ranks train as one process does."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

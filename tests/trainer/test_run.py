@@ -1,7 +1,5 @@
 """The steps of a run: what is asked for again, what a checkpoint brings back, what the end does."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Seeds: disjoint by construction, stable across processes, and continued where they stood."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

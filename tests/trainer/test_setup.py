@@ -1,7 +1,5 @@
 """What cannot work is refused before anything is started or written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +31,7 @@ async def test_an_environment_without_state_keys_is_refused_for_gigpo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Nothing:
-        async def __aenter__(self) -> Nothing:
+        async def __aenter__(self) -> "Nothing":
             return self
 
         async def __aexit__(self, *_: object) -> None: ...

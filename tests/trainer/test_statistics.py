@@ -1,7 +1,5 @@
 """Intervals against published numbers and against their own definitions."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import combinations

@@ -1,7 +1,5 @@
 """One update: the same however the batch is cut, in the right direction, and from nothing but what may teach."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

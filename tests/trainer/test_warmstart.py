@@ -1,7 +1,5 @@
 """Demonstrations written down as replies."""
 
-from __future__ import annotations
-
 import pytest
 
 from starpod.trainer.data.episode import Turn

@@ -1,7 +1,5 @@
 """The configurations for webshop-v1: goals that never meet, demonstrations that wander and arrive, tokens that fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

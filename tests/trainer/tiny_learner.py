@@ -1,7 +1,5 @@
 """A learner over a policy of a few thousand parameters, and groups that it sampled."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

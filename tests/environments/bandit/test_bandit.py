@@ -1,7 +1,5 @@
 """bandit-v1: names, payouts, what counts as success."""
 
-from __future__ import annotations
-
 import functools
 import io
 from collections import Counter

@@ -1,7 +1,5 @@
 """countdown-v1: the reader of answers, rewards, puzzles and the solver."""
 
-from __future__ import annotations
-
 import functools
 import io
 import random

@@ -1,7 +1,5 @@
 """frozen_lake-v1: Gymnasium's dynamics, maps, observations, score and expert."""
 
-from __future__ import annotations
-
 import functools
 import io
 import math

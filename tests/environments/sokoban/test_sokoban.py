@@ -1,7 +1,5 @@
 """Properties of sokoban-v1."""
 
-from __future__ import annotations
-
 import functools
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Properties of sudoku-v1."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Catalogues to test with: those of the recordings, real products, and goods made up for one test."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

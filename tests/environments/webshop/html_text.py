@@ -1,7 +1,5 @@
 """Reads html in tests: the visible texts as the original's text environment takes them, the forms, the elements."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 _VOID = {"meta", "input", "img", "br", "link", "hr", "path", "circle", "rect"}

@@ -1,7 +1,5 @@
 """A catalogue, its prices and its nouns in plain lists and dictionaries: what stores are compared with."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping, Sequence
 

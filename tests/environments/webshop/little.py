@@ -1,7 +1,5 @@
 """A little shop that is made by hand: a dozen products, a goal, and a search that finds what holds a word."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Stores in memory, built from the original's raw files: what the recorded episodes were played in."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """What WebShop's benchmark plays and how it judges: the recorded episodes, and the aims."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

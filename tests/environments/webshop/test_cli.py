@@ -1,7 +1,5 @@
 """`starpod webshop` and `starpod serve --store`, as they are typed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

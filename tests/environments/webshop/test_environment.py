@@ -1,7 +1,5 @@
 """webshop-v1 as an environment: outcomes, rewards, what sessions keep, and the policies."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """webshop-v1 against the recorded episodes of the original: pages in three modes, actions, rewards and their parts."""
 
-from __future__ import annotations
-
 import json
 import random
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Correct servers that are unlike the reference server: small, slow, picky, or with an environment of another kind."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

@@ -3,8 +3,6 @@
 It shares no code with starpod.env_server, so that the check and the server cannot agree on a common mistake.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

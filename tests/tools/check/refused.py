@@ -1,7 +1,5 @@
 """Refused calls of the reference server: the error table of docs/protocol.md as far as a toy needs it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf import any_pb2, duration_pb2

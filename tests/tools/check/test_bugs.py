@@ -1,7 +1,5 @@
 """A bug of the environment or the server is told once, whatever it makes impossible to show."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line of `starpod check`: what it prints, writes and exits with."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

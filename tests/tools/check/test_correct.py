@@ -1,7 +1,5 @@
 """The check does not report correct servers, however small, slow or picky they are."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

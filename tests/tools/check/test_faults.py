@@ -1,7 +1,5 @@
 """The check finds what is wrong: for each wrong server the requirements that it breaks, and no others."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """The check against a correct server that shares no code with starpod.env_server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/protocol.md and the check list the same requirements, word for word."""
 
-from __future__ import annotations
-
 import re
 
 from starpod.check.requirement import LEVELS

@@ -1,7 +1,5 @@
 """The toy environment of the reference server, and what Describe says of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The command line as a person meets it: real processes against real servers."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

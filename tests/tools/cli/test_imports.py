@@ -1,7 +1,5 @@
 """What the command line loads before a subcommand is chosen."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Stages played by a generator in the test's own loop, against real servers; and the command as a whole."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Environments whose time is known: one that stalls the whole server once, one that takes its time, one with bugs."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """`starpod load` as a person meets it: processes, signals, files, exit statuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

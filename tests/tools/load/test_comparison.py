@@ -1,7 +1,5 @@
 """Comparing tells change from noise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

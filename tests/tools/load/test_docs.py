@@ -1,7 +1,5 @@
 """Every command in docs/load.md does what the page says: run against a server, in shorter stages."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Both loops against real servers: what is counted, what is not, and what is left when servers fail."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

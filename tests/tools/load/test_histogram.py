@@ -1,7 +1,5 @@
 """Histograms are HdrHistogram's, and merging loses nothing."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

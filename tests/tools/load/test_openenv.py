@@ -1,7 +1,5 @@
 """OpenEnv servers get the same schedule: one written here from its messages, and the real one where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

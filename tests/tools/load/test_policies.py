@@ -1,7 +1,5 @@
 """What the agents do, and recordings of it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a report says of a run that did not go well, and the page that shows it."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arrivals do not drift, and think times are what their names say."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from itertools import islice, pairwise

@@ -1,7 +1,5 @@
 """The search finds what a server holds, without running it: the server here is a formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

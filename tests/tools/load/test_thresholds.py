@@ -1,7 +1,5 @@
 """Requirements are read as written, judged by the figure they name, and refused where they make no sense."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Policies without a model, on observations made by hand."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

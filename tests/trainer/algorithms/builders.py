@@ -1,7 +1,5 @@
 """Rollouts, groups and random batches that the tests of the algorithms share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

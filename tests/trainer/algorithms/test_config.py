@@ -1,7 +1,5 @@
 """Presets, what goes before them, and what is refused with a sentence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of tokens that another policy sampled."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/algorithms.md says what the code does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

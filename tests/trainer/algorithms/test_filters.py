@@ -1,7 +1,5 @@
 """Which groups are kept, and which are asked for again."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GAE over sampled tokens, over turns, and with one baseline per episode."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

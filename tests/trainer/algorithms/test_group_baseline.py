@@ -1,7 +1,5 @@
 """Estimators that compare the episodes of a group, and what the dispatcher adds to all of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """Losses: golden numbers of the clipped loss, the readings of a clip per turn, gradients by finite differences, and
 averages that no split into micro-batches can change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, whatever happens in between."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -1,7 +1,5 @@
 """Exported folders: transformers loads them, and they say the same as the trained policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`starpod eval` against a real server, with scripted policies and with a model behind a real HTTP endpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`starpod train` and `starpod eval` called wrong: refused at once, with a sentence, and nothing is left behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`starpod watch`: what a person sees of recorded episodes, with and without a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -1,7 +1,5 @@
 """Episodes as tensors: nothing sampled is lost, moved or doubled, however the batch is cut."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Files to train on: what would teach nothing, something else, or what is held out, is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

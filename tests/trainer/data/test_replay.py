@@ -1,7 +1,5 @@
 """Files of episodes, and the buffer that trains on them again."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

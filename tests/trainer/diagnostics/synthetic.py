@@ -1,7 +1,5 @@
 """Made-up episodes, curves and whole run folders."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

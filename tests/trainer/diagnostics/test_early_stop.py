@@ -1,7 +1,5 @@
 """Rules that end a run."""
 
-from __future__ import annotations
-
 import json
 
 from starpod.trainer.diagnostics.config import EarlyStopConfig, MonitorConfig

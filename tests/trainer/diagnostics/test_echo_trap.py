@@ -1,7 +1,5 @@
 """The four collapse signals on scripted curves."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

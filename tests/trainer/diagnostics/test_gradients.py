@@ -1,7 +1,5 @@
 """Gradient norms by reward deviation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

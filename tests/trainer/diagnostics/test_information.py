@@ -1,7 +1,5 @@
 """Mutual information between prompts and reasoning."""
 
-from __future__ import annotations
-
 import json
 import math
 

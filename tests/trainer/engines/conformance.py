@@ -1,7 +1,5 @@
 """What every engine has to do, whatever samples behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import threading

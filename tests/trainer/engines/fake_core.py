@@ -1,7 +1,5 @@
 """What vLLM does with requests, weights and pauses, in plain transformers and without a cache: slow and exact."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A stand-in for `vllm serve`, on a real socket: strict about paths, methods, queries and bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

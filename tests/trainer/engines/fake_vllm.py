@@ -1,7 +1,5 @@
 """A stand-in for the package vllm: the classes that the engine in process uses, with their signatures."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -67,7 +65,7 @@ class AsyncEngineArgs:
 
 
 class AsyncLLM:
-    made: list[AsyncLLM] = []  # noqa: RUF012 - the tests look at what the engine made
+    made: list["AsyncLLM"] = []  # noqa: RUF012 - the tests look at what the engine made
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         self.arguments = arguments
@@ -83,7 +81,7 @@ class AsyncLLM:
         start_engine_loop: bool = True,
         usage_context: Any = None,
         stat_loggers: Any = None,
-    ) -> AsyncLLM:
+    ) -> "AsyncLLM":
         return cls(engine_args)
 
     async def generate(

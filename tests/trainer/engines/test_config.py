@@ -1,7 +1,5 @@
 """What an engine's configuration refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

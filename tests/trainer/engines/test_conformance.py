@@ -1,7 +1,5 @@
 """The default engine does what every engine has to do. (vLLM's have files of their own.)"""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Drawing tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Which slot holds which conversation."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

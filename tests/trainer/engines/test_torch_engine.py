@@ -1,7 +1,5 @@
 """The torch engine against the trainer's own scores, and against itself in other company."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable

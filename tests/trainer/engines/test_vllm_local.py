@@ -1,7 +1,5 @@
 """vLLM in process: against a stand-in whose signatures are those of the real package."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import pickle

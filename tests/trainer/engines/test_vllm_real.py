@@ -1,7 +1,5 @@
 """The real vLLM in process: it does what every engine has to do, and its death ends nothing but the run."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """vLLM over HTTP: against a strict stand-in on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

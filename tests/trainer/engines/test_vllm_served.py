@@ -1,7 +1,5 @@
 """A real `vllm serve`, driven over HTTP: it does what every engine has to do, and its failures are sentences."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

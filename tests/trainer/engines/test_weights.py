@@ -1,7 +1,5 @@
 """Weights under the names of a checkpoint."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Names of parameters that all three have, in their order there; a bar stands before those that are keywords only.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

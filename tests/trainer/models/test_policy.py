@@ -1,7 +1,5 @@
 """Scoring against the plain formulas, saving, critics, adapters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Computing in bfloat16: the weights keep what a step adds, and the engine samples from what is scored."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

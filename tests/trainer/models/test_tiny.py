@@ -1,7 +1,5 @@
 """The tiny policies' tokenizer: one token per word, nothing lost, nothing that depends on what stands beside it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small policy that knows some words, for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from starpod.trainer.models.config import ModelConfig

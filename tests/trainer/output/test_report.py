@@ -1,7 +1,5 @@
 """Charts, the report and the comparison."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The folder of one run."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

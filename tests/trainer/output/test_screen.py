@@ -1,7 +1,5 @@
 """The live screen and the plain log."""
 
-from __future__ import annotations
-
 import io
 from collections import deque
 from typing import Any

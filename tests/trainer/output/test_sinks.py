@@ -1,7 +1,5 @@
 """Where metrics go."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -145,7 +143,7 @@ class FakeWandb:
     def __init__(self, good: int) -> None:
         self.good, self.logged, self.finished, self.asked = good, [], False, {}  # type: ignore[var-annotated]
 
-    def init(self, **asked: Any) -> FakeWandb:
+    def init(self, **asked: Any) -> "FakeWandb":
         self.asked = asked
         return self
 

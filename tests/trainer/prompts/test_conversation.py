@@ -1,7 +1,5 @@
 """Conversations as token ids: what is fed, what was sampled, and that neither is ever changed."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

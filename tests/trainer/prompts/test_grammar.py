@@ -1,7 +1,5 @@
 """The response grammar: rules, robustness, and parity with the original's parser."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

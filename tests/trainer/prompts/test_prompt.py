@@ -1,7 +1,5 @@
 """What a policy is told, and that it holds the parts of the original's prompts, in their order."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

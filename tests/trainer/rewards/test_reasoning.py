@@ -1,7 +1,5 @@
 """Claims of a thought against the state: by hand, and against a served environment in all of its formats."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

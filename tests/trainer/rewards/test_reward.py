@@ -1,7 +1,5 @@
 """The named parts of a turn's reward, and shaping functions of installed packages."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Episodes over the wire: what is recorded is what was sampled and what the environment said."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any

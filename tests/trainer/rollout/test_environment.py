@@ -1,7 +1,5 @@
 """The services that a trainer starts for itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One episode of an agent: its end, what is sent, and what a failure leaves."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In a real Chromium: the pool's pictures and repairs, the environment that acts through it, and the site."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """Goals, prices, their order and draws, against what the original made of the same catalogues and generators."""
 
-from __future__ import annotations
-
 import bisect
 import gzip
 import itertools

@@ -1,7 +1,5 @@
 """The text that search sees of a product."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Records become products as in the original, and what is not a record is said with its place."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

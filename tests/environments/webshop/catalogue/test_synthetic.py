@@ -1,7 +1,5 @@
 """The made-up catalogue: in the original's schema, the same everywhere, of any size, like a real one in its numbers."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

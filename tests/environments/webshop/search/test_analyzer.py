@@ -1,7 +1,5 @@
 """Terms: as Lucene made them of real and synthetic texts, on the edges of the grammar, and by rule."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

@@ -1,7 +1,5 @@
 """Lucene's numbers, and its rankings: every recorded list, real and synthetic."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The index against a scorer written out document by document, and its life as arrays."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter

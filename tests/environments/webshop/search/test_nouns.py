@@ -1,7 +1,5 @@
 """Taggers: tables, textblob's, and spaCy's behind the interface that spaCy has."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

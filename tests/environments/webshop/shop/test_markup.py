@@ -1,7 +1,5 @@
 """The shop's pages as html: the original's texts, fields and links, for anyone, and safe with any product."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Colours as the original's reward sees them; token-set ratios and decisions as thefuzz 0.19 has them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

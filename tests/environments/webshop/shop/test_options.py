@@ -1,7 +1,5 @@
 """Presets, the options they set, and which goal an episode gets."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages as text: which texts count, what is marked, and addresses."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The graded reward, part by part, against recorded calls, recorded episodes and real sessions."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

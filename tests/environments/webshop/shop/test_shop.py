@@ -1,7 +1,5 @@
 """Actions as they are written, what can be clicked, and what clicks and searches change."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

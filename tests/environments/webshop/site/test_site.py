@@ -1,7 +1,5 @@
 """The site: people and agents in the same sessions, every action once, nobody else's forms, failures as pages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

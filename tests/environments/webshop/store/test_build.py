@@ -1,7 +1,5 @@
 """Building a store: what comes out, and that no kill, full disk or bad record can spoil it."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Catalogues: one over a list, and one over sections that gives the same."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

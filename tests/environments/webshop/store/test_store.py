@@ -1,7 +1,5 @@
 """Stores: whole ones open, others are refused with what to do, and a server finds those that it was given."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Wrong servers: faults of Fork, Snapshot and Restore."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 from starpod.v1 import environment_pb2 as pb

@@ -1,7 +1,5 @@
 """The base of wrong servers: each breaks the reference server in one way and names the requirements that it breaks."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from tests.tools.check.reference_server import ReferenceService

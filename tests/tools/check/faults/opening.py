@@ -1,7 +1,5 @@
 """Wrong servers: faults of Open, of its options and keys."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from typing import Any

@@ -1,7 +1,5 @@
 """Wrong servers: faults of leases, connections, errors and companions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.rpc import error_details_pb2

@@ -1,7 +1,5 @@
 """Wrong servers: faults of Step and Reset, observations and frames."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import secrets

@@ -1,7 +1,5 @@
 """Wrong servers: faults of the Stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
