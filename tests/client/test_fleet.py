@@ -183,18 +183,15 @@ async def test_reset_many(server: FakeServer) -> None:
 
 
 async def test_resets_of_a_lost_server_are_made_on_another() -> None:
-    one, two = FakeServer(), FakeServer()
-    async with two:
-        await one.start()
-        async with Fleet([one.address, two.address], grace=0.05) as fleet:
-            sessions = [session for seed in range(8) for session in await fleet.open("walk-v1", seed=seed)]
-            await fleet.step_many(sessions, ["left"] * 8)
-            await one.stop()
-            observations = await fleet.reset_many(sessions, list(range(10, 18)))
-            assert [observation.text for observation in observations] == [f"at {seed}" for seed in range(10, 18)]
-            assert {session.address for session in sessions} == {two.address}
-            played = await asyncio.gather(*(play(session, TURNS) for session in sessions))
-            assert played == [await undisturbed(seed) for seed in range(10, 18)]
+    async with FakeServer() as one, FakeServer() as two, Fleet([one.address, two.address], grace=0.05) as fleet:
+        sessions = [session for seed in range(8) for session in await fleet.open("walk-v1", seed=seed)]
+        await fleet.step_many(sessions, ["left"] * 8)
+        await one.stop()
+        observations = await fleet.reset_many(sessions, list(range(10, 18)))
+        assert [observation.text for observation in observations] == [f"at {seed}" for seed in range(10, 18)]
+        assert {session.address for session in sessions} == {two.address}
+        played = await asyncio.gather(*(play(session, TURNS) for session in sessions))
+        assert played == [await undisturbed(seed) for seed in range(10, 18)]
 
 
 async def test_state_keys_are_shown_to_those_who_want_them(server: FakeServer) -> None:
@@ -205,24 +202,16 @@ async def test_state_keys_are_shown_to_those_who_want_them(server: FakeServer) -
         assert len((await with_key.step("left")).observation.state_key) == 16
 
 
-async def test_a_cancelled_step_is_finished_and_the_next_one_is_in_order(server: FakeServer) -> None:
+@pytest.mark.parametrize("call", ["step", "reset"])
+async def test_a_cancelled_call_is_finished_and_the_next_one_is_in_order(server: FakeServer, call: str) -> None:
     async with Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
         server.delay = lambda kind: 0.1
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(session.step("left"), 0.02)
+            await asyncio.wait_for(session.step("left") if call == "step" else session.reset(seed=9), 0.02)
         server.delay = lambda kind: 0.0
-        assert seen(await session.step("right")) == (await undisturbed(3, ["left", "right"]))[1]
-
-
-async def test_a_cancelled_reset_is_finished_all_the_same(server: FakeServer) -> None:
-    async with Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        server.delay = lambda kind: 0.1
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(session.reset(seed=9), 0.02)
-        server.delay = lambda kind: 0.0
-        assert [seen(await session.step("left"))] == await undisturbed(9, ["left"])
+        expected = await (undisturbed(3, ["left", "right"]) if call == "step" else undisturbed(9, ["right"]))
+        assert seen(await session.step("right")) == expected[-1]
 
 
 async def test_closing_the_fleet_closes_its_sessions(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,37 +415,30 @@ async def test_a_cut_connection_is_mended_and_nothing_is_done_twice(server: Fake
         assert server.turns_played == 8
 
 
-async def test_a_restarted_server_gets_its_sessions_back(server: FakeServer) -> None:
+@pytest.mark.parametrize("lost", ["server", "session"])
+async def test_what_is_lost_comes_back(server: FakeServer, lost: str) -> None:
     async with Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
         first = await play(session, TURNS[:3])
-        await server.restart()
+        if lost == "server":
+            await server.restart()
+        else:
+            server.sessions.clear()
         assert first + await play(session, TURNS[3:]) == await undisturbed(3)
         assert session.recoveries == fleet.recoveries == 1
+        assert server.calls["open"] == 2
 
 
 async def test_sessions_of_a_lost_server_move_to_another() -> None:
-    one, two = FakeServer(), FakeServer()
-    async with two:
-        await one.start()
-        async with Fleet([one.address, two.address], grace=0.05) as fleet:
-            sessions = [session for seed in range(8) for session in await fleet.open("walk-v1", seed=seed)]
-            first = await asyncio.gather(*(play(session, TURNS[:3]) for session in sessions))
-            await one.stop()
-            rest = await asyncio.gather(*(play(session, TURNS[3:]) for session in sessions))
-            for seed, episode in enumerate(zip(first, rest, strict=True)):
-                assert [*episode[0], *episode[1]] == await undisturbed(seed)
-            assert {session.address for session in sessions} == {two.address}
-            assert fleet.recoveries == 4
-
-
-async def test_one_crashed_session_comes_back(server: FakeServer) -> None:
-    async with Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        first = await play(session, TURNS[:3])
-        server.sessions.clear()
-        assert first + await play(session, TURNS[3:]) == await undisturbed(3)
-        assert server.calls["open"] == 2
+    async with FakeServer() as one, FakeServer() as two, Fleet([one.address, two.address], grace=0.05) as fleet:
+        sessions = [session for seed in range(8) for session in await fleet.open("walk-v1", seed=seed)]
+        first = await asyncio.gather(*(play(session, TURNS[:3]) for session in sessions))
+        await one.stop()
+        rest = await asyncio.gather(*(play(session, TURNS[3:]) for session in sessions))
+        for seed, episode in enumerate(zip(first, rest, strict=True)):
+            assert [*episode[0], *episode[1]] == await undisturbed(seed)
+        assert {session.address for session in sessions} == {two.address}
+        assert fleet.recoveries == 4
 
 
 async def test_an_action_that_always_kills_its_session_is_not_tried_for_ever(server: FakeServer) -> None:
@@ -520,11 +502,18 @@ async def test_another_environment_under_the_same_name_is_noticed() -> None:
         assert not server.sessions  # the stand-in was closed
 
 
-async def test_without_recovery_a_loss_is_an_error() -> None:
-    async with FakeServer() as server, Fleet(server.address, recovery=False) as fleet:
+@pytest.mark.parametrize(
+    ("deterministic", "settings", "said"),
+    [(True, {"recovery": False}, "recovery is off"), (False, {"checkpoints": False}, "not deterministic")],
+)
+async def test_what_cannot_be_recovered_is_reported_as_lost(
+    deterministic: bool, settings: dict[str, Any], said: str
+) -> None:
+    async with FakeServer(deterministic=deterministic) as server, Fleet(server.address, **settings) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
+        await session.step("left")
         await server.restart()
-        with pytest.raises(SessionLost, match="recovery is off"):
+        with pytest.raises(SessionLost, match=said):
             await session.step("left")
 
 
@@ -540,15 +529,6 @@ async def test_what_is_not_deterministic_goes_on_from_its_last_snapshot() -> Non
         await session.reset(seed=5)
         await server.restart()
         assert await session.render() == "at 5"
-
-
-async def test_without_checkpoints_what_is_not_deterministic_is_reported_as_lost() -> None:
-    async with FakeServer(deterministic=False) as server, Fleet(server.address, checkpoints=False) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        await session.step("left")
-        await server.restart()
-        with pytest.raises(SessionLost, match="not deterministic"):
-            await session.step("left")
 
 
 async def test_a_moved_member_of_a_group_keeps_its_luck() -> None:

@@ -109,22 +109,28 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
 RATIOS, TURNS = [1.5, 1.5, 1.5, 1.5, 1.5, 1.05], [0, 0, 1, 1, 2, 2]
 
 
-def test_bounds_that_decay_with_the_turn() -> None:
-    config = a_config(clip_low=0.2, clip_high=0.4, turn_clip={"kind": "decay", "decay": 0.5})
-    assert at_ratios(config, RATIOS, [1.0] * 6, TURNS).per_token_BT.tolist() == [
-        pytest.approx([-1.4, -1.4, -1.2, -1.2, -1.1, -1.05])
-    ]
-    low = at_ratios(config, [0.5] * 6, [-1.0] * 6, TURNS).per_token_BT
-    assert low.tolist() == [pytest.approx([0.8, 0.8, 0.9, 0.9, 0.95, 0.95])]
-
-
-def test_bounds_that_are_listed_by_turn() -> None:
-    config = a_config(turn_clip={"kind": "decay", "low": [0.5, 0.1], "high": [0.1, 0.3]})
-    assert at_ratios(config, RATIOS, [1.0] * 6, TURNS).per_token_BT.tolist() == [
-        pytest.approx([-1.1, -1.1, -1.3, -1.3, -1.3, -1.05])
-    ]
-    low = at_ratios(config, [0.4] * 6, [-1.0] * 6, TURNS).per_token_BT
-    assert low.tolist() == [pytest.approx([0.5, 0.5, 0.9, 0.9, 0.9, 0.9])]
+@pytest.mark.parametrize(
+    ("options", "above", "ratio", "below"),
+    [
+        (
+            {"clip_low": 0.2, "clip_high": 0.4, "turn_clip": {"kind": "decay", "decay": 0.5}},
+            [-1.4, -1.4, -1.2, -1.2, -1.1, -1.05],
+            0.5,
+            [0.8, 0.8, 0.9, 0.9, 0.95, 0.95],
+        ),
+        (
+            {"turn_clip": {"kind": "decay", "low": [0.5, 0.1], "high": [0.1, 0.3]}},
+            [-1.1, -1.1, -1.3, -1.3, -1.3, -1.05],
+            0.4,
+            [0.5, 0.5, 0.9, 0.9, 0.9, 0.9],
+        ),
+    ],
+    ids=["decay", "listed"],
+)
+def test_bounds_by_turn(options: dict[str, Any], above: list[float], ratio: float, below: list[float]) -> None:
+    config = a_config(**options)
+    assert at_ratios(config, RATIOS, [1.0] * 6, TURNS).per_token_BT.tolist() == [pytest.approx(above)]
+    assert at_ratios(config, [ratio] * 6, [-1.0] * 6, TURNS).per_token_BT.tolist() == [pytest.approx(below)]
 
 
 def test_one_ratio_per_turn() -> None:
