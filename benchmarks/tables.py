@@ -234,9 +234,8 @@ def sessions() -> str:
 def soak() -> str:
     measured = figures("soak")
     growing = [name for name, trend in measured["trends"].items() if trend["grows"]]
-    done = [[name, f"{number:,}"] for name, number in measured["done"].items()]
-    done += [["minutes", f"{measured['seconds'] / 60:.0f}"], ["what grows", ", ".join(growing) or "nothing"]]
-    return table(["Soak", "Measured"], done)
+    done = ", ".join(f"{number:,} {name}" for name, number in measured["done"].items())
+    return f"{measured['seconds'] / 60:.0f} minutes: {done}. What grows: {', '.join(growing) or 'nothing'}."
 
 
 # A fleet
@@ -268,9 +267,9 @@ def learning() -> str:
     for name in ("frozen_lake", "sokoban", "countdown", "bandit", "filter"):
         for each in figures(f"learning_{name}"):
             shown = f"{name}, {each['variant']}" if name == "filter" else name
-            ends = [interval(each["before"]), interval(each["after"]), percent(each["best"])]
+            ends = [interval(each["before"]), interval(each["after"])]
             rows.append([shown, str(each["seed"]), *ends, f"{each['seconds']:.0f} s"])
-    return table(["`starpod train`", "Seed", "Before", "After", "Best evaluation", "Wall time"], rows)
+    return table(["`starpod train`", "Seed", "Before", "After", "Wall time"], rows)
 
 
 def references() -> str:

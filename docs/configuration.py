@@ -22,7 +22,8 @@ HEAD = """\
 
 Every key of `starpod train`, written from the code by `python docs/configuration.py`; a test compares them. See
 [training.md](training.md#configurations) for how files and command lines are combined. The shipped configurations
-change some defaults. Where a default is that of starpo-s, [other presets](algorithms.md#presets) differ.
+change some defaults. Where a default is that of starpo-s, [other presets](algorithms.md#presets) differ. Other choices
+follow the default; without them a value has the default's type, an integer for `1` and any number for `1.0`.
 """
 
 
@@ -53,37 +54,47 @@ def table(prefix: str, section: Section, differ: Collection[str]) -> str:
     for name, value in section:
         if not isinstance(value, Section):
             field = type(section).model_fields[name]
-            default = show(value) + (f" in {DEFAULT_PRESET}" if name in differ else "")
-            cells = f"`{name}`", kind(field.annotation), default, field.description or ""
+            cells = f"`{name}`", choices(field.annotation, value, name in differ), field.description or ""
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     title = f"{'##' if '.' not in prefix else '###'} {prefix or 'Top level'}"
     about = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
-    head = ["| Key | Values | Default | Meaning |", "|---|---|---|---|"] if rows else []
+    head = ["| Key | Default | Meaning |", "|---|---|---|"] if rows else []
     return "\n".join([title, "", about, "", *head, *rows, *([""] if rows else [])])
 
 
-def kind(annotation: Any) -> str:
-    """A type in words."""
+def choices(annotation: Any, default: Any, differs: bool) -> str:
+    """A default, and after it what else may be given, where there is a choice."""
+    shown = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
+    found = kinds(annotation)
+    others = [kind for kind in found if kind not in (show(default), *kinds(type(default)))] if len(found) > 1 else []
+    return "; ".join([shown, *([", ".join(others)] if others else [])])
+
+
+def kinds(annotation: Any) -> list[str]:
+    """What a type takes, in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return kind(arguments[0])
+        return kinds(arguments[0])
     if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return [f"`{value}`" for value in arguments]
     if origin in (Union, types.UnionType):
-        return " or ".join(kind(argument) for argument in arguments)
+        return [kind for argument in arguments for kind in kinds(argument)]
     if origin is tuple:
-        return f"list of {kind(arguments[0])}" if arguments[-1] is Ellipsis else f"{len(arguments)} numbers"
-    if origin is dict or annotation is dict:
-        return "mapping"
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return "mapping"
-    return {bool: "boolean", int: "integer", float: "number", str: "text", type(None): "null"}[annotation]
+        return [f"list of {kinds(arguments[0])[0]}s"]
+    if (
+        annotation in (dict, tuple)
+        or origin is dict
+        or (isinstance(annotation, type) and issubclass(annotation, Section))
+    ):
+        return ["mapping"]
+    return [{bool: "boolean", int: "integer", float: "number", str: "text", type(None): "`null`"}[annotation]]
 
 
 def show(value: Any) -> str:
-    """As YAML takes it."""
+    """As YAML takes it. A float has a point or an exponent."""
     if isinstance(value, float):
-        return f"`{value:g}`"
+        text = f"{value:g}"
+        return f"`{text}`" if {".", "e"} & set(text) else f"`{text}.0`"
     return f"`{value}`" if isinstance(value, str) and value else f"`{json.dumps(value)}`"
 
 

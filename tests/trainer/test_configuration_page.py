@@ -27,4 +27,4 @@ def test_every_key_is_explained() -> None:
             key, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
             found[key.strip("`") if section == "Top level" else f"{section}.{key.strip('`')}"] = cells
     assert sorted(found) == sorted(keys(Config()))
-    assert all(len(cells) == 3 and all(cells) for cells in found.values())
+    assert all(len(cells) == 2 and all(cells) for cells in found.values())

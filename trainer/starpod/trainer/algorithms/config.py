@@ -95,7 +95,7 @@ class AlgorithmConfig(Section):
 
     SHORTHAND: ClassVar[str] = "preset"
 
-    preset: str = Field(default=DEFAULT_PRESET, description=f"What is not given is as in: {', '.join(PRESETS)}.")
+    preset: str = Field(default=DEFAULT_PRESET, description="Gives what is not set: [presets](algorithms.md#presets).")
 
     advantage: Literal[
         "gae",
