@@ -32,6 +32,7 @@ from starpod.env_server.episode import Want
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.registry import Registry
 from starpod.env_server.session import SessionTable
+from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 from tests.support import ROOT
 
@@ -70,7 +71,7 @@ def main() -> None:
 async def measure(rows: int, batches: int) -> dict[str, float]:
     """Microseconds per step by stage."""
     spent: defaultdict[str, list[float]] = defaultdict(list)
-    calls = Calls(Registry.installed(), ServerLimits(), Metrics(), threads=1)
+    calls = Calls(Worker(Registry.installed(), ServerLimits(), Metrics(), threads=1))
     table = SessionTable()
     opening = pb.OpenRequest(
         environment_id=ENVIRONMENT,
@@ -103,7 +104,7 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
         read = Rows(request.steps)
         marks.append(perf_counter())
         transitions = Transitions()
-        others = step_rows(read, 0, rows, table, 1, calls.metrics, transitions)
+        others = step_rows(read, 0, rows, table, 1, calls.worker.metrics, transitions)
         marks.append(perf_counter())
         size = len(transitions.message.SerializeToString())
         marks.append(perf_counter())

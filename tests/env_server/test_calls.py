@@ -399,7 +399,7 @@ async def test_a_lease_is_over_when_two_looks_find_it_so(client: Client) -> None
     session = client.table[opened.session_id]
 
     def look() -> int:
-        return client.server.calls.reap([client.table])
+        return client.server.worker.reap([client.table])
 
     session.touched -= 1000
     assert look() == 0

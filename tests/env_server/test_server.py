@@ -155,7 +155,7 @@ async def test_all_that_is_counted_of_sessions_begins_with_zero(serve: Serve) ->
     families = {family.name: family for family in client.server.metrics.collect()}
     for name in ("live_sessions", "sessions_opened", "sessions_reaped", "sessions_lost"):
         values = {sample.labels["environment"]: sample.value for sample in families[f"starpod_{name}"].samples}
-        assert values == dict.fromkeys(client.server.calls.registry.ids, 0)
+        assert values == dict.fromkeys(client.server.worker.registry.ids, 0)
 
 
 async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_errors_without_a_status_cannot_happen(client: Client) -> None:
         raise ZeroDivisionError("oops")
 
     client.server.calls.render = explode  # type: ignore[method-assign,assignment]
-    client.server.calls.registry = None  # type: ignore[assignment]
+    client.server.worker.registry = None  # type: ignore[assignment]
     for call in (client.stub.Render(pb.RenderRequest(session_id="x")), client.stub.Describe(pb.DescribeRequest())):
         failure = await client.fails(call)
         assert (failure.code, failure.reason, failure.metadata["advice"]) == ("INTERNAL", "SERVER_BUG", "give_up")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import logging
 import secrets
 import time
 from collections.abc import Awaitable, Sequence
@@ -13,23 +11,16 @@ from typing import Any
 from google.protobuf import struct_pb2
 
 from starpod.env_server import convert
-from starpod.env_server.config import ServerLimits
 from starpod.env_server.environment import (
     Busy,
-    Concurrency,
     Environment,
     EnvironmentOptions,
     Limits,
-    OptionsError,
-    Unavailable,
 )
-from starpod.env_server.episode import EpisodeOver, Pictures, SavedEpisode, Transition, Want
+from starpod.env_server.episode import Pictures, SavedEpisode, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
-from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, Pools, ResetPlan, StateTooLarge
-from starpod.env_server.limits import SLICE_SECONDS, LoopShare
-from starpod.env_server.metrics import Metrics
-from starpod.env_server.process_host import ProcessHost
-from starpod.env_server.registry import Registry
+from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
+from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.requests import check_actions, check_options, snapshot_too_large
 from starpod.env_server.responses import ENVELOPE_BYTES, too_large
 from starpod.env_server.rules import (
@@ -41,45 +32,22 @@ from starpod.env_server.rules import (
     replay_reply,
     unsupported,
 )
-from starpod.env_server.sandbox import UNTRUSTING, Sandbox
-from starpod.env_server.seal import SnapshotSeal
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.session import Session, SessionTable, digest_request
 from starpod.env_server.state import StateError
 from starpod.env_server.threads import Hung
 from starpod.env_server.timing import clock
+from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
-
-logger = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 0.5
 
 
 class Calls:
     """The verbs of the contract on this process's sessions. One event loop, no locks but the sessions' own."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        limits: ServerLimits,
-        metrics: Metrics,
-        threads: int,
-        sandbox: Sandbox = UNTRUSTING,
-        seal: SnapshotSeal | None = None,
-        thread_seconds: float = 600.0,
-    ) -> None:
-        self.registry = registry
-        self.limits = limits
-        self.metrics = metrics
-        self.sandbox = sandbox
-        self.seal = seal or SnapshotSeal()
-        self.instance_id = secrets.token_hex(8)
-        self.draining = False
-        self.live_sessions = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.share = LoopShare()
-        self.large_bytes = 0
-        self._pools = Pools.of(threads, thread_seconds)
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._limits = worker.limits
+        self._guard = worker.guard
 
     # --- creating sessions ---------------------------------------------------------------------------------------
 
@@ -87,7 +55,7 @@ class Calls:
         return await table.once(request.key, request, pb.OpenResponse, functools.partial(self._open, table, request))
 
     async def _open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
-        environment = self.registry.find(request.environment_id, request.version)
+        environment = self.worker.registry.find(request.environment_id, request.version)
         members = self._members(request)
         options = await self._options(environment, request.options)
         limits = convert.limits_from(request.limits, environment.spec.limits)
@@ -95,7 +63,7 @@ class Calls:
         lease = self._lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
         response = pb.OpenResponse()
-        async with _Cleanup(self, table, members) as created:
+        async with _Cleanup(self.worker, table, members) as created:
             first: LocalHost | None = None
             pictures: Pictures = {}
             for member in created.members:
@@ -103,7 +71,7 @@ class Calls:
                 dynamics_seed = (
                     request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
                 )
-                host = self._host(environment, want)
+                host = self.worker.host(environment, want)
                 session = Session(environment, host, options, limits, want, lease, member, seed, dynamics_seed)
                 created.add(session)
                 if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
@@ -141,7 +109,7 @@ class Calls:
                 raise out_of_order(original, request.epoch, request.step_index)
             response = pb.ForkResponse()
             pictures: Pictures = {}
-            async with _Cleanup(self, table, members) as created:
+            async with _Cleanup(self.worker, table, members) as created:
                 for place, member in enumerate(members):
                     await created.pause()
                     dynamics_seed = original.dynamics_seed
@@ -151,7 +119,7 @@ class Calls:
                             if seeds
                             else derive_seed(original.dynamics_seed, "fork", original.next_index, member)
                         )
-                    self._make_room(original.environment)
+                    self.worker.make_room(original.environment)
                     host = await self._guard(original, original.host.fork(dynamics_seed if reseed else None), "Fork")
                     session = Session(
                         original.environment,
@@ -178,27 +146,27 @@ class Calls:
 
     async def _restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
         snapshot, members = request.snapshot, self._members(request)
-        if len(snapshot.state) > self.limits.max_snapshot_bytes:
-            raise snapshot_too_large(len(snapshot.state), self.limits)
+        if len(snapshot.state) > self._limits.max_snapshot_bytes:
+            raise snapshot_too_large(len(snapshot.state), self._limits)
         if digest_snapshot(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.digest:
             raise bad_argument("snapshot.digest", "does not match the snapshot: it was cut, changed or mixed up")
-        environment = self.registry.find_restorer(snapshot.environment_id, snapshot.environment_version)
+        environment = self.worker.registry.find_restorer(snapshot.environment_id, snapshot.environment_version)
         if not environment.spec.snapshot:
             raise unsupported(environment, "snapshot", "has no state that could be restored")
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         try:
-            state = self.seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state)
+            state = self.worker.seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state)
             # Seeds, options and limits belong to the session. The rest is read where the episode will run.
             saved = SavedEpisode.read(environment, state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
         response = pb.RestoreResponse()
         pictures: Pictures = {}
-        async with _Cleanup(self, table, members) as created:
+        async with _Cleanup(self.worker, table, members) as created:
             for member in created.members:
                 await created.pause()
-                host = self._host(environment, want)
+                host = self.worker.host(environment, want)
                 session = Session(
                     environment,
                     host,
@@ -226,7 +194,7 @@ class Calls:
         try:
             return await work
         except EnvironmentBug as bug:
-            if self.seal.keyed:
+            if self.worker.seal.keyed:
                 raise
             raise bad_argument("snapshot.state", f"is no episode of its environment: {bug}") from bug
 
@@ -243,7 +211,7 @@ class Calls:
         response.instructions = instructions
         convert.fill_limits(response.limits, limits)
         response.lease_seconds = lease
-        response.instance_id = self.instance_id
+        response.instance_id = self.worker.instance_id
 
     # --- using sessions ------------------------------------------------------------------------------------------
 
@@ -286,7 +254,7 @@ class Calls:
 
     async def step(self, table: SessionTable, request: pb.StepRequest) -> pb.StepResponse:
         session = table.find(request.session_id)
-        check_actions(request.actions, self.limits)
+        check_actions(request.actions, self._limits)
         want = None
         if request.HasField("want"):
             want = self._check_want(session.environment, convert.want_from(request.want))
@@ -302,7 +270,7 @@ class Calls:
         try:
             convert.fill_transition(message, transition)
         except Exception as error:
-            raise self.break_off(session, error) from error
+            raise self.worker.break_off(session, error) from error
 
     async def turn(
         self,
@@ -324,7 +292,7 @@ class Calls:
             transition: Transition | pb.Transition = await self._guard(
                 session, session.host.turn(given, want or session.want), "Step"
             )
-            self.metrics.step(session.environment.spec.id, time.perf_counter() - started)
+            self.worker.metrics.step(session.environment.spec.id, time.perf_counter() - started)
             session.next_index = index + 1
             session.over = bool(transition.end_reason)
             if isinstance(transition, Transition) and not transition.plain:
@@ -357,9 +325,9 @@ class Calls:
             session.check()
             spec = session.environment.spec
             state = await self._guard(session, session.host.save(), "Snapshot")
-            state = self.seal.close(spec.id, spec.version, state)
-            if len(state) > self.limits.max_snapshot_bytes:
-                raise snapshot_too_large(len(state), self.limits)
+            state = self.worker.seal.close(spec.id, spec.version, state)
+            if len(state) > self._limits.max_snapshot_bytes:
+                raise snapshot_too_large(len(state), self._limits)
             snapshot = pb.SessionSnapshot(
                 environment_id=spec.id,
                 environment_version=spec.version,
@@ -385,99 +353,33 @@ class Calls:
         for session_id in request.session_ids:
             session = table.get(session_id)
             if session is not None:
-                self.drop(table, session)
+                self.worker.drop(table, session)
         return pb.CloseResponse()
-
-    def drop(self, table: SessionTable, session: Session) -> None:
-        """Takes a session out of the table and frees what it holds, once the calls that came before are done.
-
-        Nobody waits for that: one of them may hang. Harmless to repeat.
-        """
-        if table.pop(session.id, None) is not None:
-            self.discount(table, 1)
-            self.metrics.live(session.environment.spec.id, -1)
-            if not session.pending:
-                session.close()
-                return
-            task = asyncio.get_running_loop().create_task(_close_in_turn(session))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def extend_leases(self, tables: Sequence[SessionTable], seconds: float) -> None:
-        """For the time in which this process stood still, and nobody could renew anything."""
-        now = time.monotonic()
-        for table in tables:
-            for session in table.values():
-                session.touched = min(now, session.touched + seconds)
-
-    def reap(self, tables: Sequence[SessionTable]) -> int:
-        """Drops sessions whose lease ran out; returns how many."""
-        now = time.monotonic()
-        count = 0
-        for table in tables:
-            for session in table.expired(now):
-                self.metrics.reaped(session.environment.spec.id)
-                self.drop(table, session)
-                count += 1
-            table.forget_reservations(now)
-        return count
-
-    def shut_down(self, tables: Sequence[SessionTable]) -> None:
-        """Drops every session."""
-        for table in tables:
-            for session in list(table.values()):
-                self.drop(table, session)
-        self._pools.shut_down()
 
     # --- rules ---------------------------------------------------------------------------------------------------
 
-    def admit(self, table: SessionTable, count: int) -> None:
-        """Counts sessions to be made, all at once: others may be in the making. Raises DRAINING or OVERLOADED."""
-        if self.draining:
-            raise CallError("DRAINING", "this server is going away and takes no new sessions; use another one")
-        if self.live_sessions + count > self.limits.max_sessions:
-            raise overloaded(
-                "max_sessions",
-                f"{self.live_sessions} of {self.limits.max_sessions} sessions are in use; "
-                "close some, try again later or use another server",
-                _RETRY_SECONDS,
-            )
-        table.tenant.check_sessions(count)
-        self.discount(table, -count)
-
-    def discount(self, table: SessionTable, count: int) -> None:
-        """So many sessions are gone, or were never made."""
-        self.live_sessions -= count
-        table.tenant.sessions -= count
-
-    def check_in_flight(self) -> None:
-        """Raises OVERLOADED if as many calls are being worked on as may be."""
-        limit = self.limits.max_calls_in_flight
-        if self.metrics.calls_in_flight >= limit:
-            raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
-
     def _check_ids(self, ids: Sequence[str]) -> None:
-        if len(ids) > self.limits.max_sessions:
-            problem = f"has {len(ids)} entries; this server holds at most {self.limits.max_sessions} sessions"
+        if len(ids) > self._limits.max_sessions:
+            problem = f"has {len(ids)} entries; this server holds at most {self._limits.max_sessions} sessions"
             raise bad_argument("session_ids", problem)
 
     def _members(self, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
         """The places in their group of the sessions to create. Raises BAD_ARGUMENT."""
         count = request.count or 1
-        if count > self.limits.max_group:
-            raise bad_argument("count", f"is {count}; this server creates at most {self.limits.max_group} at a time")
+        if count > self._limits.max_group:
+            raise bad_argument("count", f"is {count}; this server creates at most {self._limits.max_group} at a time")
         if request.first_member + count > 2**32:
             raise bad_argument("first_member", f"is {request.first_member}; {count} places from there end beyond 2^32")
         return range(request.first_member, request.first_member + count)
 
     async def _options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
         """The options of an environment. Raises BAD_ARGUMENT."""
-        check_options(message, self.limits)
+        check_options(message, self._limits)
         values = convert.options_from(message)
         if values and environment.spec.slow_reset:
             # Its validators may search as long as its resets do.
             try:
-                return await self._pools.computing.run(functools.partial(parse_options, environment, values))
+                return await self.worker.pools.computing.run(functools.partial(parse_options, environment, values))
             except Hung as hung:
                 raise CallError("ENVIRONMENT_BUG", f"checking the options {hung}", {"session": "intact"}) from hung
             except Busy as busy:
@@ -487,19 +389,7 @@ class Calls:
     def _lease(self, asked: float) -> float:
         if asked != asked or asked < 0:
             raise bad_argument("lease_seconds", f"is {asked}; give seconds, or 0 for the server's default")
-        return min(asked or self.limits.default_lease_seconds, self.limits.max_lease_seconds)
-
-    def _host(self, environment: type[Environment], want: Want) -> Host:
-        self._make_room(environment)
-        if environment.spec.concurrency is Concurrency.PROCESS:
-            return ProcessHost(environment, self.sandbox)
-        return LocalHost(environment, self._pools, want)
-
-    def _make_room(self, environment: type[Environment]) -> None:
-        if environment.spec.concurrency is Concurrency.PROCESS and ProcessHost.alive >= self.limits.max_processes:
-            raise overloaded(
-                "max_processes", f"all {self.limits.max_processes} environment processes are in use", _RETRY_SECONDS
-            )
+        return min(asked or self._limits.default_lease_seconds, self._limits.max_lease_seconds)
 
     def _check_want(self, environment: type[Environment], want: Want) -> Want:
         capabilities = convert.spec_to(environment).capabilities
@@ -509,71 +399,6 @@ class Calls:
             if getattr(want, name) and not getattr(capabilities, name):
                 raise unsupported(environment, name, f"has no {name}")
         return want
-
-    async def _guard(self, session: Session, work: Awaitable[Any], verb: str) -> Any:
-        """Awaits the environment's own work and turns its failures into errors of the contract."""
-        try:
-            return await work
-        except EpisodeOver:
-            raise out_of_order(session, session.epoch, session.next_index) from None
-        except OptionsError as error:
-            raise bad_argument("options", str(error)) from error
-        except Busy as busy:
-            raise overloaded("environment", busy.message, busy.retry_after) from busy
-        except Unavailable as missing:
-            raise unsupported(session.environment, "render", f"cannot draw here: {missing}") from missing
-        except StateError as error:
-            raise unsupported(session.environment, "snapshot", str(error)) from error
-        except StateTooLarge as error:
-            raise CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"}) from error
-        except HostDied as death:
-            kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
-            session.lose(f"its environment {kind} {death}")
-            self.metrics.lost(session.environment.spec.id)
-            logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
-            session.check()
-        except EnvironmentBug as bug:
-            raise self._bug(session, bug, verb) from bug
-
-    def break_off(self, session: Session, error: Exception | SystemExit) -> CallError:
-        """ENVIRONMENT_BUG about a Step that broke, or that cannot be told though it was played: the session is lost."""
-        bug = EnvironmentBug.from_exception(error, intact=False)
-        bug.__cause__ = error
-        return self._bug(session, bug, "Step")
-
-    def _bug(self, session: Session, bug: EnvironmentBug, verb: str) -> CallError:
-        """ENVIRONMENT_BUG; gives the session up if its state can no longer be trusted."""
-        logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
-        if not bug.intact and not session.lost:
-            session.lose(f"{bug} in {verb}")
-            self.metrics.lost(session.environment.spec.id)
-        return CallError(
-            "ENVIRONMENT_BUG",
-            f"{session.environment.spec.id}: {verb} raised {bug}" + ("" if bug.intact else "; the session is lost"),
-            {"session": "intact" if bug.intact else "lost", "exception": bug.exception},
-        )
-
-    def keep(self, task: asyncio.Task[Any]) -> None:
-        """Holds on to a call whose caller may go away: what was begun is finished, and in flight until it is."""
-        self._tasks.add(task)
-        self.metrics.calls_in_flight += 1
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self.metrics.calls_in_flight -= 1
-
-    def as_call_error(self, error: Exception) -> CallError:
-        """The error as the contract has it; anything unforeseen is a bug of the server and is logged."""
-        if isinstance(error, CallError):
-            return error
-        logger.error("server bug: %r", error, exc_info=error)
-        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; its log tells more")
-
-
-async def _close_in_turn(session: Session) -> None:
-    async with session.turn_taking():
-        session.close()
 
 
 async def _load(host: Host, state: bytes) -> None:
@@ -593,14 +418,14 @@ async def _observe_copy(copy: Host, want: Want, pictures: Pictures) -> Any:
 class _Cleanup:
     """Sessions in the making: all of them are kept, or none is. Raises DRAINING or OVERLOADED if none may be made."""
 
-    def __init__(self, calls: Calls, table: SessionTable, members: range) -> None:
-        self._calls = calls
+    def __init__(self, worker: Worker, table: SessionTable, members: range) -> None:
+        self._worker = worker
         self._table = table
         self._kept = False
         self.members = members
         self.sessions: list[Session] = []
         self._began = clock()
-        calls.admit(table, len(members))
+        worker.admit(table, len(members))
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)
@@ -608,18 +433,18 @@ class _Cleanup:
     async def pause(self) -> None:
         """Lets others have the event loop, if this call has had it for long."""
         if clock() - self._began > SLICE_SECONDS:
-            await self._calls.share.pause(self._table.tenant)
+            await self._worker.share.pause(self._table.tenant)
             self._began = clock()
 
     def keep(self, response: pb.OpenResponse | pb.ForkResponse | pb.RestoreResponse) -> None:
         """Raises TOO_LARGE if the reply that names them cannot travel: nobody could ever use or close them."""
-        limit = self._calls.limits.max_message_bytes
+        limit = self._worker.limits.max_message_bytes
         if limit and (size := response.ByteSize() + ENVELOPE_BYTES) > limit:
             raise too_large(size, limit)
         for session in self.sessions:
             session.touched = time.monotonic()
             self._table[session.id] = session
-            self._calls.metrics.live(session.environment.spec.id, 1)
+            self._worker.metrics.live(session.environment.spec.id, 1)
         self._kept = True
 
     async def __aenter__(self) -> _Cleanup:
@@ -627,6 +452,6 @@ class _Cleanup:
 
     async def __aexit__(self, *exception: object) -> None:
         if not self._kept:
-            self._calls.discount(self._table, len(self.members))
+            self._worker.discount(self._table, len(self.members))
             for session in self.sessions:
                 session.host.close()

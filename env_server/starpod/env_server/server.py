@@ -31,6 +31,7 @@ from starpod.env_server.registry import Registry
 from starpod.env_server.seal import SnapshotSeal
 from starpod.env_server.service import EnvironmentService
 from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
+from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -60,9 +61,10 @@ class EnvironmentServer:
         for environment in registry.ids:
             self.metrics.host(environment)
         seal = SnapshotSeal(config.snapshot_key_file)
-        self.calls = Calls(
+        self.worker = Worker(
             registry, config.limits, self.metrics, config.threads, config.sandbox, seal, config.thread_seconds
         )
+        self.calls = Calls(self.worker)
         self.port = config.port
         if config.token_file and not config.snapshot_key_file:
             logger.warning("snapshots are not sealed: whoever has a token can make one up; see --snapshot-key-file")
@@ -125,7 +127,7 @@ class EnvironmentServer:
             maximum_concurrent_rpcs=calls + 2 * limits.max_health_calls + _SHORT_LIVED_CALLS,
         )
         contract = ContractAdmission(
-            self._service.handlers(), self._authenticator, self.metrics, self.calls.share, calls
+            self._service.handlers(), self._authenticator, self.metrics, self.worker.share, calls
         )
         server.add_generic_rpc_handlers((contract, self._open))
         credentials = _credentials(self.config.tls) if self.config.tls else None
@@ -161,7 +163,7 @@ class EnvironmentServer:
     async def _try_sandbox(self) -> None:
         """Starts a process of each class: what it lacks is found now, told by Describe, and not by the first caller."""
         mode = self.config.sandbox.mode
-        confined = [each for each in self.calls.registry if each.spec.concurrency is Concurrency.PROCESS]
+        confined = [each for each in self.worker.registry if each.spec.concurrency is Concurrency.PROCESS]
         if mode == "off" and confined:
             logger.warning("sandbox: off; environments of class process can do what this server can")
         for environment in confined if mode != "off" else ():
@@ -174,14 +176,14 @@ class EnvironmentServer:
 
     async def drain(self) -> None:
         """Takes no new sessions and waits until the live ones are closed, at most the configured time."""
-        self.calls.draining = True
+        self.worker.draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         deadline = time.monotonic() + self.config.drain_seconds
-        while self.calls.live_sessions and time.monotonic() < deadline:
+        while self.worker.live_sessions and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        if self.calls.live_sessions:
+        if self.worker.live_sessions:
             # Their clients find the connection closed, open them elsewhere and replay.
-            logger.warning("handing back live sessions", extra={"sessions": self.calls.live_sessions})
+            logger.warning("handing back live sessions", extra={"sessions": self.worker.live_sessions})
 
     async def stop(self, grace: float = 1.0) -> None:
         """Closes every connection and session."""
@@ -191,7 +193,7 @@ class EnvironmentServer:
             await self._server.stop(grace)
         if self._health_server:
             await self._health_server.stop(None)
-        self.calls.shut_down(list(self._service.tables.values()))
+        self.worker.shut_down(list(self._service.tables.values()))
         if self._stop_metrics:
             self._stop_metrics()
         self._tracer.close()
@@ -207,7 +209,7 @@ class EnvironmentServer:
         self._health_server = server
 
     async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE_NAME, *self.calls.registry.ids):
+        for service in ("", SERVICE_NAME, *self.worker.registry.ids):
             await self._health.set(service, status)
 
     async def _bound_connections(self) -> None:
@@ -229,13 +231,13 @@ class EnvironmentServer:
                 await self._bound_connections()
                 if paused > _REAP_SECONDS:
                     logger.warning("this process stood still; leases go on from there", extra={"seconds": paused})
-                    self.calls.extend_leases(list(self._service.tables.values()), paused)
-                reaped = self.calls.reap(list(self._service.tables.values()))
+                    self.worker.extend_leases(list(self._service.tables.values()), paused)
+                reaped = self.worker.reap(list(self._service.tables.values()))
             except Exception:
                 logger.exception("the reaper failed; it tries again")
                 continue
-            if self.calls.large_bytes > _TRIM_BYTES:
-                self.calls.large_bytes = 0
+            if self.worker.large_bytes > _TRIM_BYTES:
+                self.worker.large_bytes = 0
                 await asyncio.to_thread(memory.give_back)
             if reaped:
                 logger.info("reaped sessions whose lease ran out", extra={"sessions": reaped})

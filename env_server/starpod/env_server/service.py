@@ -44,6 +44,7 @@ class EnvironmentService:
         self, calls: Calls, authenticator: Authenticator, tracer: Tracer, endpoints: tuple[str, ...] = ()
     ) -> None:
         self._calls = calls
+        self._worker = calls.worker
         self._authenticator = authenticator
         self._tracer = tracer
         self._endpoints = endpoints
@@ -66,15 +67,15 @@ class EnvironmentService:
         return grpc.method_handlers_generic_handler(contract.full_name, by_name)
 
     async def describe(self, _: SessionTable, request: pb.DescribeRequest) -> pb.DescribeResponse:
-        registry = self._calls.registry
+        registry = self._worker.registry
         hosted = registry.versions(request.environment_id) if request.environment_id else registry
         specs = [convert.spec_to(environment) for environment in hosted]
-        limits = self._calls.limits
+        limits = self._worker.limits
         response = pb.DescribeResponse(
             protocol_version=PROTOCOL_VERSION,
             server_name="starpod",
             server_version=server_version(),
-            instance_id=self._calls.instance_id,
+            instance_id=self._worker.instance_id,
             capabilities=pb.ServerCapabilities(stream=True, step_columns=True),
             limits=pb.ServerLimits(
                 max_sessions=limits.max_sessions,
@@ -91,8 +92,8 @@ class EnvironmentService:
             ),
             endpoints=self._endpoints,
             environments=specs,
-            live_sessions=self._calls.live_sessions,
-            draining=self._calls.draining,
+            live_sessions=self._worker.live_sessions,
+            draining=self._worker.draining,
         )
         for environment, spec in zip(hosted, response.environments, strict=True):
             self._describe_confinement(environment, spec)
@@ -101,7 +102,7 @@ class EnvironmentService:
     def _describe_confinement(self, environment: type[Environment], spec: pb.EnvironmentSpec) -> None:
         """Of class `process` alone."""
         if environment.spec.concurrency is Concurrency.PROCESS:
-            spec.confinement.mode = self._calls.sandbox.mode
+            spec.confinement.mode = self._worker.sandbox.mode
             if report := ProcessHost.confinements.get(environment):
                 spec.confinement.applied.extend(report.applied)
                 spec.confinement.missing.extend(report.reasons)
@@ -110,7 +111,7 @@ class EnvironmentService:
         with self._tracer.span("Stream", context):
             try:
                 grant = self._authenticator.identify(context.invocation_metadata())
-                if self._calls.metrics.streams >= (limit := self._calls.limits.max_streams):
+                if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
                     raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
                 with grant.tenant.stream(), self._noted(context.peer()):
                     await StreamServer(self._calls, self._table(grant.tenant), context, grant).run()
@@ -132,24 +133,24 @@ class EnvironmentService:
                 del self.stream_peers[peer]
 
     async def _unary(self, method: str, kind: type[Message], data: bytes, context: Context) -> Any:
-        calls = self._calls
+        worker = self._worker
         timing = begin(clock())
         with self._tracer.span(method, context):
             try:
                 tenant = self._authenticator.identify(context.invocation_metadata()).tenant
                 if method != "Describe":
-                    calls.check_in_flight()
+                    worker.check_in_flight()
                 if len(data) > LARGE_BYTES:
-                    calls.large_bytes += len(data)
+                    worker.large_bytes += len(data)
                     tenant.spent += len(data) * RECEIVED_SECONDS
                 tenant.take_calls(1, len(data))
-                check_size(kind, len(data), calls.limits)
+                check_size(kind, len(data), worker.limits)
                 with tenant.working():
                     reply, task = run_eagerly(self._serve(tenant, method, kind, data), tenant)
                 del data
                 if task is not None:
                     # A caller who gives up cancels its wait, not the work: it is finished and cached.
-                    calls.keep(task)
+                    worker.keep(task)
                     reply = await asyncio.shield(task)
                 context.set_trailing_metadata(timing.trailer())
                 return reply
@@ -160,11 +161,11 @@ class EnvironmentService:
 
     async def _serve(self, tenant: Tenant, method: str, kind: type[Message], data: bytes) -> Any:
         """Reads the request and does what it asks for, when it is the tenant's turn."""
-        if self._calls.share.exceeded(tenant):
-            await self._calls.share.wait(tenant)
+        if self._worker.share.exceeded(tenant):
+            await self._worker.share.wait(tenant)
         if is_large(data):
             for _ in measure(kind, data):
-                await self._calls.share.pause(tenant)
+                await self._worker.share.pause(tenant)
         request = parse(kind, data)
         tenant.charge(extra_members(request))
         del data
@@ -179,8 +180,8 @@ class EnvironmentService:
 
     def _failure(self, method: str, error: Exception) -> CallError:
         """The error as it is told. What the exception holds besides, such as the request, is freed."""
-        failure = self._calls.as_call_error(error)
-        self._calls.metrics.error(method, failure.reason)
+        failure = self._worker.as_call_error(error)
+        self._worker.metrics.error(method, failure.reason)
         release(error)
         return failure
 

@@ -47,6 +47,7 @@ class StreamServer:
 
     def __init__(self, calls: Calls, table: SessionTable, context: Any, grant: Grant) -> None:
         self._calls = calls
+        self._worker = calls.worker
         self._table = table
         self._context = context
         self._grant = grant
@@ -68,7 +69,7 @@ class StreamServer:
         BAD_ARGUMENT for bytes that are no message, or one of too many fields: then it cannot be said which calls they
         were.
         """
-        self._calls.metrics.streams += 1
+        self._worker.metrics.streams += 1
         flusher = asyncio.get_running_loop().create_task(self._flush())
         try:
             while (data := await self._context.read()) is not grpc.aio.EOF:
@@ -83,14 +84,14 @@ class StreamServer:
             await self._write_finished()
         finally:
             flusher.cancel()
-            self._calls.metrics.streams -= 1
+            self._worker.metrics.streams -= 1
 
     async def _parse(self, data: bytes) -> pb.StreamRequest:
         """The message, once it is its caller's turn."""
-        if self._calls.share.exceeded(self._tenant):
-            await self._calls.share.wait(self._tenant)
+        if self._worker.share.exceeded(self._tenant):
+            await self._worker.share.wait(self._tenant)
         if len(data) > LARGE_BYTES:
-            self._calls.large_bytes += len(data)
+            self._worker.large_bytes += len(data)
             self._tenant.spent += len(data) * RECEIVED_SECONDS
         if is_large(data):
             for _ in measure(pb.StreamRequest, data):
@@ -123,7 +124,7 @@ class StreamServer:
             if (
                 calls[begun - 1][1] in _BULKY
                 or len(transitions) >= ROWS_AT_ONCE
-                or self._calls.share.exceeded(self._tenant)
+                or self._worker.share.exceeded(self._tenant)
             ):
                 await self._write(transitions, arrived)
                 transitions = Transitions()
@@ -140,7 +141,7 @@ class StreamServer:
             return
         if not len(rows):
             await self._write(transitions, arrived)  # the calls beside empty columns
-        limits = self._calls.limits
+        limits = self._worker.limits
         # The bytes of a row are looked at only where one may have too many.
         large = size > limits.max_step_bytes
         most = min(ROWS_AT_ONCE, 1 + len(rows) * _MESSAGE_BYTES // max(1, size))
@@ -153,10 +154,10 @@ class StreamServer:
                     others = list(range(start, stop))
                 else:
                     others, broken, stop = step_rows(
-                        rows, start, stop, self._table, limits.max_step_actions, self._calls.metrics, transitions
+                        rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, transitions
                     )
                 for row, session, cause in broken:
-                    status = self._status("Step", self._calls.break_off(session, cause))
+                    status = self._status("Step", self._worker.break_off(session, cause))
                     transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
                 for row in others:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
@@ -167,7 +168,7 @@ class StreamServer:
 
     async def _pause(self) -> None:
         """Lets others have the event loop in the middle of a long batch."""
-        await self._calls.share.pause(self._tenant)
+        await self._worker.share.pause(self._tenant)
 
     async def _keep_up(self) -> None:
         """Waits while the caller does not take what was done for him: it would pile up."""
@@ -177,7 +178,7 @@ class StreamServer:
 
     async def _refuse(self, message: pb.StreamRequest, error: CallError, arrived: float) -> None:
         """Answers every call and row of a message with the same error."""
-        self._calls.metrics.error("Stream", error.reason)
+        self._worker.metrics.error("Stream", error.reason)
         status = error.status()
         call_ids = [*(call.call_id for call in message.calls), *message.steps.call_ids]
         for start in range(0, len(call_ids), ROWS_AT_ONCE):
@@ -213,9 +214,9 @@ class StreamServer:
         bulky: bool = False,
     ) -> None:
         """Runs a call; its reply goes to `transitions` if it is there at once, else out by itself later."""
-        metrics = self._calls.metrics
+        metrics = self._worker.metrics
         try:
-            self._calls.check_in_flight()
+            self._worker.check_in_flight()
             if bulky and self._bulky >= _BULKY_AT_ONCE:
                 problem = f"{_BULKY_AT_ONCE} Renders and Snapshots of this stream are being worked on; try again later"
                 raise overloaded("large_replies", problem, _RETRY_SECONDS)
@@ -231,7 +232,7 @@ class StreamServer:
             transitions.message.replies.append(reply)
             transitions.environment_seconds += timing.environment
             return
-        self._calls.keep(task)
+        self._worker.keep(task)
         waiter = task if not timeout_ms else asyncio.get_running_loop().create_task(_expire(task, call_id, timeout_ms))
         self._tasks.add(waiter)
         if bulky:
@@ -263,7 +264,7 @@ class StreamServer:
         call_id, index, actions = rows.call_ids[row], rows.indices[row], rows.actions[row]
         try:
             session = self._table.find(rows.session_ids[row])
-            check_texts(actions, self._calls.limits)
+            check_texts(actions, self._worker.limits)
             transition = await self._calls.turn(session, rows.epochs[row], index, actions, None)
             reply = pb.Reply(call_id=call_id)
             reply.step.next_step_index = index + 1
@@ -273,8 +274,8 @@ class StreamServer:
             return pb.Reply(call_id=call_id, error=self._status("Step", error))
 
     def _status(self, verb: str, error: Exception) -> status_pb2.Status:
-        failure = self._calls.as_call_error(error)
-        self._calls.metrics.error(verb.capitalize(), failure.reason)
+        failure = self._worker.as_call_error(error)
+        self._worker.metrics.error(verb.capitalize(), failure.reason)
         release(error)
         return failure.status()
 
@@ -311,7 +312,7 @@ class StreamServer:
     async def _send(self, response: pb.StreamResponse) -> int:
         """Sends the message, in several where it is too large for one. Returns its size."""
         size = response.ByteSize()
-        for part in split_response(response, size, self._calls.limits.max_message_bytes):
+        for part in split_response(response, size, self._worker.limits.max_message_bytes):
             await self._context.write(part)
         return size
 

@@ -216,14 +216,14 @@ async def test_what_cannot_be_opened_is_said_on_the_index(visitor: Visitor, fiel
     await visitor.get("/")
     reply = await visitor.post("/start", {**visitor.form("/start"), **fields})
     assert reply.status_code == 400 and said in re.search(r'role="alert">(.*?)</p>', reply.text)[1]  # type: ignore[index]
-    assert visitor.server.calls.live_sessions == 0
+    assert visitor.server.worker.live_sessions == 0
 
 
 async def test_starting_twice_with_one_form_opens_one_session(visitor: Visitor) -> None:
     await visitor.get("/")
     form = visitor.form("/start")
     first, second = [await visitor.post("/start", form) for _ in range(2)]
-    assert first.url == second.url and visitor.server.calls.live_sessions == 1
+    assert first.url == second.url and visitor.server.worker.live_sessions == 1
 
 
 # --- exactly once ------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ async def test_forms_of_others_are_refused(visitor: Visitor) -> None:
         assert reply.status_code == 403, (changed, headers)
     other = await visitor.start()
     reply = await visitor.post(f"/s/{other}/act", fields)  # the token of another session
-    assert reply.status_code == 403 and visitor.server.calls.live_sessions == 2
+    assert reply.status_code == 403 and visitor.server.worker.live_sessions == 2
     for one in (session, other):
         assert (await visitor.get(f"/s/{one}/state")).json()["place"] == "1.0"
     good = await visitor.post(
@@ -513,7 +513,7 @@ async def test_sessions_of_every_worker_are_found() -> None:
         assert (await service.place(opened.sessions[0].session_id)).index == 0
         for number in range(4):
             await service.open("webshop-v1", {}, None, f"key {number}", 60)
-        assert [server.calls.live_sessions for server in servers] == [2, 3]
+        assert [server.worker.live_sessions for server in servers] == [2, 3]
 
 
 # --- options, command --------------------------------------------------------------------------------------------
