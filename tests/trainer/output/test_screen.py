@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from starpod.report.figures import duration, show
-from starpod.trainer.output.live import SHARE, LiveScreen, View
-from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, make_screen, step_line
+from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
+from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
 from starpod.trainer.output.words import sparkline, trend
 from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
 

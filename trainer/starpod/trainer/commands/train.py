@@ -103,9 +103,9 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
     from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion
     from starpod.trainer.interrupts import Interrupts
     from starpod.trainer.loop import train as loop
+    from starpod.trainer.output.live import make_screen
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.screen import make_screen
     from starpod.trainer.parallel import Parallel
     from starpod.trainer.rewards.reward import RewardError
     from starpod.trainer.section import ConfigError

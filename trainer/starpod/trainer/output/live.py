@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,9 +20,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from starpod.report.console import safe_console
 from starpod.report.figures import duration, show, signed
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.output.screen import Screen, evaluation_line, step_line
+from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
 from starpod.trainer.output.words import is_graded, metric, return_with_interval, sparkline, trend, with_interval
 
 SHOWN = """
@@ -37,6 +38,20 @@ KEPT = 120
 
 SHARE = 0.008
 """Of the time, at most, that drawing may take."""
+
+
+def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console: Console | None = None) -> Screen:
+    """A screen on standard error, so that standard output stays free. auto: live where that is a terminal."""
+    console = console or safe_console(file=sys.stderr)
+    if kind == "auto":
+        kind = "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
+    match kind:
+        case "live":
+            return LiveScreen(console)
+        case "plain":
+            return PlainScreen(console.file)
+        case _:
+            return Screen()
 
 
 class LiveScreen(Screen):

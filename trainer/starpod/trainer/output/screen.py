@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Self
 
-from rich.console import Console
-
-from starpod.report.console import safe_console, visible
+from starpod.report.console import visible
 from starpod.report.figures import Kind, duration, show
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.words import is_graded, return_with_interval, with_interval
@@ -66,22 +63,6 @@ class Screen:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console: Console | None = None) -> Screen:
-    """A screen on standard error, so that standard output stays free. auto: live where that is a terminal."""
-    from starpod.trainer.output.live import LiveScreen  # it imports this module
-
-    console = console or safe_console(file=sys.stderr)
-    if kind == "auto":
-        kind = "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
-    match kind:
-        case "live":
-            return LiveScreen(console)
-        case "plain":
-            return PlainScreen(console.file)
-        case _:
-            return Screen()
 
 
 class PlainScreen(Screen):
