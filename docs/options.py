@@ -15,11 +15,11 @@ from pydantic.fields import FieldInfo
 
 from docs.configuration import kind, show
 from starpod.env_server import EnvironmentOptions
-from starpod.environments.bandit.environment import BanditOptions
-from starpod.environments.countdown.environment import CountdownOptions
-from starpod.environments.frozen_lake.environment import FrozenLakeOptions
-from starpod.environments.sokoban.environment import SokobanOptions
-from starpod.environments.sudoku.environment import SudokuOptions
+from starpod.environments.bandit import BanditOptions
+from starpod.environments.countdown import CountdownOptions
+from starpod.environments.frozen_lake import FrozenLakeOptions
+from starpod.environments.sokoban import SokobanOptions
+from starpod.environments.sudoku import SudokuOptions
 from starpod.environments.webshop.shop.options import PRESETS, WebShopOptions
 
 PAGE = Path(__file__).with_name("environments.md")

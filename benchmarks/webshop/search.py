@@ -84,11 +84,11 @@ def measure(count: int, queries: int, *, peers: bool) -> list[Result]:
     """Every way at one number of documents, on the same queries."""
     asked = list(questions(count, queries))
     seconds, index = timed(count, Index.build)
-    index = Index.from_arrays(index.arrays(), queries_kept=0)
-    size = sum(array.nbytes for array in index.arrays().values()) / 1e6
+    index = Index(index.arrays)
+    size = sum(array.nbytes for array in index.arrays.values()) / 1e6
     truth = [index.search(query, HITS)[:TOP] for query in asked]
     results = [result("starpod", count, seconds, size, lambda query: index.search(query, HITS), asked, truth)]
-    postings = strategies.Postings.of(index.arrays())
+    postings = strategies.Postings.of(index.arrays)
     for name, way in STRATEGIES.items():
         results.append(result(name, count, None, None, strategy(index, postings, way, asked), asked, truth))
     for name, peer in PEERS.items():
@@ -189,13 +189,13 @@ def _words() -> NDArray[np.object_]:
 def strategy(index: Index, postings: strategies.Postings, way: strategies.Way, asked: list[str]) -> Search:
     """A search that has the terms of these queries at hand."""
     terms = {query: _terms(index, query) for query in asked}
-    positions = index.arrays()["positions"]
+    positions = index.arrays["positions"]
     return lambda query: positions[way(postings, *terms[query], HITS)].tolist()
 
 
 def _terms(index: Index, query: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Rows and weights of a query's distinct terms."""
-    arrays = index.arrays()
+    arrays = index.arrays
     counts = Counter(analyze(query))
     encoded = [term.encode() for term in counts]
     wanted = np.frombuffer(b"".join(encoded), np.uint8)

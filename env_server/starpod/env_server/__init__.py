@@ -18,6 +18,7 @@ from starpod.env_server.environment import (
     Tool,
     ToolCall,
     Unavailable,
+    digest,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Unavailable",
+    "digest",
     "encode_png",
     "read_sprites",
 ]

@@ -79,6 +79,13 @@ class EnvironmentOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def changed(self, *names: str) -> list[str]:
+        """Those of the named options that differ from their defaults, for checks of options that exclude each other.
+
+        Whoever writes all options down, as a log does, writes the defaults too: that an option is given says nothing.
+        """
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -319,6 +326,11 @@ class Environment(ABC):
         if stream is None:
             stream = self._dynamics = random.Random(derive_seed(self.dynamics_seed, "dynamics"))
         return stream
+
+
+def digest(text: str) -> bytes:
+    """A 16-byte digest of a text, for `state_key`: the same on every machine."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def digest_observation(observation: str | Sequence[Part]) -> bytes:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from starpod.env_server.episode import EndReason, Want
 from starpod.environments.sudoku import Sudoku
 from starpod.environments.sudoku.generation import CLEARED, generate
+from starpod.environments.sudoku.grid import clashes
 from starpod.environments.sudoku.reading import read_action
 from starpod.environments.sudoku.solver import solutions
 from tests.environments import episodes
@@ -246,7 +247,7 @@ def test_every_cell_that_holds_its_digit_without_a_clash_has_paid(seed: int, pla
             earned += episode.turn([",".join(map(str, placement))], Want()).reward
     for cell, fixed in enumerate(sudoku.puzzle):
         digit = sudoku.grid[cell]
-        if not fixed and digit == sudoku.solution[cell] and not sudoku._clashes(cell, digit):
+        if not fixed and digit == sudoku.solution[cell] and not clashes(sudoku.grid, cell, digit):
             assert sudoku.paid[cell] == 1.0
     assert earned == sum(sudoku.paid.values()) + 10.0 * sudoku._solved()
 

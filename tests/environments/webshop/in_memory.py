@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from starpod.environments.webshop.catalogue.catalogue import Catalogue
 from starpod.environments.webshop.catalogue.prices import draw_price
-from starpod.environments.webshop.catalogue.product import Product
+from starpod.environments.webshop.catalogue.product import Catalogue, Product
 
 
 class ListCatalogue:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from starpod.env_server import UNKNOWN_NAME, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import UNKNOWN_NAME, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
 
 from .picture import draw, draw_text
 
@@ -143,8 +142,7 @@ class Bandit(Environment):
 
     def state_key(self) -> bytes:
         # Not of the observation: with `pair` swapped, the same words hide the other machine.
-        state = repr((self.arms, self.high, self.pulled, self.payout))
-        return hashlib.blake2b(state.encode(), digest_size=16).digest()
+        return digest(repr((self.arms, self.high, self.pulled, self.payout)))
 
     def render(self, mode: str = "text") -> str | bytes:
         if mode == "png":

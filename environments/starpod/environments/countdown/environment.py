@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
 
 from .expression import MAX_LENGTH, Malformed, describe, parse
 from .picture import draw, draw_text, plain
@@ -48,9 +47,7 @@ class CountdownOptions(EnvironmentOptions):
         if self.numbers is not None:
             if not 1 <= len(self.numbers) <= 4 or not all(1 <= number <= 10_000 for number in self.numbers):
                 raise ValueError("numbers must be 1 to 4 whole numbers from 1 to 10000")
-            drawn = ("min_count", "max_count", "max_number", "max_target", "operators")
-            fields = type(self).model_fields
-            if idle := [name for name in drawn if getattr(self, name) != fields[name].default]:
+            if idle := self.changed("min_count", "max_count", "max_number", "max_target", "operators"):
                 raise ValueError(f"{', '.join(idle)} only shape drawn puzzles; leave out that or numbers")
         if self.min_count > self.max_count:
             raise ValueError(f"min_count {self.min_count} is above max_count {self.max_count}; lower it")
@@ -131,8 +128,7 @@ class Countdown(Environment):
         return f"Your answer get {plain(self.points)} points."
 
     def state_key(self) -> bytes:
-        state = repr((self.numbers, self.target, self.answer is not None, self.points))
-        return hashlib.blake2b(state.encode(), digest_size=16).digest()
+        return digest(repr((self.numbers, self.target, self.answer is not None, self.points)))
 
     def expert_action(self) -> str | None:
         return solve(self.numbers, self.target) if self.answer is None else None

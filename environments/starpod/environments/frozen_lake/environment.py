@@ -75,9 +75,7 @@ class FrozenLakeOptions(EnvironmentOptions):
 
     @model_validator(mode="after")
     def _map_or_size(self) -> FrozenLakeOptions:
-        fields = type(self).model_fields
-        idle = [name for name in ("frozen_probability", "size") if getattr(self, name) != fields[name].default]
-        if self.map and idle:
+        if self.map and (idle := self.changed("frozen_probability", "size")):
             raise ValueError(f"{' and '.join(idle)} only shape drawn maps; leave out that or map")
         return self
 
@@ -127,7 +125,7 @@ class FrozenLake(Environment):
 
     def state_key(self) -> bytes:
         lake = self._cached_lake or self._shared_lake()
-        return lake.keys[self.position] or lake.digest(self.position)
+        return lake.keys[self.position] or lake.key(self.position)
 
     def expert_action(self) -> str | None:
         lake = self._cached_lake or self._shared_lake()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 
 from pydantic import Field, model_validator
 
-from starpod.env_server import EnvironmentOptions, Outcome
+from starpod.env_server import EnvironmentOptions, Outcome, digest
 
 from .maps import ACTIONS, moves_on
 
@@ -86,10 +85,9 @@ class Lake:
         self.texts[position] = text
         return text
 
-    def digest(self, position: int) -> bytes:
+    def key(self, position: int) -> bytes:
         """The state key at this position."""
-        state = "\n".join((*self.map, str(position)))
-        key = self.keys[position] = hashlib.blake2b(state.encode(), digest_size=16).digest()
+        key = self.keys[position] = digest("\n".join((*self.map, str(position))))
         return key
 
     def grid(self, position: int) -> list[str]:

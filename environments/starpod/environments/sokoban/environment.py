@@ -3,118 +3,18 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import random
-from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
-
-from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Image, Limits, Outcome
+from starpod.env_server import INVALID, Environment, EnvironmentSpec, Image, Limits, Outcome, digest
 
 from .generation import generate
+from .options import VOCABULARIES, SokobanOptions, Symbols, read_layout
 from .picture import OBSERVATION_CELL, PICTURE_CELL, draw
-from .room import MOVES, VOCABULARIES, Board, Symbols, board_of, read_layout
-from .solver import Unsolvable, solve
-
-
-class SokobanOptions(EnvironmentOptions):
-    """Options of the room, of observations and of rewards."""
-
-    rows: int = Field(6, ge=4, le=20, description="Height of the board in cells, its outer wall included.")
-    columns: int = Field(6, ge=4, le=20, description="Width of the board in cells, its outer wall included.")
-    boxes: int = Field(1, ge=1, le=8, description="Boxes, and targets: at most one for every four inner cells.")
-    search_depth: int = Field(
-        300,
-        ge=3,
-        le=1_000,
-        description="Depth in moves of the reverse play that makes a room; boxes stay near their targets if it "
-        "is small.",
-    )
-    min_solution: int | None = Field(
-        None, ge=1, description="Keep only rooms whose shortest solution has so many moves at least."
-    )
-    max_solution: int | None = Field(
-        None, ge=1, description="Keep only rooms whose shortest solution has so many moves at most."
-    )
-    layout: str | tuple[str, ...] | None = Field(
-        None,
-        description="A board of your own instead of a drawn one: rows in the symbols in use, as a list or one text.",
-    )
-    observation: Literal["grid", "padded", "coord", "grid_coord", "local", "rgb"] = Field(
-        "grid",
-        description="grid: the board in symbols; padded: a blank on both sides of each; coord: coordinates; "
-        "grid_coord: both; local: places and neighbouring cells, in few tokens; rgb: a picture.",
-    )
-    symbols: Literal["default", "letters"] | Symbols = Field(
-        "default",
-        description="default: # _ O √ X P S; letters: W . G C B A @; or your own characters for wall, empty, target, "
-        "box_on_target, box, player, player_on_target.",
-    )
-    max_steps: int = Field(100, ge=1, le=100_000, description="Moves after which the episode is truncated.")
-    step_reward: float = Field(-0.1, description="Paid for every move, blocked ones too.")
-    box_on_reward: float = Field(1.0, description="Paid for pushing a box onto a target.")
-    box_off_reward: float = Field(-1.0, description="Paid for pushing a box off a target.")
-    solved_reward: float = Field(10.0, description="Paid on top for the push that solves the room.")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the board."""
-        return (len(self.layout), len(self.layout[0])) if self.layout else (self.rows, self.columns)
-
-    @property
-    def vocabulary(self) -> Symbols:
-        """The symbols in use."""
-        return self.symbols if isinstance(self.symbols, Symbols) else VOCABULARIES[self.symbols]
-
-    @field_validator("layout")
-    @classmethod
-    def _split(cls, value: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return tuple(value.strip("\r\n").splitlines()) if isinstance(value, str) else value
-
-    @field_validator("max_solution")
-    @classmethod
-    def _ordered(cls, value: int | None, info: ValidationInfo) -> int | None:
-        least = info.data.get("min_solution")
-        if value is not None and least is not None and value < least:
-            raise ValueError(f"max_solution {value} is below min_solution {least}: swap them or leave one out")
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> SokobanOptions:
-        if self.layout is not None:
-            self._check_layout(tuple(self.layout))
-            return self
-        if max(self.rows, self.columns) < 5:
-            raise ValueError("a 4x4 board has no room to push a box: make it at least 4x5")
-        most = min(8, (self.rows - 2) * (self.columns - 2) // 4 or 1)
-        if self.boxes > most:
-            raise ValueError(
-                f"{self.boxes} boxes do not fit a {self.rows}x{self.columns} board: "
-                f"take at most {most}, or a larger board"
-            )
-        return self
-
-    def _check_layout(self, layout: tuple[str, ...]) -> None:
-        fields = type(self).model_fields
-        # Whoever writes all options down, as a log does, writes the defaults of those that a layout makes idle.
-        given = {name for name in ("rows", "columns", "boxes") if getattr(self, name) != fields[name].default}
-        for name, size in (("rows", len(layout)), ("columns", len(layout[0]) if layout else 0)):
-            if name in given and getattr(self, name) != size:
-                raise ValueError(
-                    f"layout has {size} {name}, the option {name} says {getattr(self, name)}: leave it out"
-                )
-        for name in ("min_solution", "max_solution"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} chooses among generated rooms: leave it out where there is a layout")
-        board, player, boxes = read_layout(layout, self.vocabulary)
-        if "boxes" in given and len(boxes) != self.boxes:
-            raise ValueError(f"layout has {len(boxes)} boxes, the option boxes says {self.boxes}: leave it out")
-        if boxes == board.targets:
-            raise ValueError("every box of the layout is on a target already: move one off")
-        if isinstance(solve(board, player, boxes), Unsolvable):
-            raise ValueError("no sequence of moves solves the layout: give each box a way to a target")
+from .room import MOVES, Board, board_of
+from .solver import solve
+from .texts import View, instructions
 
 
 class Sokoban(Environment):
@@ -197,36 +97,24 @@ class Sokoban(Environment):
         return _step_outcome(reward, effective)
 
     def observe(self) -> str | list[Image]:
-        match self.options.observation:
-            case "grid":
-                return self._grid()
-            case "padded":
-                return "\n".join("".join(f" {symbol} " for symbol in row) for row in self._grid().split("\n"))
-            case "coord":
-                return self._coordinates()
-            case "grid_coord":
-                return f"Coordinates: \n{self._coordinates()}\nGrid Map: \n{self._grid()}"
-            case "local":
-                return self._local()
-            case _:
-                return [Image(self._picture(OBSERVATION_CELL))]
+        if self.options.observation == "rgb":
+            return [Image(self._picture(OBSERVATION_CELL))]
+        return self._view(self.options.vocabulary).text(self.options.observation)
 
     def render(self, mode: str = "text") -> str | bytes:
-        return self._picture(PICTURE_CELL) if mode == "png" else self._grid()
+        return self._picture(PICTURE_CELL) if mode == "png" else self._view(self.options.vocabulary).grid()
+
+    def _view(self, symbols: Symbols) -> View:
+        return View(self.board, self.player, self.boxes, symbols)
+
+    def _picture(self, cell: int) -> bytes:
+        return draw(self._view(VOCABULARIES["default"]).grid().split("\n"), cell)
 
     def instructions(self) -> str:
-        options = self.options
-        rows, columns = options.shape
-        return (
-            f"Sokoban on a board of {rows} rows and {columns} columns. Push every box onto a target in as few moves as "
-            f"you can. {_explain(options)} Each move takes you one cell Up, Down, Left or Right. Moving against a box "
-            "pushes it one cell on, if the cell behind it is free. Boxes cannot be pulled; a box with a wall or a box "
-            "behind it does not move, and one in a corner is stuck there."
-        )
+        return instructions(self.options)
 
     def state_key(self) -> bytes:
-        state = f"{self.room}|{self.player}|{sorted(self.boxes)}"
-        return hashlib.blake2b(state.encode(), digest_size=16).digest()
+        return digest(f"{self.room}|{self.player}|{sorted(self.boxes)}")
 
     def expert_action(self) -> str | None:
         """The first move of a shortest solution; None if there is none or the room is too large to search."""
@@ -247,107 +135,8 @@ class Sokoban(Environment):
         pushes = sum(board.pushes.get(box, math.inf) for box in self.boxes)
         return (share + 1 / (1 + pushes)) / 2
 
-    # --- what it looks like ------------------------------------------------------------------------------------------
-
-    def _symbol(self, cell: int, symbols: Symbols) -> str:
-        board = self.board
-        on_target = cell in board.targets
-        if cell == self.player:
-            return symbols.player_on_target if on_target else symbols.player
-        if cell in self.boxes:
-            return symbols.box_on_target if on_target else symbols.box
-        if cell not in board.floor:
-            return symbols.wall
-        return symbols.target if on_target else symbols.empty
-
-    def _grid(self) -> str:
-        symbols = self.options.vocabulary
-        cells = list(_translated(self.room, symbols.wall, symbols.empty, symbols.target))
-        for cell in (self.player, *self.boxes):
-            cells[cell] = self._symbol(cell, symbols)
-        return "".join(cells)
-
-    def _coordinates(self) -> str:
-        board = self.board
-        on, off = self.boxes & board.targets, self.boxes - board.targets
-        standing = "Player on target" if self.player in board.targets else "Player"
-        groups: tuple[tuple[str, Collection[int]], ...] = (
-            ("Targets", board.targets),
-            ("Boxes", off),
-            ("Boxes on target", on),
-            (standing, (self.player,)),
-        )
-        lines = [f"Board size: {board.rows} rows x {board.columns} cols (zero-indexed)."]
-        for name, cells in groups:
-            if cells:
-                lines.append(f"{name}: {', '.join(str(board.coordinate(cell)) for cell in sorted(cells))}")
-        return "\n".join(lines)
-
-    def _local(self) -> str:
-        board, symbols = self.board, self.options.vocabulary
-        open_targets, open_boxes = board.targets - self.boxes, self.boxes - board.targets
-        lines = [self._local_line(self.player, open_boxes)]
-        lines += [self._local_line(box, () if box in board.targets else open_targets) for box in sorted(self.boxes)]
-        lines += ["{} {} {}".format(symbols.target, *board.coordinate(cell)) for cell in sorted(board.targets)]
-        return "\n".join(lines)
-
-    def _local_line(self, cell: int, goals: Collection[int]) -> str:
-        """Symbol, row, column, the way to the nearest of `goals`, and the cells around."""
-        board, symbols = self.board, self.options.vocabulary
-        row, column = board.coordinate(cell)
-        offsets = [(there - row, across - column) for there, across in map(board.coordinate, sorted(goals))]
-        down, right = min(offsets, key=lambda offset: abs(offset[0]) + abs(offset[1]), default=(0, 0))
-        way = f"{'Up' if down < 0 else 'Down' if down else '-'} {'Left' if right < 0 else 'Right' if right else '-'}"
-        around = " ".join(self._symbol(cell + delta, symbols) for delta in board.deltas.values())
-        return f"{self._symbol(cell, symbols)} {row} {column} {way} {around}"
-
-    def _picture(self, size: int) -> bytes:
-        symbols = VOCABULARIES["default"]
-        width = self.board.columns + 1
-        rows = [
-            [self._symbol(row * width + column, symbols) for column in range(width - 1)]
-            for row in range(self.board.rows)
-        ]
-        return draw(rows, size)
-
-
-def _explain(options: SokobanOptions) -> str:
-    """Explains the observations to the agent."""
-    legend = ", ".join(f"{symbol} {name}" for name, symbol in options.vocabulary.legend())
-    match options.observation:
-        case "grid" | "padded":
-            return f"The board is shown row by row in these symbols: {legend}."
-        case "coord":
-            return (
-                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
-                "left. Boxes that stand on a target have a line of their own. Walls are not listed."
-            )
-        case "grid_coord":
-            return (
-                "You are told where targets, boxes and player are, as (row, column) counted from (0, 0) at the top "
-                f"left, and see the board row by row in these symbols: {legend}."
-            )
-        case "local":
-            return (
-                "The first line is about the player: your symbol, your row and column counted from 0 at the top left, "
-                "whether the nearest box without a target lies Up or Down and Left or Right of you (- for neither), "
-                f"and the cells {', '.join(MOVES)} of you. A line for each box follows in the same manner, with the "
-                f"way to the nearest free target, and a line with row and column for each target. Symbols: {legend}."
-            )
-        case _:
-            return (
-                "The board is shown as a picture: bricks are walls, red rings are targets, crates are boxes, and a "
-                "green crate stands on a target."
-            )
-
 
 @functools.lru_cache(maxsize=64)
 def _step_outcome(reward: float, effective: bool) -> Outcome:
     """Outcomes of moves that are nothing special; they are shared, since building one costs more than the move."""
     return Outcome(reward=reward, effective=effective)
-
-
-@functools.lru_cache(maxsize=1024)
-def _translated(room: str, wall: str, empty: str, target: str) -> str:
-    """The room's text in other symbols."""
-    return room.translate({ord("#"): wall, ord("_"): empty, ord("O"): target})

@@ -1,5 +1,6 @@
 """sudoku-v1: fill the grid so that no row, column or box holds a digit twice."""
 
-from .environment import Sudoku, SudokuOptions
+from .environment import Sudoku
+from .options import SudokuOptions
 
 __all__ = ["Sudoku", "SudokuOptions"]

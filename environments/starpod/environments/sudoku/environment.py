@@ -3,103 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import random
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
-
-from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
 
 from .generation import generate
+from .grid import candidates, clashes, clashing, peers
+from .options import SudokuOptions
 from .picture import draw, draw_html
-from .reading import read_action, read_rows
-from .solver import Grid, peers, solve_given, units
-
-LISTED_CELLS = 10
-"""`with_feedback` lists the candidates once so many cells are empty, or fewer."""
-
-
-class SudokuOptions(EnvironmentOptions):
-    """Which puzzle, how it is shown and what a placement pays."""
-
-    size: Literal[4, 9, 16] = Field(9, description="Cells of a row, and of a column and a box.")
-    difficulty: Literal["easy", "medium", "hard"] = Field(
-        "easy", description="Share of the cells that start empty: 40 %, 50 % or 60 %."
-    )
-    puzzle: str | tuple[tuple[int, ...], ...] | None = Field(
-        None,
-        description="A puzzle of your own with one solution: rows of numbers, 0 for an empty cell, or (4x4, 9x9) one "
-        "text of digits, `.` or 0 for an empty cell.",
-    )
-    solution: str | tuple[tuple[int, ...], ...] | None = Field(
-        None, description="Which solution is meant, for a `puzzle` that has several."
-    )
-    observation: Literal["simple", "detailed", "with_feedback"] = Field(
-        "with_feedback",
-        description="The bare grid; with given cells marked, a legend and what the last placement did; with "
-        "candidates, progress and steps too.",
-    )
-    conflicts: Literal["refuse", "place"] = Field(
-        "refuse",
-        description="What happens to a digit that clashes with its row, column or box: refuse leaves the cell "
-        "as it was, place writes it down.",
-    )
-    show_conflicts: bool = Field(True, description="Mark clashing digits, as `*N*`.")
-    show_valid_numbers: bool = Field(
-        True, description="Name the valid numbers of all empty cells once at most 10 are left."
-    )
-    show_candidates: bool = Field(False, description="List the valid numbers of all empty cells from the start.")
-    max_steps: int | None = Field(
-        None, ge=1, le=100_000, description="Actions after which the episode is truncated; by default one per cell."
-    )
-    correct_reward: float = Field(1.0, description="Paid for the right digit.")
-    legal_reward: float = Field(0.5, description="Paid for a digit that clashes with nothing but is not the right one.")
-    invalid_reward: float = Field(
-        -0.1, description="Paid for a clash, a given cell or an action that is not understood."
-    )
-    solved_reward: float = Field(10.0, description="Paid on top for the placement that completes the grid.")
-
-    @field_validator("puzzle", "solution")
-    @classmethod
-    def _read(cls, value: Any, info: ValidationInfo) -> Any:
-        return value if value is None else read_rows(value, str(info.field_name))
-
-    @model_validator(mode="after")
-    def _check(self) -> SudokuOptions:
-        if self.puzzle is None:
-            if self.solution is not None:
-                raise ValueError("solution goes with a puzzle: give both or neither")
-            return self
-        assert not isinstance(self.puzzle, str)
-        size = len(self.puzzle)
-        fields = type(self).model_fields
-        if self.size not in (size, fields["size"].default):
-            raise ValueError(f"puzzle has {size} rows, the option size says {self.size}: leave it out")
-        if self.difficulty != fields["difficulty"].default:
-            raise ValueError("difficulty is for generated puzzles: leave it out where there is a puzzle")
-        solve_given(_flat(self.puzzle), _flat(self.solution))
-        return self
-
-    @property
-    def width(self) -> int:
-        """Cells of a row."""
-        return len(self.puzzle) if self.puzzle else self.size
-
-    @property
-    def steps_allowed(self) -> int:
-        """Actions after which the episode is cut."""
-        return self.max_steps or self.width * self.width
-
-    def given(self) -> tuple[Grid, Grid] | None:
-        """The explicit puzzle and its solution; None where one is to be generated."""
-        puzzle = _flat(self.puzzle)
-        return (puzzle, solve_given(puzzle, _flat(self.solution))) if puzzle else None
-
-
-def _flat(rows: str | tuple[tuple[int, ...], ...] | None) -> Grid:
-    assert not isinstance(rows, str)
-    return bytes(digit for row in rows or () for digit in row)
+from .reading import read_action
+from .texts import View, instructions, place
 
 
 class Sudoku(Environment):
@@ -142,15 +56,15 @@ class Sudoku(Environment):
         if self.grid[cell] == number:
             message = f"({row},{column}) holds {number} already"
             return self._refuse(message, {"error": message}, late)
-        clashes = self._clashes(cell, number)
-        if clashes and self.options.conflicts == "refuse":
-            valid = self._candidates(cell) if not self.grid[cell] else []
-            message = f"Invalid placement: {number} conflicts with {clashes}"
+        conflicts = clashes(self.grid, cell, number)
+        if conflicts and self.options.conflicts == "refuse":
+            valid = candidates(self.grid, cell) if not self.grid[cell] else []
+            message = f"Invalid placement: {number} conflicts with {conflicts}"
             if valid:
                 message += f"\n   Valid numbers for ({row},{column}): {valid}"
-            info = {"error": f"Number {number} conflicts with {clashes}", "valid_numbers": valid}
+            info = {"error": f"Number {number} conflicts with {conflicts}", "valid_numbers": valid}
             return self._refuse(message, info, late)
-        return self._place(cell, number, clashes, late)
+        return self._place(cell, number, conflicts, late)
 
     def _refuse(self, message: str, info: dict[str, Any], late: bool) -> Outcome:
         self.feedback = f"❌ {message}"
@@ -163,17 +77,17 @@ class Sudoku(Environment):
             info=info,
         )
 
-    def _place(self, cell: int, number: int, clashes: str, late: bool) -> Outcome:
+    def _place(self, cell: int, number: int, conflicts: str, late: bool) -> Outcome:
         before = self.grid[cell]
         self.grid = self.grid[:cell] + bytes([number]) + self.grid[cell + 1 :]
-        correct = number == self.solution[cell] and not clashes
-        place = f"Placed {number} at ({cell // self.size + 1},{cell % self.size + 1})"
-        if clashes:
+        correct = number == self.solution[cell] and not conflicts
+        placed = f"Placed {number} at {place(cell, self.size)}"
+        if conflicts:
             reward = self.options.invalid_reward
-            self.feedback = f"⚠ {place} - conflicts with {clashes}"
+            self.feedback = f"⚠ {placed} - conflicts with {conflicts}"
         else:
             reward = self._pay(cell)
-            self.feedback = f"✓ Correct! {place}" if correct else f"⚠ {place} - Valid but not optimal"
+            self.feedback = f"✓ Correct! {placed}" if correct else f"⚠ {placed} - Valid but not optimal"
         reward += sum(self._pay(peer) for peer in self._freed(cell, before))
         solved = self._solved()
         if solved:
@@ -206,53 +120,27 @@ class Sudoku(Environment):
         if not number:
             return []
         same = [peer for peer in sorted(peers(self.size)[cell]) if self.grid[peer] == number]
-        return [peer for peer in same if not self.puzzle[peer] and not self._clashes(peer, number)]
+        return [peer for peer in same if not self.puzzle[peer] and not clashes(self.grid, peer, number)]
 
     def observe(self) -> str:
-        match self.options.observation:
-            case "simple":
-                return self._simple()
-            case "detailed":
-                return self._detailed()
-            case _:
-                return self._with_feedback()
+        return self._view().text(self.options)
 
     def render(self, mode: str = "text") -> str | bytes:
+        view = self._view()
         match mode:
             case "png":
-                return draw(self.puzzle, self.grid, self.size, self._marked())
+                return draw(self.puzzle, self.grid, self.size, view.marked)
             case "html":
-                return draw_html(self.puzzle, self.grid, self.size, self._marked())
+                return draw_html(self.puzzle, self.grid, self.size, view.marked)
             case _:
-                return self._detailed()
+                return view.detailed()
+
+    def _view(self) -> View:
+        marked = self.options.conflicts == "place" and self.options.show_conflicts
+        return View(self.puzzle, self.grid, clashing(self.grid) if marked else (), self.feedback, self.steps)
 
     def instructions(self) -> str:
-        options = self.options
-        size = options.width
-        side = math.isqrt(size)
-        if options.observation == "simple":
-            shown = "Empty cells are dots."
-        else:
-            shown = (
-                "Given digits stand in [brackets] and cannot be changed, your own stand alone, empty cells are dots."
-            )
-            if options.conflicts == "place" and options.show_conflicts:
-                shown += " Digits that clash stand between *asterisks*."
-        if options.conflicts == "refuse":
-            clash = "A digit that clashes with its row, column or box is refused"
-        else:
-            clash = (
-                "A digit that clashes with its row, column or box is written down all the same, and has to be mended"
-            )
-        return (
-            f"Sudoku on a grid of {size} rows and {size} columns. Fill every empty cell so that each row, each column "
-            f"and each {side}x{side} box holds every number from 1 to {size} exactly once. "
-            f"{shown} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
-            f"'place {size} at row 2 col 3', or in short as row, column, number: '2,3,{size}'. "
-            f"{clash}; a number of your own may be overwritten. "
-            # The limits of the episode may be narrower; whoever set them tells them.
-            f"After {options.steps_allowed} actions at the latest the puzzle counts as failed."
-        )
+        return instructions(self.options)
 
     def valid_actions(self) -> list[str]:
         """Every placement that is not refused, in the longest form."""
@@ -260,7 +148,9 @@ class Sudoku(Environment):
             self._write(cell, number)
             for cell, given in enumerate(self.puzzle)
             if not given
-            for number in (range(1, self.size + 1) if self.options.conflicts == "place" else self._candidates(cell))
+            for number in (
+                range(1, self.size + 1) if self.options.conflicts == "place" else candidates(self.grid, cell)
+            )
             if number != self.grid[cell]
         ]
 
@@ -286,12 +176,12 @@ class Sudoku(Environment):
         todo = wrong + [cell for cell, digit in enumerate(self.grid) if not digit]
         free_for_all = self.options.conflicts == "place"
         for cell in todo:
-            if free_for_all or not self._clashes(cell, self.solution[cell]):
+            if free_for_all or not clashes(self.grid, cell, self.solution[cell]):
                 return self._write(cell, self.solution[cell])
         for cell in todo:
             blockers = [peer for peer in peers(self.size)[cell] if self.grid[peer] == self.solution[cell]]
             if len(blockers) == 1:
-                for number in self._candidates(blockers[0]):
+                for number in candidates(self.grid, blockers[0]):
                     if number != self.grid[blockers[0]]:
                         return self._write(blockers[0], number)
         return None
@@ -299,96 +189,5 @@ class Sudoku(Environment):
     def _write(self, cell: int, number: int) -> str:
         return f"place {number} at row {cell // self.size + 1} col {cell % self.size + 1}"
 
-    # --- the rules ---------------------------------------------------------------------------------------------------
-
-    def _clashes(self, cell: int, number: int) -> str:
-        """The row, column and box that hold the number already, as a text; empty if none does."""
-        names = ("row", "column", "box")
-        here = units(self.size)[cell]
-        side = math.isqrt(self.size)
-        found = set()
-        for peer in peers(self.size)[cell]:
-            if self.grid[peer] == number:
-                there = units(self.size)[peer]
-                found |= {name for name, a, b in zip(names, here, there, strict=True) if a == b}
-        labels = {
-            "row": f"row {here[0] + 1}",
-            "column": f"column {here[1] + 1}",
-            "box": f"box ({here[0] // side + 1},{here[1] // side + 1})",
-        }
-        return ", ".join(labels[name] for name in names if name in found)
-
-    def _candidates(self, cell: int) -> list[int]:
-        taken = {self.grid[peer] for peer in peers(self.size)[cell]}
-        return [number for number in range(1, self.size + 1) if number not in taken]
-
-    def _clashing(self) -> set[int]:
-        """Cells whose digit occurs again in their row, column or box."""
-        grid = self.grid
-        return {
-            cell
-            for cell, near in enumerate(peers(self.size))
-            if grid[cell] and any(grid[peer] == grid[cell] for peer in near)
-        }
-
     def _solved(self) -> bool:
-        return 0 not in self.grid and (self.grid == self.solution or not self._clashing())
-
-    # --- what it looks like ------------------------------------------------------------------------------------------
-
-    def _marked(self) -> set[int]:
-        possible = self.options.conflicts == "place" and self.options.show_conflicts
-        return self._clashing() if possible else set()
-
-    def _rows(self, cells: list[str], gap: str, rule: int) -> str:
-        """Lays cells out with rulers between the boxes; a ruler below a band is `rule` dashes."""
-        size, side = self.size, math.isqrt(self.size)
-        lines = []
-        for row in range(size):
-            line = cells[row * size : (row + 1) * size]
-            groups = [gap.join(line[start : start + side]) for start in range(0, size, side)]
-            lines.append((gap + "| ").join(groups).rstrip())
-            if row % side == side - 1 and row < size - 1:
-                lines.append("-" * rule)
-        return "\n".join(lines)
-
-    def _simple(self) -> str:
-        size, side, width = self.size, math.isqrt(self.size), len(str(self.size))
-        cells = [f"{digit or '.':>{width}}" for digit in self.grid]
-        return self._rows(cells, " ", size * (width + 1) + side - 1)
-
-    def _detailed(self) -> str:
-        size, side, width = self.size, math.isqrt(self.size), len(str(self.size))
-        marked = self._marked()
-        cells = []
-        for cell, digit in enumerate(self.grid):
-            left, right = "**" if cell in marked else "[]" if self.puzzle[cell] else "  "
-            cells.append(f"{left}{digit or '.':>{width}}{right}")
-        banner = "=" * 50
-        lines = [banner, "SUDOKU PUZZLE", banner, self._rows(cells, "", size * (width + 2) + side - 1), ""]
-        lines.append("Legend: [N]=initial cell, N=user-placed, *N*=conflict, .=empty")
-        if self.feedback:
-            lines += ["", self.feedback]
-        return "\n".join(lines)
-
-    def _with_feedback(self) -> str:
-        options, cells = self.options, len(self.grid)
-        lines = [self._detailed()]
-        if marked := sorted(self._marked()):
-            lines += ["", "⚠ CONFLICTS DETECTED:"]
-            lines += [
-                f"  - Cell ({cell // self.size + 1},{cell % self.size + 1}): {self.grid[cell]}" for cell in marked
-            ]
-        empty = [cell for cell, digit in enumerate(self.grid) if not digit]
-        few = options.show_valid_numbers and len(empty) <= LISTED_CELLS
-        if empty and (few or options.show_candidates):
-            lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
-            for cell in empty:
-                if candidates := self._candidates(cell):
-                    row, column = divmod(cell, self.size)
-                    lines.append(f"  - ({row + 1},{column + 1}): {candidates}")
-        given = cells - self.puzzle.count(0)
-        filled = cells - len(empty)
-        lines += ["", f"Progress: {filled}/{cells} cells filled ({given} initial, {filled - given} placed)"]
-        lines.append(f"Steps: {self.steps}/{self.options.steps_allowed}")
-        return "\n".join(lines)
+        return 0 not in self.grid and (self.grid == self.solution or not clashing(self.grid))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from .solver import Grid, SearchLimit, peers, solutions
+from .grid import Grid, peers
+from .solver import SearchLimit, solutions
 
 CLEARED = {"easy": 0.4, "medium": 0.5, "hard": 0.6}
 """Difficulty -> share of the cells that are cleared."""

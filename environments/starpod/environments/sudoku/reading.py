@@ -1,8 +1,7 @@
-"""Reads puzzles and actions as they are written."""
+"""Reads actions as they are written."""
 
 from __future__ import annotations
 
-import math
 import re
 
 FORMS = tuple(
@@ -35,26 +34,3 @@ def read_action(text: str, size: int) -> tuple[int, int, int]:
             return row, column, number
     shown = text if len(text) <= 200 else text[:200] + "..."
     raise ValueError(f"Could not parse action: '{shown}'. Expected format: 'place 5 at row 2 col 3' or '2,3,5'")
-
-
-def read_rows(value: str | tuple[tuple[int, ...], ...], name: str) -> tuple[tuple[int, ...], ...]:
-    """The rows of a puzzle, from rows or one text. name: of the option, for errors. Raises ValueError."""
-    if isinstance(value, str):
-        cells = "".join(value.split())
-        size = math.isqrt(len(cells))
-        if size not in (4, 9) or size * size != len(cells) or not re.fullmatch(r"[0-9.]+", cells):
-            raise ValueError(
-                f"{name} is {len(cells)} characters: write the 16 or 81 cells as digits, with . or 0 for an empty one"
-            )
-        digits = [int(cell) if cell != "." else 0 for cell in cells]
-        value = tuple(tuple(digits[start : start + size]) for start in range(0, size * size, size))
-    size = len(value)
-    if size not in (4, 9, 16):
-        raise ValueError(f"{name} has {size} rows: make it 4, 9 or 16")
-    for index, row in enumerate(value, 1):
-        if len(row) != size:
-            raise ValueError(f"row {index} of {name} has {len(row)} cells: make it {size}, like the number of rows")
-        for digit in row:
-            if not 0 <= digit <= size:
-                raise ValueError(f"row {index} of {name} holds {digit}: use 0 for an empty cell, or 1 to {size}")
-    return value

@@ -7,37 +7,16 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
+from .grid import Grid, units
+
 SOLVE_NODES = 10_000
 """Steps of a search for the solution of a given puzzle: some tenths of a second."""
 PATIENCE = 8
 """Steps per row of the grid after which a search also looks for digits with one place left: dear, and worth it late."""
-Grid = bytes
-"""Cells row by row, one byte each, 0 for an empty one."""
 
 
 class SearchLimit(Exception):
     """A search took more steps than it may."""
-
-
-@functools.cache
-def units(size: int) -> tuple[tuple[int, int, int], ...]:
-    """Row, column and box of every cell, each from 0."""
-    side = math.isqrt(size)
-    return tuple((row, column, row // side * side + column // side) for row in range(size) for column in range(size))
-
-
-@functools.cache
-def peers(size: int) -> tuple[frozenset[int], ...]:
-    """For every cell those that may not hold the same digit."""
-    places = units(size)
-    return tuple(
-        frozenset(
-            other
-            for other, there in enumerate(places)
-            if other != cell and any(a == b for a, b in zip(here, there, strict=True))
-        )
-        for cell, here in enumerate(places)
-    )
 
 
 def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | None = None) -> Iterator[Grid]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from starpod.env_server import (
     Limits,
     Outcome,
     Unavailable,
+    digest,
 )
 from starpod.environments.webshop.search.bm25 import TooManyTerms
 from starpod.environments.webshop.shop import actions, pages
@@ -228,8 +228,7 @@ class WebShop(Environment):
         options = sorted(state.options.items())
         where = (state.page, state.keywords, state.number, state.drawn, state.asin, state.sub_page, options, opened)
         goal = self._cached_shop.goal
-        text = repr((self._cached_store.digest, goal.asin, goal.instruction_text, goal.options, where))
-        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return digest(repr((self._cached_store.digest, goal.asin, goal.instruction_text, goal.options, where)))
 
     def expert_action(self) -> str | None:
         return expert_action(self._cached_shop)

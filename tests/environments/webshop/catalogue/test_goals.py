@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.environments.webshop.catalogue.goals import Caps, Goal, Goals, Kind, permutation
+from starpod.environments.webshop.catalogue.goals import Caps, Goal, Goals, Kind, shuffle
 from starpod.environments.webshop.catalogue.prices import LADDER, NO_CAP, cap_candidates, draw_cap, draw_price
 from tests.environments.webshop.catalogues import asked, made_up, real, real_data, recorded
 from tests.environments.webshop.in_memory import ListCatalogue, draw_prices
@@ -107,7 +107,7 @@ def test_the_order_of_all_human_goals() -> None:
     """The 13 goals of the first 1,000 products come first where the recorded order of all 12,087 is undone."""
     texts = json.loads(real_data("human_goals.json").read_text(encoding="utf-8"))
     straight = [""] * len(texts)
-    for text, number in zip(texts, permutation(len(texts), 233), strict=True):
+    for text, number in zip(texts, shuffle(len(texts), 233)[0], strict=True):
         straight[number] = text
     plain = str.maketrans("", "", "'\".")
     instructions = [each.instruction for product in real() for each in product.human]
@@ -120,14 +120,14 @@ def test_the_order_of_all_human_goals() -> None:
 def test_the_order_is_that_of_a_shuffled_list(count: int, seed: int) -> None:
     numbers = list(range(count))
     random.Random(seed).shuffle(numbers)
-    assert permutation(count, seed).tolist() == numbers
+    assert shuffle(count, seed)[0].tolist() == numbers
 
 
 def weighted(weights: list[float]) -> Goals:
     """Goals of which only the weights are ever asked."""
     some = np.zeros(len(weights))
     columns = dict.fromkeys(("product", "record", "first", "cap", "weight", "stream", "order"), some)
-    return Goals.from_arrays(ListCatalogue(()), "human", columns | {"cumulative": np.cumsum(weights)})
+    return Goals(ListCatalogue(()), "human", columns | {"cumulative": np.cumsum(weights)})
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=30), st.integers())
@@ -252,8 +252,8 @@ def test_agentgyms_synthetic_goals_do_not_depend_on_the_seed_but_by_price() -> N
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_make_the_same_goals(kind: Kind) -> None:
     goals = build(recorded("1k"), kind)
-    arrays = goals.arrays()
-    again = Goals.from_arrays(recorded("1k"), kind, arrays)
+    arrays = goals.arrays
+    again = Goals(recorded("1k"), kind, arrays)
     assert [*again] == [*goals]
     assert (
         sum(column.nbytes for column in arrays.values()) <= 12 * len(goals) + 32 * len(arrays["product"]) + 8 + 4 * 625

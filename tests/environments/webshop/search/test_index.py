@@ -67,7 +67,7 @@ def test_many_blocks_long_texts_and_frequent_terms() -> None:
     texts = ["lamp " * (number % 300) + "chair " * (number % 7) for number in range(400)] + ["", "of the"]
     documents = [(f"B{number * 7 % 4099:04d}", texts[number % len(texts)]) for number in range(BLOCK + 3)]
     index = Index.build(documents)
-    assert index.arrays()["frequencies"].dtype.itemsize == 2
+    assert index.arrays["frequencies"].dtype.itemsize == 2
     for query in ("chair", "lamp chair", "lamp lamp lamp chair", "stool", "chair stool"):
         assert index.ranked(query) == expected(documents, query)
 
@@ -102,40 +102,29 @@ def test_arrays_make_the_same_index_also_mapped(tmp_path: Path) -> None:
     documents = [(f"B{number:03d}", " ".join(WORDS[number % 5 :])) for number in range(100)]
     index = Index.build(documents)
     mapped = {}
-    for name, array in index.arrays().items():
+    for name, array in index.arrays.items():
         assert array.ndim == 1
         np.save(tmp_path / name, array)
         mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
-    again = Index.from_arrays(mapped)
+    again = Index(mapped)
     for query in WORDS:
         assert again.ranked(query) == index.ranked(query)
 
 
 @pytest.mark.parametrize("name", ["terms", "term_offsets", "posting_offsets", "documents", "frequencies", "lengths"])
 def test_arrays_that_do_not_fit_together_are_refused(name: str) -> None:
-    arrays = Index.build([("B1", "red shoes"), ("B2", "blue")]).arrays()
+    arrays = dict(Index.build([("B1", "red shoes"), ("B2", "blue")]).arrays)
     with pytest.raises(ValueError, match="do not fit together"):
-        Index.from_arrays({**arrays, name: arrays[name][:-1]})
+        Index({**arrays, name: arrays[name][:-1]})
     del arrays[name]
     with pytest.raises(KeyError, match=name):
-        Index.from_arrays(arrays)
+        Index(arrays)
 
 
 def test_an_index_cannot_be_written_to() -> None:
     index = Index.build([("B1", "red shoes")])
-    for array in index.arrays().values():
+    for array in index.arrays.values():
         assert not array.flags.writeable
-    index.search("red").append(5)
-    assert index.search("red") == [0]
-
-
-def test_few_queries_are_kept_and_no_long_one() -> None:
-    arrays = Index.build([("B1", "red shoes"), ("B2", "blue shoes")]).arrays()
-    index = Index.from_arrays(arrays, queries_kept=2)
-    for query in ("red", "blue", "shoes", "red " * 1000, "red"):
-        index.search(query)
-    kept = index.cache_info()
-    assert (kept.currsize, kept.maxsize, kept.hits, kept.misses) == (2, 2, 0, 4)
 
 
 def test_many_threads_get_the_same() -> None:
@@ -143,12 +132,11 @@ def test_many_threads_get_the_same() -> None:
     index = Index.build(documents)
     queries = [" ".join(WORDS[start::step]) for start in range(10) for step in (1, 2, 3)]
     alone = {query: index.ranked(query) for query in queries}
-    crowd = Index.from_arrays(index.arrays(), queries_kept=3)
     wrong: list[str] = []
 
     def search(turn: int) -> None:
         for query in queries[turn:] + queries[:turn]:
-            if crowd.ranked(query) != alone[query]:
+            if index.ranked(query) != alone[query]:
                 wrong.append(query)
 
     threads = [threading.Thread(target=search, args=(turn,)) for turn in range(8)]
@@ -167,9 +155,9 @@ def test_progress_counts_every_document() -> None:
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [(f"B{number}", " ".join(WORDS[: number % 14])) for number in range(50)]
-    whole = Index.build(documents).arrays()
+    whole = Index.build(documents).arrays
     monkeypatch.setattr("starpod.environments.webshop.search.inversion._CHUNK", 20)
-    for name, array in Index.build(documents).arrays().items():
+    for name, array in Index.build(documents).arrays.items():
         assert np.array_equal(array, whole[name])
 
 

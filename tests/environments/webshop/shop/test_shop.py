@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.shop import actions
-from starpod.environments.webshop.shop.items import BoundedCache
+from starpod.environments.webshop.shop.items import BoundedCache, StoreCache
 from starpod.environments.webshop.shop.shop import Shop, ShopState
 from tests.environments.webshop.little import GOAL, PRODUCTS, SANDAL, Stock, little_shop, product
 
@@ -233,3 +233,10 @@ def test_a_state_is_plain_values(seed: int, steps: int) -> None:
         else:
             shop.search(rng.choice(["all", "<r>", "women's"]))
     assert ShopState(**shop.state.as_dict()) == shop.state
+
+
+def test_the_results_of_long_searches_are_not_kept() -> None:
+    cache = StoreCache(Stock(PRODUCTS))
+    for _ in range(2):
+        assert cache.find(["sandal"]) == cache.find(["sandal"] * 400) != ()
+    assert list(cache.found) == ["sandal"]

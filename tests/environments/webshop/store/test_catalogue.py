@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.environments.webshop.catalogue.catalogue import Catalogue
-from starpod.environments.webshop.catalogue.product import HumanInstruction, Product
+from starpod.environments.webshop.catalogue.product import Catalogue, HumanInstruction, Product
 from starpod.environments.webshop.store.mapped import CatalogueWriter, MappedCatalogue, decode, encode
 from starpod.environments.webshop.store.sections import StoreError, map_section
 from tests.environments.webshop.catalogues import made_up, recorded

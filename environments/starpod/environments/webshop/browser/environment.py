@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from starpod.env_server import INVALID, Concurrency, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import INVALID, Concurrency, EnvironmentSpec, Limits, Outcome, digest
 from starpod.environments.webshop.browser.chromium import Browser
 from starpod.environments.webshop.browser.pool import shared_pool
 from starpod.environments.webshop.browser.view import View, look
@@ -159,8 +158,7 @@ class WebShopBrowser(WebShop):
         return [*super().valid_actions(), "scroll[down]", "scroll[up]"]
 
     def state_key(self) -> bytes:
-        place = repr((super().state_key(), self.options.window, self._scroll, self._typed))
-        return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return digest(repr((super().state_key(), self.options.window, self._scroll, self._typed)))
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "window": [self._scroll, self._typed]}

@@ -14,8 +14,7 @@ import numpy as np
 from starpod.environments.webshop.catalogue.prices import NO_CAP, cap_candidates, draw_cap
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.catalogue.catalogue import Catalogue
-    from starpod.environments.webshop.catalogue.product import Product
+    from starpod.environments.webshop.catalogue.product import Catalogue, Product
 
 Kind = Literal["human", "synthetic"]
 
@@ -59,20 +58,20 @@ class Goals:
     """The goals of one kind in their final order, as a sequence. Immutable, safe to read from threads.
 
     An instruction is one row of the columns; a synthetic one stands for a goal per combination of its product's
-    options. `order` says which goal of all rows an index means, so that a million goals cost megabytes.
+    options. The order says which goal of all rows an index means, so that a million goals cost megabytes.
+    catalogue: the one that they were built from. arrays: the columns, perhaps memory-mapped.
+
+    product int32 per row: position in the catalogue. record int32 per row: number of the product's human instruction.
+    first int64 per row and one more: goals before it, before the shuffle. cap float64 per row: price_upper.
+    weight float64 per row: weight of each of its goals. order uint32 per goal: its number before the shuffle.
+    cumulative float64 per goal: sum of the weights up to and with it.
+    stream uint32: state of the generator after the shuffle, where selections go on.
     """
 
-    def __init__(self, catalogue: Catalogue, kind: Kind, columns: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, catalogue: Catalogue, kind: Kind, arrays: Mapping[str, np.ndarray]) -> None:
         self.kind: Kind = kind
+        self.arrays = arrays
         self._catalogue = catalogue
-        self._product = columns["product"]  # int32 per row: position in the catalogue
-        self._record = columns["record"]  # int32 per row: number of the human instruction of that product
-        self._first = columns["first"]  # int64 per row and one more: goals before it, before the shuffle
-        self._cap = columns["cap"]  # float64 per row: price_upper
-        self._weight = columns["weight"]  # float64 per row: weight of each of its goals
-        self._stream = columns["stream"]  # uint32: state of the generator after the shuffle, where selections go on
-        self._order = columns["order"]  # uint32 per goal: its number before the shuffle
-        self._cumulative = columns["cumulative"]  # float64 per goal: sum of the weights up to and with it
 
     @classmethod
     def build(
@@ -115,46 +114,28 @@ class Goals:
             "cap": np.array(cap, np.float64),
             "weight": weights.weights() if kind == "synthetic" else np.ones(len(product)),
         }
-        order, columns["stream"] = _shuffle(first[-1], ORDER_SEED)
+        order, columns["stream"] = shuffle(first[-1], ORDER_SEED)
         return cls._with_order(catalogue, kind, columns, order)
 
-    @classmethod
-    def from_arrays(cls, catalogue: Catalogue, kind: Kind, arrays: Mapping[str, np.ndarray]) -> Goals:
-        """The goals whose `arrays` these are, perhaps memory-mapped. `catalogue` is the one they were built from."""
-        return cls(catalogue, kind, arrays)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The columns, for `from_arrays`."""
-        return {
-            "product": self._product,
-            "record": self._record,
-            "first": self._first,
-            "cap": self._cap,
-            "weight": self._weight,
-            "stream": self._stream,
-            "order": self._order,
-            "cumulative": self._cumulative,
-        }
-
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.arrays["order"])
 
     def __getitem__(self, index: int) -> Goal:
         """The goal at an index. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"goal {index} of {len(self)}")
-        number = int(self._order[index])
-        row = int(np.searchsorted(self._first, number, side="right")) - 1
-        position, price_upper = int(self._product[row]), float(self._cap[row])
+        number = int(self.arrays["order"][index])
+        row = int(np.searchsorted(self.arrays["first"], number, side="right")) - 1
+        position, price_upper = int(self.arrays["product"][row]), float(self.arrays["cap"][row])
         product = self._catalogue[position]
         price_text = "" if price_upper == NO_CAP else f", and price lower than {price_upper:.2f} dollars"
         if self.kind == "human":
-            asked = product.human[int(self._record[row])]
+            asked = product.human[int(self.arrays["record"][row])]
             text, attributes = asked.instruction.strip("."), asked.attributes
             options: tuple[str, ...] | dict[str, str] = asked.options
         else:
             text, attributes = product.instruction or "", product.instruction_attributes
-            options = _combination(product, number - int(self._first[row]))
+            options = _combination(product, number - int(self.arrays["first"][row]))
             if options:
                 text += " with " + ", and ".join(f"{name}: {value}" for name, value in options.items())
         return Goal(
@@ -169,7 +150,7 @@ class Goals:
             attributes=attributes,
             price_upper=price_upper,
             options=options,
-            weight=float(self._weight[row]),
+            weight=float(self.arrays["weight"][row]),
         )
 
     def __iter__(self) -> Iterator[Goal]:
@@ -183,8 +164,8 @@ class Goals:
         """
         if not len(self):
             raise ValueError(f"there is no {self.kind} goal to draw")
-        place = rng.uniform(0, float(self._cumulative[-1]))
-        return min(int(np.searchsorted(self._cumulative, place, side="right")) + 1, len(self) - 1)
+        place = rng.uniform(0, float(self.arrays["cumulative"][-1]))
+        return min(int(np.searchsorted(self.arrays["cumulative"], place, side="right")) + 1, len(self) - 1)
 
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
         """The goals that `keep` (called with index and goal) lets through, then `limit` of them, at least 1, by weight.
@@ -196,10 +177,10 @@ class Goals:
         chosen = self
         if keep is not None:
             kept = np.fromiter((keep(goal.index, goal) for goal in self), bool, len(self))
-            chosen = self._with_order(self._catalogue, self.kind, self.arrays(), self._order[kept])
+            chosen = self._with_order(self._catalogue, self.kind, self.arrays, self.arrays["order"][kept])
         if limit is not None and limit < len(chosen):
             rng = random.Random()
-            rng.setstate((3, tuple(self._stream.tolist()), None))
+            rng.setstate((3, tuple(self.arrays["stream"].tolist()), None))
             drawn: dict[int, None] = {}
             for _ in range(_DRAWS_PER_GOAL * limit):
                 drawn[chosen.draw(rng)] = None
@@ -210,7 +191,7 @@ class Goals:
                     f"{limit} of {len(chosen)} goals are too many to draw by weight, some come too rarely; "
                     "choose a smaller limit"
                 )
-            chosen = self._with_order(self._catalogue, self.kind, self.arrays(), chosen._order[list(drawn)])
+            chosen = self._with_order(self._catalogue, self.kind, self.arrays, chosen.arrays["order"][list(drawn)])
         return chosen
 
     @classmethod
@@ -279,13 +260,9 @@ def _combination(product: Product, number: int) -> dict[str, str]:
     return dict(reversed(options.items()))
 
 
-def permutation(count: int, seed: int) -> np.ndarray:
-    """The order (uint32) into which Python's generator of this seed shuffles 0 .. count - 1."""
-    return _shuffle(count, seed)[0]
-
-
-def _shuffle(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The shuffled order of 0 .. count - 1, and the words of the generator's state afterwards."""
+def shuffle(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The order (uint32) into which Python's generator of this seed shuffles 0 .. count - 1, and the words of its state
+    afterwards."""
     rng = random.Random(seed)
     numbers = array("I", range(count))
     rng.shuffle(numbers)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 LADDER = tuple(10.0 * rung for rung in range(1, 100))
 """The price caps that an instruction may name, in dollars."""

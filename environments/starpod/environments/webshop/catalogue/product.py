@@ -1,8 +1,10 @@
-"""A product of the shop as the original's loader leaves it, and what a person once asked for when shown it."""
+"""A product of the shop as the original's loader leaves it, what people asked for when shown it, and a catalogue."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,24 @@ class Product:
         """The text that search sees: title, description, first bullet and options; nothing else is indexed."""
         options = ", and ".join(f"{group}: {', '.join(values)}" for group, values in self.options.items())
         return " ".join((self.title, self.description, self.bullets[0] if self.bullets else "", options)).lower()
+
+
+class Catalogue(Protocol):
+    """The loaded products in catalogue order; a position counts from 0. Immutable, safe to read from threads."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int) -> Product:
+        """The product at a position. Raises IndexError outside 0 .. len - 1."""
+
+    def position(self, asin: str) -> int | None:
+        """The position of the product with exactly this asin; None if there is none."""
+
+    def in_category(self, category: str) -> Sequence[int]:
+        """The positions of the products of a category, ascending."""
+
+    def with_query(self, query: str) -> Sequence[int]:
+        """The positions of the products that were scraped under a query, ascending."""
+
+    def with_attribute(self, attribute: str) -> Sequence[int]:
+        """The positions of the products that have an attribute, ascending."""

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.catalogue.catalogue import Catalogue
-    from starpod.environments.webshop.catalogue.product import Product
+    from starpod.environments.webshop.catalogue.product import Catalogue, Product
     from starpod.environments.webshop.search.nouns import Tagger
 
 HITS: Final = 50

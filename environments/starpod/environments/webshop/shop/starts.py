@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from starpod.env_server import OptionsError
-from starpod.environments.webshop.catalogue.goals import permutation
+from starpod.environments.webshop.catalogue.goals import shuffle
 from starpod.environments.webshop.shop.options import SPLITS, WebShopOptions
 from starpod.environments.webshop.store.sections import StoreError
 from starpod.environments.webshop.store.served import BUNDLED, SYNTHETIC, stores
@@ -62,7 +62,7 @@ def goals_of(store: Store, kind: Kind, caps: Caps, limit: int | None) -> Goals:
 
 @lru_cache(maxsize=4)
 def _permuted(count: int) -> np.ndarray:
-    return permutation(count, PERMUTATION_SEED)
+    return shuffle(count, PERMUTATION_SEED)[0]
 
 
 def choose_goal(options: WebShopOptions, goals: Goals, rng: random.Random, seed: int) -> tuple[str, int]:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -200,7 +200,7 @@ class Stages:
         total = self.facts["documents"]
         self._tell("index", 0, total)
         index = Index.build(self._catalogue().documents(), lambda done: self._tell("index", done, total))
-        return self._write("index", index.arrays()), {}
+        return self._write("index", index.arrays), {}
 
     def _goals(self, kind: Kind, caps: Caps) -> tuple[dict[str, Section], dict[str, Any]]:
         catalogue = self._catalogue()
@@ -213,7 +213,7 @@ class Stages:
         goals = Goals.build(
             catalogue, kind, prices, stream, lambda done: self._tell(stage, done, len(catalogue)), caps=caps
         )
-        return self._write(stage, goals.arrays()), {}
+        return self._write(stage, goals.arrays), {}
 
     def _nouns(self) -> tuple[dict[str, Section], dict[str, Any]]:
         tagger = load_tagger(self.nouns)
@@ -232,7 +232,7 @@ class Stages:
         arrays = {name: map_section(self.folder, name, self.sections[name]) for name in names}
         return MappedCatalogue(arrays, self.facts["products"])
 
-    def _write(self, stage: str, arrays: dict[str, np.ndarray]) -> dict[str, Section]:
+    def _write(self, stage: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Section]:
         return {f"{stage}.{name}": write_array(self.folder, f"{stage}.{name}", array) for name, array in arrays.items()}
 
     def _tell(self, stage: str, done: int, total: int | None) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from starpod.environments.webshop.catalogue.catalogue import Catalogue
 from starpod.environments.webshop.catalogue.goals import Caps, Goals, Kind
+from starpod.environments.webshop.catalogue.product import Catalogue
 from starpod.environments.webshop.search.nouns import Tagger, default_tagger
 from starpod.environments.webshop.store.mapped import MappedCatalogue
 from starpod.environments.webshop.store.nountable import MappedTagger
@@ -132,13 +132,13 @@ class Store:
 
     def _goals(self, kind: Kind, caps: Caps = "original") -> Goals:
         """The goals of a kind, in the original's order, with price caps chosen as asked."""
-        return Goals.from_arrays(self.catalogue, kind, self._part(f"goals.{kind}.{caps}."))
+        return Goals(self.catalogue, kind, self._part(f"goals.{kind}.{caps}."))
 
     @cached_property
     def index(self) -> Index:
         from starpod.environments.webshop.search.index import Index
 
-        return Index.from_arrays(self._part("index."))
+        return Index(self._part("index."))
 
     @cached_property
     def tagger(self) -> Tagger:

@@ -1,0 +1,118 @@
+"""Options of Sudoku, and puzzles that are given as text or rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from starpod.env_server import EnvironmentOptions
+
+from .grid import Grid
+from .solver import solve_given
+
+
+class SudokuOptions(EnvironmentOptions):
+    """Which puzzle, how it is shown and what a placement pays."""
+
+    size: Literal[4, 9, 16] = Field(9, description="Cells of a row, and of a column and a box.")
+    difficulty: Literal["easy", "medium", "hard"] = Field(
+        "easy", description="Share of the cells that start empty: 40 %, 50 % or 60 %."
+    )
+    puzzle: str | tuple[tuple[int, ...], ...] | None = Field(
+        None,
+        description="A puzzle of your own with one solution: rows of numbers, 0 for an empty cell, or (4x4, 9x9) one "
+        "text of digits, `.` or 0 for an empty cell.",
+    )
+    solution: str | tuple[tuple[int, ...], ...] | None = Field(
+        None, description="Which solution is meant, for a `puzzle` that has several."
+    )
+    observation: Literal["simple", "detailed", "with_feedback"] = Field(
+        "with_feedback",
+        description="The bare grid; with given cells marked, a legend and what the last placement did; with "
+        "candidates, progress and steps too.",
+    )
+    conflicts: Literal["refuse", "place"] = Field(
+        "refuse",
+        description="What happens to a digit that clashes with its row, column or box: refuse leaves the cell "
+        "as it was, place writes it down.",
+    )
+    show_conflicts: bool = Field(True, description="Mark clashing digits, as `*N*`.")
+    show_valid_numbers: bool = Field(
+        True, description="Name the valid numbers of all empty cells once at most 10 are left."
+    )
+    show_candidates: bool = Field(False, description="List the valid numbers of all empty cells from the start.")
+    max_steps: int | None = Field(
+        None, ge=1, le=100_000, description="Actions after which the episode is truncated; by default one per cell."
+    )
+    correct_reward: float = Field(1.0, description="Paid for the right digit.")
+    legal_reward: float = Field(0.5, description="Paid for a digit that clashes with nothing but is not the right one.")
+    invalid_reward: float = Field(
+        -0.1, description="Paid for a clash, a given cell or an action that is not understood."
+    )
+    solved_reward: float = Field(10.0, description="Paid on top for the placement that completes the grid.")
+
+    @field_validator("puzzle", "solution")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if value is None else read_rows(value, str(info.field_name))
+
+    @model_validator(mode="after")
+    def _check(self) -> SudokuOptions:
+        if self.puzzle is None:
+            if self.solution is not None:
+                raise ValueError("solution goes with a puzzle: give both or neither")
+            return self
+        assert not isinstance(self.puzzle, str)
+        size = len(self.puzzle)
+        if self.size != size and self.changed("size"):
+            raise ValueError(f"puzzle has {size} rows, the option size says {self.size}: leave it out")
+        if self.changed("difficulty"):
+            raise ValueError("difficulty is for generated puzzles: leave it out where there is a puzzle")
+        solve_given(_flat(self.puzzle), _flat(self.solution))
+        return self
+
+    @property
+    def width(self) -> int:
+        """Cells of a row."""
+        return len(self.puzzle) if self.puzzle else self.size
+
+    @property
+    def steps_allowed(self) -> int:
+        """Actions after which the episode is cut."""
+        return self.max_steps or self.width * self.width
+
+    def given(self) -> tuple[Grid, Grid] | None:
+        """The explicit puzzle and its solution; None where one is to be generated."""
+        puzzle = _flat(self.puzzle)
+        return (puzzle, solve_given(puzzle, _flat(self.solution))) if puzzle else None
+
+
+def _flat(rows: str | tuple[tuple[int, ...], ...] | None) -> Grid:
+    assert not isinstance(rows, str)
+    return bytes(digit for row in rows or () for digit in row)
+
+
+def read_rows(value: str | tuple[tuple[int, ...], ...], name: str) -> tuple[tuple[int, ...], ...]:
+    """The rows of a puzzle, from rows or one text. name: of the option, for errors. Raises ValueError."""
+    if isinstance(value, str):
+        cells = "".join(value.split())
+        size = math.isqrt(len(cells))
+        if size not in (4, 9) or size * size != len(cells) or not re.fullmatch(r"[0-9.]+", cells):
+            raise ValueError(
+                f"{name} is {len(cells)} characters: write the 16 or 81 cells as digits, with . or 0 for an empty one"
+            )
+        digits = [int(cell) if cell != "." else 0 for cell in cells]
+        value = tuple(tuple(digits[start : start + size]) for start in range(0, size * size, size))
+    size = len(value)
+    if size not in (4, 9, 16):
+        raise ValueError(f"{name} has {size} rows: make it 4, 9 or 16")
+    for index, row in enumerate(value, 1):
+        if len(row) != size:
+            raise ValueError(f"row {index} of {name} has {len(row)} cells: make it {size}, like the number of rows")
+        for digit in row:
+            if not 0 <= digit <= size:
+                raise ValueError(f"row {index} of {name} holds {digit}: use 0 for an empty cell, or 1 to {size}")
+    return value

@@ -1,0 +1,115 @@
+"""Texts of a grid: the instructions, and the grid bare, with marks, or with feedback."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from .grid import Grid, candidates
+from .options import SudokuOptions
+
+LISTED_CELLS = 10
+"""`with_feedback` lists the candidates once so many cells are empty, or fewer."""
+
+
+class View(NamedTuple):
+    """A grid as it stands. marked: cells shown as clashing. feedback: on the last action. steps: actions taken."""
+
+    puzzle: Grid
+    grid: Grid
+    marked: Collection[int]
+    feedback: str
+    steps: int
+
+    def text(self, options: SudokuOptions) -> str:
+        """The observation that the options ask for."""
+        match options.observation:
+            case "simple":
+                return self._simple()
+            case "detailed":
+                return self.detailed()
+            case _:
+                return self._with_feedback(options)
+
+    def _rows(self, cells: list[str], gap: str, rule: int) -> str:
+        """Lays cells out with rulers between the boxes; a ruler below a band is `rule` dashes."""
+        size = math.isqrt(len(cells))
+        side = math.isqrt(size)
+        lines = []
+        for row in range(size):
+            line = cells[row * size : (row + 1) * size]
+            groups = [gap.join(line[start : start + side]) for start in range(0, size, side)]
+            lines.append((gap + "| ").join(groups).rstrip())
+            if row % side == side - 1 and row < size - 1:
+                lines.append("-" * rule)
+        return "\n".join(lines)
+
+    def _simple(self) -> str:
+        size = math.isqrt(len(self.grid))
+        width = len(str(size))
+        cells = [f"{digit or '.':>{width}}" for digit in self.grid]
+        return self._rows(cells, " ", size * (width + 1) + math.isqrt(size) - 1)
+
+    def detailed(self) -> str:
+        """The grid with given and clashing digits marked, and what the last action did."""
+        size = math.isqrt(len(self.grid))
+        width = len(str(size))
+        cells = []
+        for cell, digit in enumerate(self.grid):
+            left, right = "**" if cell in self.marked else "[]" if self.puzzle[cell] else "  "
+            cells.append(f"{left}{digit or '.':>{width}}{right}")
+        banner = "=" * 50
+        rows = self._rows(cells, "", size * (width + 2) + math.isqrt(size) - 1)
+        lines = [banner, "SUDOKU PUZZLE", banner, rows, ""]
+        lines.append("Legend: [N]=initial cell, N=user-placed, *N*=conflict, .=empty")
+        if self.feedback:
+            lines += ["", self.feedback]
+        return "\n".join(lines)
+
+    def _with_feedback(self, options: SudokuOptions) -> str:
+        grid, size = self.grid, math.isqrt(len(self.grid))
+        lines = [self.detailed()]
+        if self.marked:
+            lines += ["", "⚠ CONFLICTS DETECTED:"]
+            lines += [f"  - Cell {place(cell, size)}: {grid[cell]}" for cell in sorted(self.marked)]
+        empty = [cell for cell, digit in enumerate(grid) if not digit]
+        few = options.show_valid_numbers and len(empty) <= LISTED_CELLS
+        if empty and (few or options.show_candidates):
+            lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
+            listed = ((cell, candidates(grid, cell)) for cell in empty)
+            lines += [f"  - {place(cell, size)}: {numbers}" for cell, numbers in listed if numbers]
+        given, filled = len(grid) - self.puzzle.count(0), len(grid) - len(empty)
+        lines += ["", f"Progress: {filled}/{len(grid)} cells filled ({given} initial, {filled - given} placed)"]
+        lines.append(f"Steps: {self.steps}/{options.steps_allowed}")
+        return "\n".join(lines)
+
+
+def place(cell: int, size: int) -> str:
+    """Row and column of a cell, from 1."""
+    return f"({cell // size + 1},{cell % size + 1})"
+
+
+def instructions(options: SudokuOptions) -> str:
+    """The rules, and how the grid is shown with these options."""
+    size = options.width
+    side = math.isqrt(size)
+    if options.observation == "simple":
+        shown = "Empty cells are dots."
+    else:
+        shown = "Given digits stand in [brackets] and cannot be changed, your own stand alone, empty cells are dots."
+        if options.conflicts == "place" and options.show_conflicts:
+            shown += " Digits that clash stand between *asterisks*."
+    if options.conflicts == "refuse":
+        clash = "A digit that clashes with its row, column or box is refused"
+    else:
+        clash = "A digit that clashes with its row, column or box is written down all the same, and has to be mended"
+    return (
+        f"Sudoku on a grid of {size} rows and {size} columns. Fill every empty cell so that each row, each column "
+        f"and each {side}x{side} box holds every number from 1 to {size} exactly once. "
+        f"{shown} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
+        f"'place {size} at row 2 col 3', or in short as row, column, number: '2,3,{size}'. "
+        f"{clash}; a number of your own may be overwritten. "
+        # The limits of the episode may be narrower; whoever set them tells them.
+        f"After {options.steps_allowed} actions at the latest the puzzle counts as failed."
+    )
