@@ -150,6 +150,7 @@ def test_environment_processes_end_with_their_server() -> None:
         (["--environment-module", "no.such.module"], 2, "cannot import 'no.such.module'"),
         (["--tls-key", "x"], 2, "--tls-certificate and --tls-key go together"),
         (["--lease", "0"], 2, "lease"),
+        (["--max-snapshot-bytes", "33554432"], 2, "raise --max-message-bytes to 33619968"),
         (["bandit", "--store", "x=y"], 2, "--store: none of bandit-v1 uses stores"),
         (["--token-file", "missing"], 1, "cannot read the token file"),
         (["--prot", "1"], 2, "--port"),

@@ -170,6 +170,16 @@ def many_heavy_calls_at_once(attacker: Attacker) -> None:
     attacker.together("Step", [step] * 200)
 
 
+def largest_requests(attacker: Attacker) -> None:
+    """As large as gRPC lets them in, one after another and at once."""
+    session = attacker.open()
+    text = "x" * (20 * MEBIBYTE - 100)
+    step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text=text)])
+    for _ in range(20):
+        attacker.call("Step", step)
+    attacker.together("Step", [step] * 5)
+
+
 def long_texts(attacker: Attacker) -> None:
     session = attacker.open("frozen_lake-v1")
     step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="Ü" * (25 * MEBIBYTE))])
@@ -232,6 +242,7 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
         steps_with_pictures,
         rows_without_end,
         many_heavy_calls_at_once,
+        largest_requests,
         long_texts,
         everything_at_once,
     )

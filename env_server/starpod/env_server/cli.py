@@ -23,6 +23,7 @@ from starpod.env_server.config import TLS, ServerConfig, ServerLimits
 from starpod.env_server.limits import Quota
 from starpod.env_server.logs import configure_logs
 from starpod.env_server.registry import Registry, RegistryError
+from starpod.env_server.requests import OTHER_BYTES
 from starpod.env_server.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.seal import SealKeyError
 from starpod.env_server.server import EnvironmentServer, ServerError
@@ -276,6 +277,12 @@ def serve(
         raise click.UsageError("--tls-certificate and --tls-key go together; --tls-client-ca needs both")
     if max_lease_seconds < default_lease_seconds:
         raise click.UsageError("--lease is longer than --max-lease")
+    for option, size, default in (
+        ("--max-snapshot-bytes", max_snapshot_bytes, _LIMITS.max_snapshot_bytes),
+        ("--max-step-bytes", max_step_bytes, _LIMITS.max_step_bytes),
+    ):
+        if size > default and (least := size + OTHER_BYTES) > max_message_bytes:
+            raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {least}")
     if (token_sessions or token_calls_per_second or token_streams) and not token_file:
         raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
     configure_logs("json" if log_format == "json" else "text", log_level)

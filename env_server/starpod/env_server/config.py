@@ -16,7 +16,7 @@ class ServerLimits:
     """Limits of one worker process. Sizes in bytes, times in seconds."""
 
     max_sessions: int = 20_000
-    max_message_bytes: int = 64 * MEBIBYTE
+    max_message_bytes: int = 20 * MEBIBYTE
     max_calls_in_flight: int = 20_000
     max_snapshot_bytes: int = 16 * MEBIBYTE
     max_processes: int = 256

@@ -26,7 +26,7 @@ MAX_FIELDS = 2**18
 """Of one request, those of the messages in it included; eight bytes of packed numbers count as one."""
 LARGE_BYTES = 65_536
 """A request that has more leaves holes in memory."""
-_OTHER_BYTES = 65_536
+OTHER_BYTES = 65_536
 """Of a unary request, beside what has a limit of its own."""
 _CREATING = (pb.OpenRequest, pb.ForkRequest, pb.RestoreRequest)
 _ID_BYTES = 68
@@ -42,9 +42,9 @@ _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 def check_size(kind: type[Message], size: int, limits: ServerLimits) -> None:
     """Raises BAD_ARGUMENT or TOO_LARGE if a unary request has more bytes than what it may hold can have."""
-    if size <= _OTHER_BYTES:
+    if size <= OTHER_BYTES:
         return
-    most, field = _OTHER_BYTES, "request"
+    most, field = OTHER_BYTES, "request"
     if kind is pb.StepRequest:
         most, field = most + limits.max_step_bytes, "actions"
     elif kind in (pb.OpenRequest, pb.ResetRequest):

@@ -38,7 +38,8 @@ def too_large(size: int, limit: int) -> CallError:
     """TOO_LARGE about a reply. The call was worked on; its reply cannot travel."""
     return CallError(
         "TOO_LARGE",
-        f"the reply has {size} bytes; this server sends at most {limit} in a message",
+        f"the reply has {size} bytes; this server sends at most {limit} in a message; ask for less at once, or raise "
+        "its --max-message-bytes",
         {"limit": "max_message_bytes"},
     )
 

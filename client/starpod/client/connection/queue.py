@@ -333,7 +333,8 @@ class CallQueue:
 
     def _too_large(self, size: int) -> TooLarge:
         return TooLarge(
-            f"The call has {size} bytes, {self.address} takes {self.bytes_allowed} in one message.",
+            f"The call has {size} bytes, {self.address} takes {self.bytes_allowed} in one message: send less, or raise"
+            " --max-message-bytes of the server (and max_message_bytes of the fleet, where that is lower).",
             metadata={"limit": "max_message_bytes"},
         )
 
