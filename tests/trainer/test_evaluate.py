@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.evaluate import Evaluation, summarise
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.evaluate import held_out_figures, summarise
+from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.statistics import mean_interval, wilson_interval
 
 
@@ -28,7 +29,7 @@ def bought(number: int, scores: Sequence[float]) -> Episode:
 
 def test_the_return_is_the_environments_own_as_in_starpod_eval() -> None:
     episodes = [bought(0, [0.0, 0.5]), bought(1, [0.0, 0.0, 1.0]), bought(2, [0.25])]
-    summary = Evaluation(episodes, failed=1).summary()
+    summary = held_out_figures(Collected([Group(each.group, [each]) for each in episodes], failed=1))
     low, high = mean_interval([0.5, 1.0, 0.25])
     assert summary["return_mean"] == pytest.approx(1.75 / 3)
     assert (summary["return_low"], summary["return_high"]) == pytest.approx((low, high))
@@ -40,7 +41,7 @@ def test_the_return_is_the_environments_own_as_in_starpod_eval() -> None:
 
 
 def test_one_episode_and_none_have_no_interval_of_the_return() -> None:
-    one = Evaluation([bought(0, [0.5])], failed=0).summary()
+    one = held_out_figures(Collected([Group(0, [bought(0, [0.5])])]))
     assert (one["return_mean"], one["return_low"], one["return_high"]) == (0.5, None, None)
-    none = Evaluation([], failed=3).summary()
+    none = held_out_figures(Collected(failed=3))
     assert (none["return_mean"], none["return_low"], none["success"]) == (0.0, None, 0.0)

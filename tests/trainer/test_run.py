@@ -1,7 +1,7 @@
 """The steps of a run: what is asked for again, what a checkpoint brings back, what the end does."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -299,8 +299,8 @@ class TwoRanks(Parallel):
     def any(self, flag: bool) -> bool:
         return flag or self.other
 
-    def sum_floats(self, values: Mapping[str, float]) -> dict[str, float]:
-        return {name: 2 * value for name, value in values.items()}
+    def gather_objects(self, item: Any) -> list[Any]:
+        return [item, item]
 
 
 async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp_path: Path) -> None:

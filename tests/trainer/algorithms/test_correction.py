@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.trainer.algorithms.correction import correction_weights, importance_weights, proximal_logprobs
+from starpod.trainer.algorithms.losses import correction_weights, proximal_logprobs
 from starpod.trainer.algorithms.sections import CorrectionConfig
 from tests.trainer.algorithms.builders import a_rollout, doubles, random_doubles, random_layout
 
@@ -64,7 +64,8 @@ def test_three_policies_are_told_apart() -> None:
     rollout = a_rollout([[0.0, 1.0]], groups=[0], old=[[math.log(0.5), math.log(0.2)]])
     rollout = replace(rollout, sampler_logprobs_BT=doubles([math.log(0.4), math.log(0.4)]))
     truncated, bypass = CorrectionConfig(), CorrectionConfig(mode="bypass")
-    assert importance_weights(truncated, rollout).tolist() == [pytest.approx([1.25, 0.5])]
+    logprobs = rollout.old_logprobs_BT, rollout.sampler_logprobs_BT
+    assert correction_weights(truncated, *logprobs, rollout.mask_BT).tolist() == [pytest.approx([1.25, 0.5])]
     assert torch.equal(proximal_logprobs(truncated, rollout), rollout.old_logprobs_BT)
-    assert importance_weights(bypass, rollout).tolist() == [[1, 1]]
+    assert correction_weights(bypass, *logprobs, rollout.mask_BT).tolist() == [[1, 1]]
     assert torch.equal(proximal_logprobs(bypass, rollout), rollout.sampler_logprobs_BT)

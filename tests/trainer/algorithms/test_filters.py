@@ -148,11 +148,11 @@ def test_groups_are_scored_on_raw_returns() -> None:
 
 def test_starpo_s_keeps_the_most_uncertain_quarter() -> None:
     groups = [a_group(returns, id=index) for index, returns in enumerate([[1, 1], [1, 0], [0.1, 0], [0, 0]])]
-    result = filter_groups(AlgorithmConfig().filter, groups)
-    assert result.indices == [1]
-    assert result.scores == pytest.approx([0, math.sqrt(0.5), 0.1 * math.sqrt(0.5), 0])
-    assert filter_groups(AlgorithmConfig().filter, groups[::3]).indices == []
-    assert filter_groups(AlgorithmConfig().filter, []).indices == []
+    config = AlgorithmConfig().filter
+    assert filter_groups(config, groups) == [groups[1]]
+    scores = [group_score(config.score, group) for group in groups]
+    assert scores == pytest.approx([0, math.sqrt(0.5), 0.1 * math.sqrt(0.5), 0])
+    assert filter_groups(config, groups[::3]) == filter_groups(config, []) == []
 
 
 def test_the_loss_can_shrink_with_what_was_kept() -> None:

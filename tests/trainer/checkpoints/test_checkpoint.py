@@ -75,7 +75,7 @@ def test_the_newest_and_the_best_come_back(tmp_path):
     assert checkpoints.best() is None
     for step, score in [(1, 0.5), (2, 0.9), (3, 0.9), (4, None), (5, 0.1), (6, None)]:
         path = save(checkpoints, step, score)
-        assert_is(checkpoints.load(path), step)
+        assert_is(load_checkpoint(path), step)
     assert_is(checkpoints.latest(), 6)
     assert_is(checkpoints.best(), 3)
     assert checkpoints.best().score == 0.9
@@ -328,7 +328,7 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path):
                 assert "MiB are free" in str(error)
                 assert "\n" not in str(error)
                 assert not list(checkpoints.folder.glob(".temporary-step*"))
-                assert Checkpoints(checkpoints.folder).load(checkpoints.folder / "step-00000001").step == 1
+                assert load_checkpoint(checkpoints.folder / "step-00000001").step == 1
             else:
                 break
             finally:

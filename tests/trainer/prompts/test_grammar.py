@@ -65,12 +65,6 @@ def test_describes_the_limit_in_force() -> None:
     assert "<think>" not in Grammar(thinking=False).describe(5)
 
 
-@pytest.mark.parametrize("separator", ["", " ", "think", "<"])
-def test_refuses_separators_that_cannot_separate(separator: str) -> None:
-    with pytest.raises(ValueError, match="separator"):
-        Grammar(separator=separator)
-
-
 # --- any text -----------------------------------------------------------------------------------------------------
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<|im_start|>", "<|im_end|>", "||", "|", " ", "\n", "Up", "up"]

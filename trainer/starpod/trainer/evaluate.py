@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +15,7 @@ from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 from starpod.trainer.section import Section
-from starpod.trainer.statistics import clustered_interval, mean_interval, pass_at_k, wilson_interval
+from starpod.trainer.statistics import clustered_interval, mean_interval, pass_at_k
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def _pass_at(wins: Sequence[Sequence[bool]]) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+    return sum(values) / len(values) if values else None
 
 
 class EvaluationConfig(Section):
@@ -102,30 +101,24 @@ class EvaluationConfig(Section):
         return names
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Result of an evaluation. `failed` episodes, lost to the infrastructure, are in no figure but their own."""
+_REFERENCE = {
+    "success": 0.0,
+    "success_low": 0.0,
+    "success_high": 1.0,
+    "return_mean": 0.0,
+    "return_low": None,
+    "return_high": None,
+    "turns_mean": 0.0,
+}
+"""Figures of reference policies, and what they are without an episode."""
+_HELD_OUT: dict[str, Any] = {"episodes": 0, "failed": 0, **_REFERENCE, "format_rate": 0.0}
 
-    episodes: list[Episode]
-    failed: int
 
-    @classmethod
-    def of(cls, collected: Collected) -> Evaluation:
-        return cls([episode for group in collected.groups for episode in group.episodes], collected.failed)
-
-    def summary(self) -> dict[str, Any]:
-        """JSON values: success and the environment's own return with their 95 % intervals, means per episode, share of
-        well-formed turns."""
-        episodes = self.episodes
-        count = len(episodes)
-        turns = [turn for episode in episodes for turn in episode.turns]
-        return {
-            "episodes": count,
-            "failed": self.failed,
-            **_figures([episode.success is True for episode in episodes], [e.own_return for e in episodes]),
-            "turns_mean": len(turns) / max(count, 1),
-            "format_rate": sum(turn.well_formed for turn in turns) / max(len(turns), 1),
-        }
+def held_out_figures(collected: Collected) -> dict[str, Any]:
+    """The figures of `summarise` that a run's evaluations keep; numbers even where all episodes failed."""
+    figures = summarise([episode for group in collected.groups for episode in group.episodes])
+    figures["failed"] = collected.failed
+    return {name: usual if figures[name] is None else figures[name] for name, usual in _HELD_OUT.items()}
 
 
 async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequence[int]) -> dict[str, Any]:
@@ -133,23 +126,5 @@ async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequenc
     collected = await Collector(fleet=fleet, agents=ReferenceAgents(name), task=task).collect(starts_from(seeds), 1)
     if collected.failed:
         raise StarpodError(f"the reference policy {name} could not be played: {collected.error}")
-    episodes = Evaluation.of(collected).episodes
-    return {
-        **_figures([episode.success is True for episode in episodes], [episode.own_return for episode in episodes]),
-        "turns_mean": sum(len(episode.turns) for episode in episodes) / len(episodes),
-    }
-
-
-def _figures(successes: Sequence[bool], returns: Sequence[float]) -> dict[str, float | None]:
-    """Success with Wilson's interval, and the mean return with Student's; None for an interval of one return."""
-    wins, count = sum(successes), len(successes)
-    success_low, success_high = wilson_interval(wins, count)
-    return_low, return_high = mean_interval(returns) if count > 1 else (None, None)
-    return {
-        "success": wins / max(count, 1),
-        "success_low": success_low,
-        "success_high": success_high,
-        "return_mean": sum(returns) / max(count, 1),
-        "return_low": return_low,
-        "return_high": return_high,
-    }
+    figures = held_out_figures(collected)
+    return {name: figures[name] for name in _REFERENCE}

@@ -109,14 +109,6 @@ class Parallel:
             dist.all_reduce(tensor)
         return tensor
 
-    def sum_floats(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The sums over the ranks, name by name. A name that a rank lacks counts 0 there."""
-        totals: dict[str, float] = {}
-        for part in self.gather_objects(dict(values)):
-            for name, value in part.items():
-                totals[name] = totals.get(name, 0.0) + value
-        return totals
-
     def any(self, flag: bool) -> bool:
         """Whether it is true on some rank: what one rank saw (a signal, the time), all of them act upon."""
         return any(self.gather_objects(flag))
@@ -175,7 +167,7 @@ class Parallel:
 
     def clip_grad_norm(self, model: nn.Module, limit: float) -> Tensor:
         """Scales all gradients down so that their common norm is at most `limit`. Returns the norm before, a scalar."""
-        return _whole(nn.utils.clip_grad_norm_(model.parameters(), limit))
+        return whole(nn.utils.clip_grad_norm_(model.parameters(), limit))
 
     def copy_weights(self, model: nn.Module, replica: nn.Module) -> None:
         """Makes the whole, unshared module `replica` equal to `model`, tensor by tensor, on every rank.
@@ -186,7 +178,7 @@ class Parallel:
         targets = replica.state_dict(keep_vars=True)
         with torch.no_grad():
             for name, tensor in model.state_dict(keep_vars=True).items():
-                targets[name].copy_(_whole(tensor))
+                targets[name].copy_(whole(tensor))
 
     # --- what a checkpoint holds -------------------------------------------------------------------------------------
 
@@ -199,8 +191,8 @@ class Parallel:
         seen: dict[int, Tensor] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
             if id(tensor) not in seen:
-                whole = _whole(tensor)
-                seen[id(tensor)] = whole.cpu() if self.is_main else torch.empty(0)
+                gathered = whole(tensor)
+                seen[id(tensor)] = gathered.cpu() if self.is_main else torch.empty(0)
             full[name] = seen[id(tensor)]
         return full if self.is_main else {}
 
@@ -217,10 +209,10 @@ class Parallel:
         names = _names(model)
         state: dict[str, Any] = {}
         for parameter, slots in _in_order(optimizer):
-            whole = {slot: _whole(value) if isinstance(value, Tensor) else value for slot, value in slots.items()}
+            gathered = {slot: whole(value) if isinstance(value, Tensor) else value for slot, value in slots.items()}
             if self.is_main:
                 state[names[id(parameter)]] = {
-                    slot: value.cpu() if isinstance(value, Tensor) else value for slot, value in whole.items()
+                    slot: value.cpu() if isinstance(value, Tensor) else value for slot, value in gathered.items()
                 }
         groups = [
             {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
@@ -290,18 +282,18 @@ def _reshard(model: nn.Module) -> None:
         module.reshard()
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which each rank holds a part. Collective if it is one."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _like(whole: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of `whole`, shared out as `tensor` is; one of another shape (a counter) is not shared out."""
-    if not isinstance(tensor, DTensor) or whole.shape != tensor.shape:
-        return whole
+def _like(full: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's part of `full`, shared out as `tensor` is; one of another shape (a counter) is not shared out."""
+    if not isinstance(tensor, DTensor) or full.shape != tensor.shape:
+        return full
     mesh = tensor.device_mesh
-    return distribute_tensor(whole.to(tensor.device), mesh, tensor.placements, src_data_rank=None)
+    return distribute_tensor(full.to(tensor.device), mesh, tensor.placements, src_data_rank=None)
 
 
 def _names(model: nn.Module) -> dict[int, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter, time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.information import InformationProbe
 from starpod.trainer.diagnostics.metrics import episode_metrics, latency_metrics
-from starpod.trainer.evaluate import Evaluation, evaluate_reference
+from starpod.trainer.evaluate import evaluate_reference, held_out_figures
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.run_folder import RunFolder
@@ -34,6 +34,14 @@ from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collect
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import imitate
+
+
+class Stateful(Protocol):
+    """A part of a run that its checkpoints hold, as JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -88,6 +96,13 @@ class Run:
         self.echo_trap = EchoTrap(config.monitor)
         self.early_stop = EarlyStop(config.monitor)
         self.information = InformationProbe(config.monitor)
+        self._parts: dict[str, Stateful] = {
+            "cursor": self.cursor,
+            "echo_trap": self.echo_trap,
+            "early_stop": self.early_stop,
+            "information": self.information,
+            "replay": self.replay,
+        }
         self.stopped = ""
         self.success: float | None = None
         self._evaluated = -1
@@ -117,12 +132,8 @@ class Run:
             "best": self._best,
             "best_at": self._best_at,
             "stopped": self.stopped,
-            "cursor": self.cursor.state_dict(),
             "learner": learner,
-            "echo_trap": self.echo_trap.state_dict(),
-            "early_stop": self.early_stop.state_dict(),
-            "information": self.information.state_dict(),
-            "replay": self.replay.state_dict(),
+            **{name: part.state_dict() for name, part in self._parts.items()},
             "rng": capture_rng(),
             "config": self.config.to_dict(),
         }
@@ -146,11 +157,8 @@ class Run:
         self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)
         if state["config"]["monitor"]["early_stop"] == self.config.monitor.early_stop.to_dict():
             self.stopped = state["stopped"]
-        self.cursor.load_state_dict(state["cursor"])
-        self.echo_trap.load_state_dict(state["echo_trap"])
-        self.early_stop.load_state_dict(state["early_stop"])
-        self.information.load_state_dict(state["information"])
-        self.replay.load_state_dict(state["replay"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         restore_rng(state["rng"])
 
     # --- when ---------------------------------------------------------------------------------------------------------
@@ -237,53 +245,49 @@ class Run:
         Offline they come from files instead, P at a time, in an order that the run's seed shuffles anew at each pass.
         Raises CollectionFailed where failed episodes left no group.
         """
+        groups: list[Group] = []
         if self.offline:
             groups = self._offline_groups()
             await self._diagnose(groups)
             return groups
         config = self.config.collect
         began, before = perf_counter(), self.collector.agents.engine.stats()
-        groups = []
         reasked: list[Group] = []
-        failed = dropped = 0
-        error = ""
-        latencies: list[float] = []
+        rounds: list[Collected] = []
         self.screen.phase("collecting")
         dynamic = self.config.algorithm.dynamic_sampling
-        wanted, asked = config.groups, 0
+        wanted = config.groups
         while wanted:
             first = self.cursor.taken
             seeds = self.cursor.take(wanted)
             starts = [Start(first + index, seed) for index, seed in enumerate(seeds)]
             collected = await self._collect(self.collector, starts, config.group_size, config.min_group_size)
-            failed += collected.failed
-            error = error or collected.error
-            dropped += collected.dropped
-            latencies += collected.latencies
-            uniform = needs_reask(dynamic, collected.groups)
-            reasked += [group for group, again in zip(collected.groups, uniform, strict=True) if again]
-            groups += [group for group, again in zip(collected.groups, uniform, strict=True) if not again]
-            small = wanted - len(collected.groups)
-            wanted = (small if asked < config.max_rounds else 0) + (sum(uniform) if asked < dynamic.max_rounds else 0)
-            asked += 1
+            small, uniform = wanted - len(collected.groups), 0
+            for group, again in zip(collected.groups, needs_reask(dynamic, collected.groups), strict=True):
+                (reasked if again else groups).append(group)
+                uniform += again
+            asked = len(rounds)
+            wanted = (small if asked < config.max_rounds else 0) + (uniform if asked < dynamic.max_rounds else 0)
+            rounds.append(collected)
+        whole = Collected.joined(rounds)
         # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
         played = [*groups, *reasked]
         if not played:
             raise CollectionFailed(
-                f"step {self.step} has nothing to train on: {failed} episodes failed and left no group of at least "
-                f"{config.min_group_size}, the first one by: {error}. Repair the servers; --resume goes on from the "
-                "last checkpoint"
+                f"step {self.step} has nothing to train on: {whole.failed} episodes failed and left no group of at "
+                f"least {config.min_group_size}, the first one by: {whole.error}. Repair the servers; --resume goes on "
+                "from the last checkpoint"
             )
         after = self.collector.agents.engine.stats()
         seconds = perf_counter() - began
         generating = after.seconds - before.seconds
         # Each rank samples its share; the clock is this one's.
-        sampled = self.parallel.sum_floats({"tokens": after.sampled - before.sampled})["tokens"]
+        sampled = sum(self.parallel.gather_objects(after.sampled - before.sampled))
         turns = sum(len(episode.turns) for group in played for episode in group.episodes)
-        self.metrics |= episode_metrics(played) | latency_metrics(latencies) | diversity(episodes_of(played))
+        self.metrics |= episode_metrics(played) | latency_metrics(whole.latencies) | diversity(episodes_of(played))
         self.metrics |= {
-            "collect/failed": float(failed),
-            "collect/groups_dropped": float(dropped),
+            "collect/failed": float(whole.failed),
+            "collect/groups_dropped": float(whole.dropped),
             "collect/groups_reasked": float(len(reasked)),
             "time/collect": seconds,
             "time/generate_wait": generating,
@@ -303,15 +307,8 @@ class Run:
         """As `Collector.collect`, but each rank plays its share, and all get all groups, in order."""
         collected = await collector.collect(self.parallel.split(starts), size, min_size=min_size)
         if self.parallel.world > 1:
-            parts: list[Collected] = self.parallel.gather_objects(collected)
-            collected = Collected(
-                sorted((group for part in parts for group in part.groups), key=lambda group: group.id),
-                sum(part.failed for part in parts),
-                next((part.error for part in parts if part.error), ""),
-                sum(part.dropped for part in parts),
-                [latency for part in parts for latency in part.latencies],
-                max(part.seconds for part in parts),
-            )
+            collected = Collected.joined(self.parallel.gather_objects(collected))
+            collected.groups.sort(key=lambda group: group.id)
         if collected.failed:
             self.screen.warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
         return collected
@@ -339,8 +336,8 @@ class Run:
     def filter(self, groups: Sequence[Group]) -> list[Group]:
         """The groups that are worth an update."""
         kept = filter_groups(self.config.algorithm.filter, groups)
-        self.metrics["collect/kept_fraction"] = len(kept.indices) / max(len(groups), 1)
-        return [groups[index] for index in kept.indices]
+        self.metrics["collect/kept_fraction"] = len(kept) / max(len(groups), 1)
+        return kept
 
     async def learn(self, groups: Sequence[Group]) -> None:
         """One update, or none where the filter kept nothing to train on."""
@@ -414,16 +411,16 @@ class Run:
         self.screen.phase(f"evaluating on {config.episodes} held-out start states")
         began = perf_counter()
         seeds = self.config.seeds.evaluation_seeds(config.episodes)
-        result = await self._play_held_out(seeds, config.temperature)
+        collected = await self._play_held_out(seeds, config.temperature)
+        episodes = [episode for group in collected.groups for episode in group.episodes]
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
-        summary |= result.summary()
+        summary |= held_out_figures(collected)
         if last and config.greedy:
-            greedy = await self._play_held_out(seeds, 0.0)
-            summary["greedy"] = greedy.summary()
+            summary["greedy"] = held_out_figures(await self._play_held_out(seeds, 0.0))
         if self.step == 0:
             summary["reference"] = await self._play_references(seeds)
         summary["seconds"] = perf_counter() - began
-        if result.episodes:
+        if episodes:
             # One that a stop of the process made is none of those in a row: resuming often makes no run stop earlier.
             scheduled = self.step == 0 or (config.every > 0 and self.step % config.every == 0)
             if scheduled and self._evaluated != self.step:
@@ -436,15 +433,15 @@ class Run:
             self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")
         if self.parallel.is_main:
             self.output.folder.append_evaluation(summary)
-            self.output.folder.write_episodes(self.step, result.episodes[: config.keep_episodes])
+            self.output.folder.write_episodes(self.step, episodes[: config.keep_episodes])
         self.screen.evaluation(self.step, summary)
 
-    async def _play_held_out(self, seeds: Sequence[int], temperature: float) -> Evaluation:
+    async def _play_held_out(self, seeds: Sequence[int], temperature: float) -> Collected:
         """One episode per held-out seed. Evaluations share the random streams of their replies on purpose: two of them
         differ by the policy and not by luck."""
         agents = replace(self.collector.agents, purpose="evaluation", temperature=temperature)
         collector = replace(self.collector, agents=agents, task=self._held_out)
-        return Evaluation.of(await self._collect(collector, starts_from(seeds), 1))
+        return await self._collect(collector, starts_from(seeds), 1)
 
     @property
     def _held_out(self) -> Task:

@@ -16,6 +16,7 @@ from starpod.client.nearest import unknown_environment
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.checkpoints.resume import check_model
+from starpod.trainer.checkpoints.trained import INITIAL
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
@@ -35,9 +36,6 @@ from starpod.trainer.run import Output, Run
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
-
-INITIAL = "initial"
-"""The folder of a tiny run's first policy: its tokenizer is needed as long as the run is."""
 
 
 @contextlib.asynccontextmanager

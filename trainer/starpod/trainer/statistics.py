@@ -39,6 +39,8 @@ def clustered_interval(outcomes: Sequence[Sequence[bool]], confidence: float = C
     tries = sum(map(len, outcomes))
     if not shares:
         return 0.0, 1.0
+    if tries == len(shares):
+        return wilson_interval(sum(shares), tries, confidence)
     share = fmean(shares)
     count = float(len(shares))
     if 0 < share < 1 and len(shares) > 1:

@@ -6,9 +6,7 @@ each token carries its weight along, and a loss is a weighted sum. So no packing
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +17,16 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.correction import importance_weights, proximal_logprobs
-from starpod.trainer.algorithms.losses import kl_divergence, policy_loss, token_weights, value_loss
+from starpod.trainer.algorithms.losses import (
+    correction_weights,
+    kl_divergence,
+    policy_loss,
+    proximal_logprobs,
+    token_weights,
+    value_loss,
+)
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Batch, RolloutBatch, Sample
+from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, split
 from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.models.policy import Policy
@@ -125,12 +129,14 @@ class Learner:
             metrics["critic/explained_variance"] = explained_variance(
                 rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
             )
-        means = Means()
+        steps = []
         for _ in range(self.algorithm.epochs):
             order = torch.randperm(len(batch), generator=self.generator).tolist()
             for rows in split(order, self.algorithm.minibatches):
-                self._step(batch, rollout, advantages, rows, scale=scale, metrics=means)
-        metrics |= means.result()
+                steps.append(self._step(batch, rollout, advantages, rows, scale=scale))
+        for name in steps[0]:
+            values = [step[name] for step in steps]
+            metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
         metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         return metrics
 
@@ -220,10 +226,7 @@ class Learner:
         batch = Batch.from_samples(list(map(Sample.of, prompts, continuations)), self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
         for rows, mine in self._share(batch, range(len(batch))):
-            packed = batch.pack(rows)
-            scores = self.policy.score(
-                packed.tokens_SL, packed.lengths_S, packed.sampled_SL, temperature=self.temperature
-            )
+            scores = self.policy.score(*batch.pack(rows), temperature=self.temperature)
             if mine:
                 sums[rows] = batch.unpack(rows, scores.logprobs_N).sum(1)
         return self.parallel.sum(sums).tolist()
@@ -239,14 +242,13 @@ class Learner:
         reference = torch.zeros_like(logprobs) if self.reference is not None else None
         for rows, mine in self._share(batch, range(len(batch))):
             packed = batch.pack(rows)
-            arguments = packed.tokens_SL, packed.lengths_S, packed.sampled_SL
-            scores = self.policy.score(*arguments, temperature=self.temperature, entropy=False, values=critic)
+            scores = self.policy.score(*packed, temperature=self.temperature, values=critic)
             if mine:
                 logprobs[rows] = batch.unpack(rows, scores.logprobs_N.float())
                 if values is not None and scores.values_N is not None:
                     values[rows] = batch.unpack(rows, scores.values_N.float())
             if reference is not None and self.reference is not None:
-                scores = self.reference.score(*arguments, temperature=self.temperature, entropy=False, values=False)
+                scores = self.reference.score(*packed, temperature=self.temperature)
                 if mine:
                     reference[rows] = batch.unpack(rows, scores.logprobs_N.float())
         for tensor in (logprobs, values, reference):
@@ -267,10 +269,7 @@ class Learner:
             [Sample.of(past + tail, tail[-1:]) for past, tail in zip(before, tails, strict=True)], batch.device
         )
         for rows, mine in self._share(seen, range(len(seen))):
-            packed = seen.pack(rows)
-            scores = self.policy.score(
-                packed.tokens_SL, packed.lengths_S, packed.sampled_SL, temperature=self.temperature, values=True
-            )
+            scores = self.policy.score(*seen.pack(rows), temperature=self.temperature, values=True)
             assert scores.values_N is not None
             if mine:
                 values[[cut[row] for row in rows]] = scores.values_N.float()
@@ -283,18 +282,10 @@ class Learner:
     # --- one optimiser step -------------------------------------------------------------------------------------------
 
     def _step(
-        self,
-        batch: Batch,
-        rollout: RolloutBatch,
-        advantages: Advantages,
-        rows: list[int],
-        *,
-        scale: float,
-        metrics: Means,
-    ) -> None:
+        self, batch: Batch, rollout: RolloutBatch, advantages: Advantages, rows: Sequence[int], *, scale: float
+    ) -> dict[str, float]:
         self.optimizer.zero_grad(set_to_none=True)
-        for name, value in self.accumulate(batch, rollout, advantages, rows, scale=scale).items():
-            metrics.add(name, value)
+        metrics = self.accumulate(batch, rollout, advantages, rows, scale=scale)
         norm = float(self.parallel.clip_grad_norm(self.policy, self.config.max_grad_norm))
         if math.isfinite(norm):
             self.steps += 1
@@ -302,8 +293,7 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["rate"] * warm
             self.optimizer.step()
-        metrics.add("update/nonfinite", float(not math.isfinite(norm)))
-        metrics.add("update/grad_norm", norm)
+        return metrics | {"update/nonfinite": float(not math.isfinite(norm)), "update/grad_norm": norm}
 
     def accumulate(
         self,
@@ -325,18 +315,14 @@ class Learner:
             advantages.value_mask_BT[list(rows)], "token-mean", max_length=1
         )
         returns_BT = advantages.returns_BT
-        correction_BT = importance_weights(algorithm.correction, rollout)
+        correction_BT = correction_weights(
+            algorithm.correction, rollout.old_logprobs_BT, rollout.sampler_logprobs_BT, rollout.mask_BT
+        )
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
         sums = Sums(self.parallel.device)
         for block, mine in self._share(batch, rows):
-            packed = batch.pack(block)
             scores = self.policy.score(
-                packed.tokens_SL,
-                packed.lengths_S,
-                packed.sampled_SL,
-                temperature=self.temperature,
-                entropy=True,
-                values=algorithm.needs_critic,
+                *batch.pack(block), temperature=self.temperature, entropy=True, values=algorithm.needs_critic
             )
             logprobs_BT = batch.unpack(block, scores.logprobs_N.float())
             assert scores.entropy_N is not None
@@ -394,37 +380,9 @@ class Sums:
 
     def reduce(self, parallel: Parallel) -> dict[str, float]:
         """Floats, over all ranks."""
-        names = list(self.values)
-        if parallel.world == 1:
-            return dict(zip(names, torch.stack([self.values[name] for name in names]).tolist(), strict=True))
-        parts: list[dict[str, float]] = parallel.gather_objects({name: self.values[name].item() for name in names})
-        return {
-            name: max(part[name] for part in parts) if name.endswith("_max") else sum(part[name] for part in parts)
-            for name in names
-        }
-
-
-class Means:
-    """Metrics of several optimiser steps: their means, and maxima for names that end in `_max`."""
-
-    def __init__(self) -> None:
-        self.values: defaultdict[str, list[float]] = defaultdict(list)
-
-    def add(self, name: str, value: float) -> None:
-        self.values[name].append(value)
-
-    def result(self) -> dict[str, float]:
-        return {
-            name: max(values) if name.endswith("_max") else sum(values) / len(values)
-            for name, values in self.values.items()
-        }
-
-
-def split(items: list[int], parts: int) -> list[list[int]]:
-    """Up to `parts` runs of nearly equal length, none empty."""
-    parts = min(parts, len(items))
-    edges = [round(index * len(items) / parts) for index in range(parts + 1)]
-    return [items[first:last] for first, last in itertools.pairwise(edges)]
+        mine = dict(zip(self.values, torch.stack(list(self.values.values())).tolist(), strict=True))
+        parts = parallel.gather_objects(mine)
+        return {name: (max if name.endswith("_max") else sum)(part[name] for part in parts) for name in mine}
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:

@@ -218,15 +218,7 @@ def imitate(
         total = torch.zeros((), device=parallel.device)
         blocks = batch.micro_batches(range(len(batch)), micro_batch_tokens)
         for rows, mine in parallel.share(blocks):
-            packed = batch.pack(rows)
-            scores = policy.score(
-                packed.tokens_SL,
-                packed.lengths_S,
-                packed.sampled_SL,
-                temperature=temperature,
-                entropy=False,
-                values=False,
-            )
+            scores = policy.score(*batch.pack(rows), temperature=temperature)
             loss = -(batch.unpack(rows, scores.logprobs_N) * weights_BT[rows]).sum() * float(mine)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()

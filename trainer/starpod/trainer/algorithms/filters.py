@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
@@ -19,18 +18,9 @@ SLACK = 0.01
 """How far top_p's sum may stay below its share of the total, in units of the score, as in RAGEN-2."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """indices: of the groups kept, ascending; may be empty. scores: of all groups."""
-
-    indices: list[int]
-    scores: list[float]
-
-
-def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> Kept:
-    """Scores groups on raw returns and selects."""
-    scores = [group_score(config.score, group) for group in groups]
-    return Kept(select(config, scores), scores)
+def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
+    """The groups to keep, by their scores on raw returns, in their order; may be none."""
+    return [groups[index] for index in select(config, [group_score(config.score, group) for group in groups])]
 
 
 def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:

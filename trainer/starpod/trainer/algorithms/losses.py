@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.sections import TurnClipConfig
+from starpod.trainer.algorithms.sections import CorrectionConfig, TurnClipConfig
 from starpod.trainer.algorithms.turns import turn_table
+from starpod.trainer.data.batch import RolloutBatch
 
 # --- averages ---------------------------------------------------------------------------------------------------------
 
@@ -187,3 +188,35 @@ def policy_loss(
         clipped_low_BT, clipped_high_BT = clipped_low_BT | below_BT, clipped_high_BT | above_BT
     loss_BT = torch.where(mask_BT, loss_BT, 0.0)
     return PolicyLoss(loss_BT, clipped_low_BT, clipped_high_BT, torch.where(mask_BT, ratio_BT.detach(), 1.0))
+
+
+# --- tokens that another policy sampled -------------------------------------------------------------------------------
+#
+# An older policy, or the same one computed otherwise. Three are told apart (arXiv 2505.24298): the sampler, the policy
+# that the update starts from (proximal), and the one that learns. PPO's ratio is learner over proximal, and its term is
+# multiplied by proximal over sampler.
+
+
+def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
+    """What ratios are taken to, [B, T]: the sampler's log-probabilities in mode bypass, else the proximal policy's."""
+    return rollout.sampler_logprobs_BT if config.mode == "bypass" else rollout.old_logprobs_BT
+
+
+def correction_weights(
+    config: CorrectionConfig, old_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor
+) -> Tensor:
+    """Weights [B, T] of the policy's loss, exactly 1 where sampler and proximal policy agree, and outside the mask.
+
+    min(exp(old - sampler), cap) in mode truncated; in mode masked exp(old - sampler), and 0 outside [1/cap, cap].
+    Per token, or with level sequence the product over the episode on each of its tokens.
+    """
+    if config.mode in ("off", "bypass"):
+        return torch.ones_like(old_logprobs_BT)
+    assert config.cap is not None
+    log_ratio_BT = torch.where(mask_BT, clamped_difference(old_logprobs_BT, sampler_logprobs_BT), 0.0)
+    if config.level == "sequence":
+        log_ratio_BT = torch.where(mask_BT, log_ratio_BT.sum(1, keepdim=True), 0.0)
+    limit = math.log(config.cap)
+    if config.mode == "truncated":
+        return log_ratio_BT.clamp(max=limit).exp()
+    return torch.where(log_ratio_BT.abs() > limit, 0.0, log_ratio_BT.clamp(-limit, limit).exp())

@@ -11,13 +11,14 @@ leaves the earlier checkpoints as they were. Nothing that is read can run code.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class Checkpoints:
     def __init__(
         self, folder: Path, config: CheckpointConfig | None = None, report: Callable[[str], None] | None = None
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = folder
         self.config = config or CheckpointConfig()
         self._report = report or logging.getLogger(__name__).warning
 
@@ -91,8 +92,7 @@ class Checkpoints:
         Raises CheckpointError if the disk is full or refuses; earlier checkpoints are then untouched.
         """
         _check_keys("state", state)
-        wrong = [name for name in tensors if not _NAME.fullmatch(name)]
-        if wrong:
+        if wrong := [name for name in tensors if not _NAME.fullmatch(name)]:
             raise ValueError(f"tensors are named in lower-case letters, digits and _: {wrong[0]!r} is not")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,8 +108,7 @@ class Checkpoints:
             _sync(self.folder)
             surplus = self._surplus(final)
             self._point("latest", final)
-            best = self._best(self._newest_first(without=surplus))
-            if best is not None:
+            if (best := _best(self._newest_first(without=surplus))) is not None:
                 self._point("best", best)
             for path in surplus:
                 self._remove(path)
@@ -144,13 +143,8 @@ class Checkpoints:
         for path in until_now:
             steps.setdefault(_order(path)[0], path)  # the last one saved at each step
         once = list(steps.values())
-        kept = set(once[: self.config.keep])
-        best = self._best(once) if self.config.keep_best else None
-        return [path for path in newest_first if path not in kept and path != best]
-
-    def _best(self, newest_first: list[Path]) -> Path | None:
-        scores = [(score, path) for path in newest_first if (score := _score(path)) is not None]
-        return max(scores, key=lambda item: item[0])[1] if scores else None  # of equal ones the newest
+        kept = {*once[: self.config.keep], _best(once) if self.config.keep_best else None}
+        return [path for path in newest_first if path not in kept]
 
     def _remove(self, path: Path) -> None:
         """Under a temporary name first: what is half removed is no checkpoint any more."""
@@ -169,22 +163,15 @@ class Checkpoints:
     def latest(self, only: Collection[str] | None = None) -> Loaded | None:
         """The newest usable one; None if there is none at all.
 
-        only: as for `load`. One that is damaged is reported and passed over. Raises CheckpointError if all of them are.
+        only: as for `load_checkpoint`. One that is damaged is reported and passed over. Raises CheckpointError if all
+        of them are.
         """
         return self._first_usable(self._newest_first(), only)
 
     def best(self, only: Collection[str] | None = None) -> Loaded | None:
         """The one with the highest score, of equal ones the newest; None if none has a score. Else like `latest`."""
-        scores = {path: score for path in self._newest_first() if (score := _score(path)) is not None}
+        scores = _scores(self._newest_first())
         return self._first_usable(sorted(scores, key=lambda path: -scores[path]), only)
-
-    def load(self, path: Path, only: Collection[str] | None = None) -> Loaded:
-        """Reads one folder and checks every byte of it against its manifest.
-
-        only: the tensors to read; None: all.
-        Raises CheckpointError if it is damaged or is no checkpoint.
-        """
-        return load_checkpoint(path, only)
 
     def _newest_first(self, without: Collection[Path] = ()) -> list[Path]:
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
@@ -206,19 +193,20 @@ class Checkpoints:
 
 
 def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
-    """As `Checkpoints.load`, for a folder anywhere."""
-    path = Path(path)
+    """Reads one folder and checks every byte of it against its manifest.
+
+    only: the tensors to read; None: all. Raises CheckpointError if it is damaged or is no checkpoint.
+    """
     try:
         manifest = _read_manifest(path)
         files: Mapping[str, Mapping[str, Any]] = manifest["files"]
         state = json.loads(_read(path / STATE, files[STATE]))
-        tensors = {
-            name: _untie(
-                safetensors.torch.load(_read(path / f"{name}.safetensors", files[f"{name}.safetensors"])), ties
-            )
-            for name, ties in manifest["tensors"].items()
-            if only is None or name in only
-        }
+        tensors = {}
+        for name, ties in manifest["tensors"].items():
+            if only is None or name in only:
+                file = f"{name}.safetensors"
+                stored = safetensors.torch.load(_read(path / file, files[file]))
+                tensors[name] = stored | {tied: stored[first] for tied, first in ties.items()}
     except _Damaged as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
     except (OSError, SafetensorError) as error:
@@ -273,10 +261,6 @@ def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]
     return stored, ties
 
 
-def _untie(stored: dict[str, Tensor], ties: Mapping[str, str]) -> dict[str, Tensor]:
-    return stored | {name: stored[first] for name, first in ties.items()}
-
-
 def _sealed(manifest: Mapping[str, Any]) -> bytes:
     """The manifest with its own digest, as the one text that it can have."""
     text = json.dumps(manifest, sort_keys=True, allow_nan=False)
@@ -314,12 +298,19 @@ def _read(path: Path, expected: Mapping[str, Any]) -> bytes:
     return data
 
 
-def _score(folder: Path) -> float | None:
-    try:
-        score: float | None = _read_manifest(folder)["score"]
-    except (OSError, _Damaged):
-        return None
-    return score
+def _scores(folders: Iterable[Path]) -> dict[Path, float]:
+    """Of those that can be read and have one."""
+    scores = {}
+    for folder in folders:
+        with contextlib.suppress(OSError, _Damaged):
+            if (score := _read_manifest(folder)["score"]) is not None:
+                scores[folder] = score
+    return scores
+
+
+def _best(newest_first: list[Path]) -> Path | None:
+    scores = _scores(newest_first)
+    return max(scores, key=lambda path: scores[path], default=None)  # of equal ones the newest
 
 
 def _order(path: Path) -> tuple[int, int]:

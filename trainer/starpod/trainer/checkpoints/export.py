@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from starpod.trainer.checkpoints.trained import Trained
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import plain
+from starpod.trainer.output.run_folder import RunFolder
 
 PRIVATE = {"addresses", "token_file", "ca", "certificate", "key"}
 """Of the environment's section: where servers and secrets lie, which is nobody else's. Not in the model card."""
@@ -84,7 +83,8 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         front["base_model"] = name
     base = "a small model built from scratch" if name == TINY else f"`{name}`"
     score = "" if trained.score is None else f" Its success on held-out seeds was {trained.score:.1%}."
-    facts = _read_facts(trained.run)
+    served = {key: value for key, value in config["environment"].items() if key not in PRIVATE}
+    public = {**config, "environment": served}
     lines = [
         f"# {config['title'] or environment}",
         "",
@@ -98,27 +98,19 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         "",
         "## How it was trained",
         "",
-        *(f"- {key}: {value}" for key, value in facts.items()),
+        *(f"- {key}: {value}" for key, value in _provenance(trained.run).items()),
         "",
         "```yaml",
-        yaml.safe_dump(_public(config), sort_keys=False, allow_unicode=True).strip(),
+        yaml.safe_dump(public, sort_keys=False, allow_unicode=True).strip(),
         "```",
         "",
     ]
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n" + "\n".join(lines)
 
 
-def _public(config: Mapping[str, Any]) -> dict[str, Any]:
-    environment = {key: value for key, value in config["environment"].items() if key not in PRIVATE}
-    return {**config, "environment": environment}
-
-
-def _read_facts(run: Path) -> Mapping[str, str]:
+def _provenance(run: Path) -> dict[str, str]:
     """Code and packages, as run.json has them; empty where it is not there."""
-    path = run / "run.json"
-    if not path.is_file():
-        return {}
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = RunFolder(run).read_facts()
     git, packages = facts.get("git") or {}, facts.get("packages") or {}
     told = {
         "run": facts.get("id", ""),

@@ -14,7 +14,7 @@ from starpod.trainer.models.policy import Policy, build_policy, load_policy
 Which = Literal["best", "latest"]
 
 INITIAL = "initial"
-"""Folder in the run folder where a model that was built from scratch lies, with its tokenizer."""
+"""Folder in the run folder with the first policy of a model that was built from scratch, and its tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)

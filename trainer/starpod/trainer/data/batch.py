@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, Turn
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +31,15 @@ class Sample:
         return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply))
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Sequences right-padded to the longest: tokens_SL int64, lengths_S, sampled_SL bool.
+class Packed(NamedTuple):
+    """Sequences right-padded to the longest, as `Policy.score` takes them: tokens_SL int64, lengths_S, sampled_SL bool.
 
-    rows: index of each episode that is in it. A flat result over the True entries of `sampled_SL`, in row-major order,
-    is the rows' sampled tokens in order.
+    A flat result over the True entries of `sampled_SL`, in row-major order, is the rows' sampled tokens in order.
     """
 
     tokens_SL: Tensor
     lengths_S: Tensor
     sampled_SL: Tensor
-    rows: list[int]
 
 
 def samples_of(episode: Episode) -> list[Sample]:
@@ -55,6 +56,13 @@ def samples_of(episode: Episode) -> list[Sample]:
         sample.tokens.extend(turn.reply)
         sample.sampled.extend([True] * len(turn.reply))
     return samples
+
+
+def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
+    """Up to `parts` runs of nearly equal length, in order, none empty."""
+    parts = min(parts, len(items))
+    edges = [round(index * len(items) / parts) for index in range(parts + 1)] if parts else []
+    return [items[first:last] for first, last in pairwise(edges)]
 
 
 class Batch:
@@ -135,7 +143,7 @@ class Batch:
             tokens[index, : len(sample.tokens)] = torch.tensor(sample.tokens)
             sampled[index, : len(sample.tokens)] = torch.tensor(sample.sampled)
         lengths = torch.tensor([len(sample.tokens) for sample in samples])
-        return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device), list(rows))
+        return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device))
 
     def unpack(self, rows: Sequence[int], flat: Tensor, fill: float = 0.0) -> Tensor:
         """A flat result over `pack(rows)` as rows: [len(rows), T]."""

@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
-import torch
 from torch import nn
 
 from starpod.trainer.algorithms.filters import ZERO
+from starpod.trainer.data.batch import split
 from starpod.trainer.data.episode import Group
+from starpod.trainer.parallel import whole
 
 COMPONENTS = ("task", "entropy", "kl")
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Groups of similar reward deviation, from `low` to `high`."""
-
-    name: str
-    groups: list[Group]
-
-    @property
-    def low(self) -> float:
-        return min(group.reward_std for group in self.groups)
-
-    @property
-    def high(self) -> float:
-        return max(group.reward_std for group in self.groups)
-
-    @property
-    def tokens(self) -> int:
-        """Sampled tokens: what the norm is divided by to compare buckets."""
-        return sum(episode.sampled_tokens for group in self.groups for episode in group.episodes)
-
-
-def reward_buckets(groups: Sequence[Group], count: int) -> list[Bucket]:
+def reward_buckets(groups: Sequence[Group], count: int) -> dict[str, list[Group]]:
     """Groups by reward deviation: "zero", then up to `count` equal parts from low to high, "1" onwards.
 
     Groups without any deviation are apart because they have no task gradient at all under group-relative advantages.
     """
-    zero = [group for group in groups if group.reward_std <= ZERO]
-    rest = sorted((group for group in groups if group.reward_std > ZERO), key=lambda group: group.reward_std)
-    count = min(count, len(rest))
-    cuts = [round(index * len(rest) / count) for index in range(count + 1)] if count else []
-    parts = [rest[low:high] for low, high in pairwise(cuts)]
-    named = [Bucket("zero", zero)] if zero else []
-    return named + [Bucket(str(index), part) for index, part in enumerate(parts, start=1)]
+    ranked = sorted(groups, key=lambda group: group.reward_std)
+    zero = [group for group in ranked if group.reward_std <= ZERO]
+    parts = split(ranked[len(zero) :], count)
+    return ({"zero": zero} if zero else {}) | {str(index): list(part) for index, part in enumerate(parts, start=1)}
 
 
 def gradient_report(
@@ -66,24 +41,19 @@ def gradient_report(
     """
     metrics: dict[str, float] = {}
     try:
-        for bucket in reward_buckets(groups, buckets):
-            prefix = f"gradients/{bucket.name}"
-            metrics[f"{prefix}/groups"] = float(len(bucket.groups))
-            metrics[f"{prefix}/reward_std_low"] = bucket.low
-            metrics[f"{prefix}/reward_std_high"] = bucket.high
+        for name, bucket in reward_buckets(groups, buckets).items():
+            prefix = f"gradients/{name}"
+            tokens = sum(episode.sampled_tokens for group in bucket for episode in group.episodes)
+            metrics[f"{prefix}/groups"] = float(len(bucket))
+            metrics[f"{prefix}/reward_std_low"] = bucket[0].reward_std
+            metrics[f"{prefix}/reward_std_high"] = bucket[-1].reward_std
             for component in components:
                 model.zero_grad(set_to_none=True)
-                backward(bucket.groups, component)
-                norm = _norm(model)
+                backward(bucket, component)
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                norm = float(whole(nn.utils.get_total_norm(gradients)))
                 metrics[f"{prefix}/{component}"] = norm
-                metrics[f"{prefix}/{component}_per_token"] = norm / max(bucket.tokens, 1)
+                metrics[f"{prefix}/{component}_per_token"] = norm / max(tokens, 1)
     finally:
         model.zero_grad(set_to_none=True)
     return metrics
-
-
-def _norm(model: nn.Module) -> float:
-    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    if hasattr(norm, "full_tensor"):  # parameters that are spread over ranks
-        norm = norm.full_tensor()
-    return float(norm) if isinstance(norm, torch.Tensor) else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -59,7 +59,6 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     slots: int = 0
-    extra: dict[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

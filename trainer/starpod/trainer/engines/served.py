@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -25,6 +26,21 @@ class Piece:
     logprobs: list[float]
     aborted: bool = False
     reused: int = 0
+
+
+def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, Any]:
+    """How vLLM samples a reply, in process or over HTTP."""
+    return {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "max_tokens": limit,
+        "seed": seed,
+        "stop_token_ids": sorted(request.stop),
+        # The request's own stop ids count, and no others that the model's files name.
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
 
 
 class ServedEngine(ABC):
@@ -135,18 +151,13 @@ class ServedEngine(ABC):
 
     def stats(self) -> EngineStats:
         """As `Engine.stats`; `seconds` are those with anything to sample, by the wall clock."""
-        stats = self._stats
         running = len(self._calls)
         busy = perf_counter() - self._busy_since if running else 0.0
-        return EngineStats(
-            sampled=stats.sampled,
-            prefilled=stats.prefilled,
-            reused=stats.reused,
-            requests=stats.requests,
-            seconds=stats.seconds + busy,
+        return replace(
+            self._stats,
+            seconds=self._stats.seconds + busy,
             running=min(running, self._slots),
             waiting=self._waiting + max(0, running - self._slots),
-            slots=self._slots,
         )
 
     async def close(self) -> None:

@@ -18,10 +18,10 @@ from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.batcher import Batcher, Job
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
-from starpod.trainer.engines.weights import whole
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import head_of, plain, trunk_of
+from starpod.trainer.parallel import whole
 
 
 class TorchEngine:

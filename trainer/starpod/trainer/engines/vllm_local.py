@@ -21,7 +21,7 @@ import torch
 
 from starpod.trainer.engines.base import EngineError, Request
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.served import Piece, ServedEngine
+from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_worker import pack_handles
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 from starpod.trainer.models.trunk import plain
@@ -109,18 +109,8 @@ class LocalVllm(ServedEngine):
             raise
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
-        parameters = self._vllm.SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            max_tokens=limit,
-            seed=seed,
-            stop_token_ids=sorted(request.stop),
-            # The request's own stop ids count, and no others that the model's files name.
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-            output_kind=self._final_only,
-        )
+        settings = sampling_parameters(request, limit, seed)
+        parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
         tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
 
         async def sample() -> Any:

@@ -26,7 +26,7 @@ import torch
 
 from starpod.trainer.engines.base import EngineError, Request
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.served import Piece, ServedEngine
+from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out"
@@ -119,17 +119,7 @@ class RemoteVllm(ServedEngine):
             "request_id": f"{self._name}-{next(self._ids)}",
             "token_ids": prompt,
             "cache_salt": salt,
-            "sampling_params": {
-                "temperature": request.temperature,
-                "top_p": request.top_p,
-                "max_tokens": limit,
-                "seed": seed,
-                "stop_token_ids": sorted(request.stop),
-                # The request's own stop ids count, and no others that the model's files name.
-                "ignore_eos": True,
-                "logprobs": 0,
-                "detokenize": False,
-            },
+            "sampling_params": sampling_parameters(request, limit, seed),
         }
         server = self._server_of(request.conversation or str(request.seed))
         try:

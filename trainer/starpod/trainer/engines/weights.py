@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import plain
+from starpod.trainer.parallel import whole
 
 SHARD_BYTES = 4 * 1024**3
 
@@ -30,7 +31,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        weight = whole(parameter.detach())
+        weight = whole(parameter)
         layer, below, _ = name.rpartition(".base_layer.weight")
         if below:
             weight = weight + _adapters(model.get_submodule(layer), weight)
@@ -67,16 +68,10 @@ def write_weights(model: nn.Module, folder: Path) -> None:
     part.rename(folder)
 
 
-def whole(weight: Tensor) -> Tensor:
-    """All of a weight of which each rank may hold a part. Collective if it is one."""
-    gather = getattr(weight, "full_tensor", None)
-    return gather() if callable(gather) else weight
-
-
 def _adapters(layer: Any, weight: Tensor) -> Tensor:
     """The sum that the active adapters of a PEFT layer add to its weight."""
     delta = torch.zeros_like(weight)
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
-            delta += whole(layer.get_delta_weight(adapter).detach()).to(weight)
+            delta += whole(layer.get_delta_weight(adapter)).to(weight)
     return delta

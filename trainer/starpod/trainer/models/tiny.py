@@ -26,14 +26,11 @@ from transformers import (
 )
 
 from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, THINK, THINK_END
+from starpod.trainer.prompts.grammar import SEPARATOR, TAGS
 
 END = "<|end|>"
 PAD = "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
-"""Single tokens, but text of a reply: they stay where special tokens are skipped in decoding."""
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
@@ -42,7 +39,7 @@ CHAT_TEMPLATE = (
 """One token per message, and one that ends what the policy says."""
 
 _SPECIALS = (PAD, END, *ROLES)
-_ALWAYS = ("||", *"0123456789")
+_ALWAYS = (SEPARATOR, *"0123456789")
 """In the vocabulary whether the texts have them or not, with and without a space before."""
 
 _WORDS = r" ?\|\|| ?\p{Lu}?\p{Ll}+| ?\S|\s"
@@ -78,6 +75,7 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(starts), "")]
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIALS])
+    # Single tokens, but text of a reply: they stay where special tokens are skipped in decoding.
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,

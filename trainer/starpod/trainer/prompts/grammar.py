@@ -13,6 +13,9 @@ THINK, THINK_END = "<think>", "</think>"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
 TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
 
+SEPARATOR = "||"
+"""Between the actions of an answer."""
+
 MOST_ACTIONS = 256
 """Of one reply, where no limit is given: servers bound the list of a step."""
 
@@ -46,16 +49,12 @@ _NOTHING = Parsed(None, (), (), False)
 class Grammar:
     """Reads and writes replies.
 
-    thinking: whether an answer must follow reasoning directly. separator: between the actions of an answer.
+    thinking: whether an answer must follow reasoning directly.
     actions: the environment's own action names, matched without regard to case; empty: it lists none.
-    Raises ValueError for a separator that is blank or part of a tag.
     """
 
-    def __init__(self, thinking: bool = True, separator: str = "||", actions: Iterable[str] = ()) -> None:
-        if not separator.strip() or any(separator in marker for marker in _MARKERS):
-            raise ValueError(f"the separator {separator!r} must be visible text that is no part of a tag")
+    def __init__(self, thinking: bool = True, actions: Iterable[str] = ()) -> None:
         self.thinking = thinking
-        self.separator = separator
         self.actions = tuple(actions)
         self._spelling = {name.lower(): name for name in self.actions}
 
@@ -73,7 +72,7 @@ class Grammar:
         if blocks is None:
             return _NOTHING
         thought, answer = blocks
-        pieces = (piece.strip() for piece in _clean(answer).split(self.separator))
+        pieces = (piece.strip() for piece in _clean(answer).split(SEPARATOR))
         written = [piece for piece in pieces if piece][: MOST_ACTIONS if max_actions is None else max_actions]
         unknown = [piece for piece in written if piece.lower() not in self._spelling] if self._spelling else []
         return Parsed(
@@ -85,7 +84,7 @@ class Grammar:
 
     def compose(self, thought: str | None, actions: Iterable[str]) -> str:
         """A well-formed reply, as a demonstration would give it. `thought` is left out where thinking is off."""
-        answer = f"{ANSWER}{f' {self.separator} '.join(actions)}{ANSWER_END}"
+        answer = f"{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
@@ -94,8 +93,8 @@ class Grammar:
             what, answer = "one action", "your action"
         else:
             what = f"up to {max_actions} actions" if max_actions else "your actions"
-            what += f", separated by {self.separator}"
-            answer = f"action {self.separator} action"
+            what += f", separated by {SEPARATOR}"
+            answer = f"action {SEPARATOR} action"
         form = f"{ANSWER} {answer} {ANSWER_END}"
         if self.thinking:
             what = f"your reasoning, then {what}"

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Generic, TypeVar
 
 from pydantic import Field, model_validator
@@ -58,8 +57,7 @@ class Collected:
     """Groups in the order in which they were asked for, and what became of the rest.
 
     failed: episodes that the infrastructure failed. error: what failed the first of them; empty where none did.
-    dropped: groups that ended up too small.
-    latencies: seconds of each call of an environment. seconds: the whole collection, by the wall clock.
+    dropped: groups that ended up too small. latencies: seconds of each call of an environment.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -67,7 +65,17 @@ class Collected:
     error: str = ""
     dropped: int = 0
     latencies: list[float] = field(default_factory=list)
-    seconds: float = 0.0
+
+    @classmethod
+    def joined(cls, parts: Sequence[Collected]) -> Collected:
+        """Several as one, group after group."""
+        return cls(
+            [group for part in parts for group in part.groups],
+            sum(part.failed for part in parts),
+            next((part.error for part in parts if part.error), ""),
+            sum(part.dropped for part in parts),
+            [latency for part in parts for latency in part.latencies],
+        )
 
 
 Players = TypeVar("Players", bound=Agents)
@@ -93,7 +101,6 @@ class Collector(Generic[Players]):
         Raises what opening raises (the configuration is wrong, or no server is left) and AgentRefused; an episode that
         fails later is counted and left out.
         """
-        began = perf_counter()
         collected = Collected()
         at_once = self.agents.at_once
         slots = nullcontext() if at_once is None else asyncio.Semaphore(max(1, at_once // size))
@@ -115,7 +122,6 @@ class Collector(Generic[Players]):
                 collected.dropped += 1
             else:
                 collected.groups.append(group)
-        collected.seconds = perf_counter() - began
         return collected
 
     async def _play_group(self, start: Start, size: int, slots: asyncio.Semaphore | nullcontext[None]) -> Group:
