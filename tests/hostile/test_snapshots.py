@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,14 +105,47 @@ def test_states_of_other_environments_under_a_digest_that_fits(target: Target) -
             for other in states:
                 # Whole, and with its own options, limits and seeds, so that only the environment's state is strange.
                 for episode in (other, {**own, "state": other["state"]}, {**other, "state": own["state"]}):
-                    request = pb.RestoreRequest(snapshot=forged(snapshot, encode(episode)))
-                    try:
-                        reply = target.stub.Restore(request, metadata=target.metadata, timeout=60)
-                        target.close(*(session.session_id for session in reply.sessions))
-                    except grpc.RpcError as error:
-                        assert status_class(error) == "BAD_ARGUMENT"
-                        refused += 1
+                    refused += not is_restored(target, forged(snapshot, encode(episode)))
     assert refused > 50
+
+
+def test_a_forged_size_of_a_grid_is_not_counted_up_to(target: Target) -> None:
+    """Numbers beyond all bounds used to stop the server while it drew the grid."""
+    snapshot = snapshot_of(target, "sudoku-v1", turns=())
+    state = {**decode(snapshot.state)["state"], "size": 2**62}
+    with target.unharmed():
+        assert is_restored(target, forged(snapshot, changed_episode(snapshot, state=state)))
+
+
+@pytest.mark.minutes
+def test_6995_forgeries(target: Target) -> None:
+    """Fields of one environment's episode and state in another's: 758 of so many used to be INTERNAL."""
+    rng = random.Random(0)
+    snapshots = [snapshot_of(target, environment, turns=()) for environment in HOSTED if environment != "villain-v1"]
+    episodes = [decode(snapshot.state) for snapshot in snapshots]
+    values = [value for episode in episodes for value in (*episode.values(), *episode["state"].values())]
+    refused = 0
+    with target.unharmed():
+        for _ in range(6995):
+            own, other = rng.randrange(len(episodes)), rng.choice(episodes)
+            episode = {**episodes[own], "state": dict(rng.choice((episodes[own], other))["state"])}
+            changed = rng.choice((episode, episode["state"]))
+            for name in rng.sample(sorted(changed), k=min(len(changed), rng.randrange(1, 4))):
+                changed[name] = rng.choice(values)
+            refused += not is_restored(target, forged(snapshots[own], encode(episode)))
+    assert refused > 3000
+
+
+def is_restored(target: Target, snapshot: pb.SessionSnapshot) -> bool:
+    """Or refused, as a bad argument and nothing else."""
+    request = pb.RestoreRequest(snapshot=snapshot)
+    try:
+        reply = target.stub.Restore(request, metadata=target.metadata, timeout=60)
+    except grpc.RpcError as error:
+        assert status_class(error) == "BAD_ARGUMENT", (error.details(), decode(snapshot.state))
+        return False
+    target.close(*(session.session_id for session in reply.sessions))
+    return True
 
 
 def test_a_snapshot_is_worth_as_much_as_its_bytes_to_whoever_holds_them(target: Target) -> None:

@@ -36,11 +36,15 @@ class Sudoku(Environment):
     def reset(self, rng: random.Random) -> None:
         options = self.options
         self.puzzle, self.solution = options.given() or generate(rng, options.size, options.difficulty)
-        self.size = options.width
         self.grid = self.puzzle
         self.paid: dict[int, float] = {}
         self.steps = 0
         self.feedback = ""
+
+    @property
+    def size(self) -> int:
+        """Cells of a row. Not part of the state, where a forged snapshot could make it any number."""
+        return self.options.width
 
     def step(self, action: Any) -> Outcome:
         self.steps += 1
