@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import grpc
 
+from starpod.client.nearest import option_type
 from starpod.client.spelling import nearest
 from starpod.client.transport import TLS, Transport
 from starpod.client.versions import latest_name
@@ -85,6 +86,23 @@ def expect_writable(*files: str) -> None:
             raise click.UsageError(f"{file} cannot be written: it is a folder")
         if not Path(file).parent.is_dir():
             raise click.UsageError(f"{file} cannot be written: there is no folder {Path(file).parent}")
+
+
+VERSION = click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
+OPTIONS = click.option(
+    "--option", "assignments", multiple=True, metavar="KEY=VALUE", help="An environment option. Repeatable."
+)
+JSON = click.option(
+    "--json", "json_file", metavar="FILE", default="", help="Write the report as JSON; - for standard output."
+)
+
+
+def write_report(file: str, text: str) -> None:
+    """Writes to the file, to standard output if it is `-`, nowhere if it has no name."""
+    if file == "-":
+        click.echo(text, nl=False)
+    elif file:
+        Path(file).write_text(text, encoding="utf-8")
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -217,25 +235,6 @@ def parse_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[
             )
         options[key] = text if schema.get(key, {}).get("type") == "string" else _json_or_text(text)
     return options
-
-
-def option_type(schema: dict[str, Any]) -> str:
-    """A short reading of one option's schema: type or choices, bounds and default."""
-    alternatives = schema.get("anyOf") or schema.get("oneOf")
-    if "enum" in schema:
-        kind = " | ".join(map(str, schema["enum"]))
-    elif "const" in schema:
-        kind = str(schema["const"])
-    elif alternatives:
-        kind = " | ".join(option_type(alternative) for alternative in alternatives)
-    else:
-        kind = str(schema.get("type", "object" if "$ref" in schema else "any"))
-    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
-    if low is not None or high is not None:
-        kind += f" {'' if low is None else low}..{'' if high is None else high}"
-    if "default" in schema:
-        kind += f" = {json.dumps(schema['default'], ensure_ascii=False)}"
-    return kind
 
 
 def _json_or_text(text: str) -> Any:

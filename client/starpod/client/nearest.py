@@ -48,7 +48,8 @@ def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mappi
         hint = f": did you mean {', '.join(close)}?" if close else "."
         lines.append(f"{spec.id} has no option {name!r}{hint}")
     if options:
-        lines.append(f"Options of {spec.id}: {'; '.join(map(_describe, known.items())) or 'none'}.")
+        described = (f"{name}: {option_type(option)}" for name, option in known.items())
+        lines.append(f"Options of {spec.id}: {'; '.join(described) or 'none'}.")
     explained = BadArgument(
         "\n".join(lines), code=error.code, reason=error.reason, metadata=error.metadata, violations=error.violations
     )
@@ -56,8 +57,20 @@ def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mappi
     return explained
 
 
-def _describe(option: tuple[str, Any]) -> str:
-    name, schema = option
-    kind = "|".join(map(json.dumps, schema["enum"])) if "enum" in schema else schema.get("type", "any")
-    default = f" = {json.dumps(schema['default'])}" if "default" in schema else ""
-    return f"{name}: {kind}{default}"
+def option_type(schema: dict[str, Any]) -> str:
+    """A short reading of one option's schema: type or choices, bounds and default."""
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if "enum" in schema:
+        kind = " | ".join(map(str, schema["enum"]))
+    elif "const" in schema:
+        kind = str(schema["const"])
+    elif alternatives:
+        kind = " | ".join(option_type(alternative) for alternative in alternatives)
+    else:
+        kind = str(schema.get("type", "object" if "$ref" in schema else "any"))
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    if low is not None or high is not None:
+        kind += f" {'' if low is None else low}..{'' if high is None else high}"
+    if "default" in schema:
+        kind += f" = {json.dumps(schema['default'], ensure_ascii=False)}"
+    return kind

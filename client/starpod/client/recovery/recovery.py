@@ -84,7 +84,7 @@ class Recovery:
 
     def _settle(self, state: SessionState, transition: Transition, reply: Reply) -> None:
         if state.checkpoints:
-            self._spawn(self._checkpoint_step(state, transition, reply))
+            self._spawn(_failing(self._checkpoint_step(state, transition, reply), partial(fail, state)))
         else:
             finish(state, transition, reply)
 
@@ -147,28 +147,19 @@ class Recovery:
         replay: bool = True,
     ) -> None:
         async def recover() -> None:
-            try:
-                if error.advice == "retry":
-                    wait = retry.backoff.wait(error.retry_after)
-                    if _now() + wait > retry.until:
-                        raise error
-                    await asyncio.sleep(wait)
-                else:
-                    await self._bring_back(state, error, retry, replay=replay)
-                again()
-            except StarpodError as final:
-                fail(final)
-            except asyncio.CancelledError:
-                fail(Unreachable("The fleet was closed."))
-                raise
-            except Exception as bug:
-                fail(bug)
-                raise
+            if error.advice == "retry":
+                wait = retry.backoff.wait(error.retry_after)
+                if _now() + wait > retry.until:
+                    raise error
+                await asyncio.sleep(wait)
+            else:
+                await self._bring_back(state, error, retry, replay=replay)
+            again()
 
         if self._closed:
             fail(error)
         else:
-            self._spawn(recover())
+            self._spawn(_failing(recover(), fail))
 
     async def _bring_back(
         self, state: SessionState, error: StarpodError, retry: RetryState, *, replay: bool = True
@@ -235,9 +226,6 @@ class Recovery:
             await self._take_checkpoint(state)
         except StarpodError as error:
             self.refused(state, error)
-        except asyncio.CancelledError:
-            fail(state, Unreachable("The fleet was closed."))
-            raise
         else:
             # The snapshot stands for the step: nothing is left to replay.
             finish(state, transition, reply, log=False)
@@ -246,17 +234,10 @@ class Recovery:
         """Takes a snapshot of the new episode before its first observation is handed on."""
 
         async def checkpoint() -> None:
-            try:
-                await self.checkpoint_all([pending.state])
-            except asyncio.CancelledError:
-                pending.fail(Unreachable("The fleet was closed."))
-                raise
-            except Exception as error:
-                pending.fail(error)
-            else:
-                pending.finish()
+            await self.checkpoint_all([pending.state])
+            pending.finish()
 
-        self._spawn(checkpoint())
+        self._spawn(_failing(checkpoint(), pending.fail))
 
     async def checkpoint_all(self, states: Iterable[SessionState]) -> None:
         """Takes a snapshot of each, bringing back what is lost before that."""
@@ -292,6 +273,20 @@ class Recovery:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _failing(work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]) -> None:
+    """Does the work for a call. fail: tells whoever waits for the call that it did not go well."""
+    try:
+        await work
+    except StarpodError as error:
+        fail(error)
+    except asyncio.CancelledError:
+        fail(Unreachable("The fleet was closed."))
+        raise
+    except Exception as bug:
+        fail(bug)
+        raise
 
 
 def _now() -> float:
