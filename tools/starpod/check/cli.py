@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +12,7 @@ from starpod.check.requirement import LEVELS
 from starpod.check.runner import Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS
-from starpod.client.catalog import access_options, expect_address, expect_writable
+from starpod.client.catalog import JSON, access_options, expect_address, expect_writable, write_report
 from starpod.report.console import safe_console
 
 
@@ -37,7 +35,7 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     help="Which requirements, comma-separated.",
 )
 @click.option("--also", metavar="HOST:PORT", default="", help="Another process that serves the same, to compare with.")
-@click.option("--json", "json_file", metavar="FILE", default="", help="Write a JSON report; - for standard output.")
+@JSON
 @click.option("--junit", "junit_file", metavar="FILE", default="", help="Write a JUnit XML report.")
 @click.option(
     "--timeout",
@@ -105,12 +103,8 @@ def check(
             report = Report(address, unreachable=str(error))
     if not report.unreachable:
         terminal.close(report)
-    if json_file == "-":
-        sys.stdout.write(to_json(report))
-    elif json_file:
-        Path(json_file).write_text(to_json(report))
-    if junit_file:
-        Path(junit_file).write_text(to_junit(report))
+    write_report(json_file, to_json(report))
+    write_report(junit_file, to_junit(report))
     if report.unreachable:
         raise click.ClickException(report.unreachable)
     context.exit(0 if report.passed else 1)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from starpod.check.connection import Connection
 from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same, needs
 from starpod.check.refusal import Refusal, from_error
+from starpod.client.transport import join_endpoint
 from starpod.v1 import environment_pb2 as pb
 
 SEED, DYNAMICS_SEED = 20_011, 40_033
@@ -166,7 +167,9 @@ class Target:
         choose = random.Random(SEED)
         handle = await probe.seeded(want=probe.acting_want())
         if list(probe.choices(handle.session.observation)) == [self.plain]:
-            self.plain = await self._known_kind(handle)
+            refusal = await self.connection.refusal(handle.request([self.plain]))
+            if refusal and refusal.code == "INVALID_ARGUMENT":  # it takes no text
+                self.plain = pb.Action(json="{}")
             await probe.clean_up()
             handle = await probe.seeded(want=probe.acting_want())
         observation = handle.session.observation
@@ -179,11 +182,6 @@ class Target:
             if transition.end_reason:
                 return turns
         return [*turns, ()]
-
-    async def _known_kind(self, handle: Handle) -> pb.Action:
-        """An action where Describe names none: text, or JSON where text is refused."""
-        refusal = await self.connection.refusal(handle.request([self.plain]))
-        return pb.Action(json="{}") if refusal and refusal.code == "INVALID_ARGUMENT" else self.plain
 
     async def _play(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
         """The script; None, and the reason in `differs`, if the turns come out in several ways."""
@@ -236,11 +234,8 @@ class Probe:
     async def other_process(self) -> Connection:
         """A connection to another process that hosts the same environment version. Raises NotShown without one."""
         host = self.connection.address.rpartition(":")[0]
-        addresses = [self.target.also] if self.target.also else []
-        for endpoint in self.server.endpoints:
-            sibling, _, port = endpoint.rpartition(":")
-            addresses.append(f"{host if sibling in ('', '0.0.0.0', '[::]') else sibling}:{port}")
-        for address in addresses:
+        siblings = [join_endpoint(endpoint, host) for endpoint in self.server.endpoints]
+        for address in filter(None, (self.target.also, *siblings)):
             connection = self.second_connection(address)
             server: pb.DescribeResponse = await connection.call(pb.DescribeRequest())
             same = any((e.id, e.version) == (self.spec.id, self.spec.version) for e in server.environments)
@@ -391,10 +386,22 @@ class Probe:
 
     # --- expectations ----------------------------------------------------------------------------------------------
 
-    async def expect_script(self, handle: Handle, what: str, fix: str = "") -> None:
-        """Plays the rest of the script. Raises Unmet unless it comes out as when nobody disturbed it."""
+    async def expect_script(
+        self, handle: Handle, what: str, fix: str = "", before: Callable[[Turn], Awaitable[object]] | None = None
+    ) -> None:
+        """Plays the rest of the script. Raises Unmet unless it comes out as when nobody disturbed it.
+
+        before: is awaited before each turn, with it, and may disturb it.
+        """
         script, done = self.script(), handle.index
-        expect_played(script.transitions[done:], await handle.play(script.turns[done:]), what, fix)
+        got = []
+        for turn in script.turns[done:]:
+            if before is not None:
+                await before(turn)
+            got.append(await handle.step(turn))
+            if got[-1].end_reason:
+                break
+        expect_played(script.transitions[done:], got, what, fix)
 
     def beyond_max_group(self) -> int:
         """One member more than a group may have. Raises NotShown where groups have no limit."""

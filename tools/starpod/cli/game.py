@@ -28,11 +28,9 @@ class Game:
     turns: the sub-actions of each turn so far. reward: their sum.
     """
 
-    observation: pb.Observation
     transition: pb.Transition | None
     turns: list[list[pb.Action]]
     reward: float
-    _epoch: int
     _step_index: int
 
     def __init__(
@@ -47,9 +45,8 @@ class Game:
         request.want.expert_action = can.expert_action
         request.want.score = can.score
         response = server.call(server.stub.Open, request)
-        self.instructions = response.instructions
         self.limits = response.limits
-        self._start(response.sessions[0])
+        self._start(response.sessions[0], response.instructions)
 
     def __enter__(self) -> Self:
         return self
@@ -59,10 +56,6 @@ class Game:
     ) -> None:
         with contextlib.suppress(*(() if error is None else (grpc.RpcError,))):  # what went wrong first is told
             self._server.call(self._server.stub.Close, pb.CloseRequest(session_ids=[self._session_id]))
-
-    @property
-    def seed(self) -> int:
-        return self._seed
 
     @property
     def over(self) -> bool:
@@ -76,12 +69,10 @@ class Game:
         """Plays one turn. Raises NotPossible if the episode is over."""
         if self.over:
             raise NotPossible("the episode is over: again, new, undo or quit")
-        response = self._server.call(
-            self._server.stub.Step,
-            pb.StepRequest(
-                session_id=self._session_id, epoch=self._epoch, step_index=self._step_index, actions=actions
-            ),
+        request = pb.StepRequest(
+            session_id=self._session_id, epoch=self._epoch, step_index=self._step_index, actions=actions
         )
+        response = self._server.call(self._server.stub.Step, request)
         self._step_index = response.next_step_index
         self.transition = response.transition
         self.observation = response.transition.observation
@@ -110,7 +101,7 @@ class Game:
 
     def again(self) -> None:
         """Starts the same episode again."""
-        self._reset(self._seed, self._dynamics_seed)
+        self._reset(self.seed, self._dynamics_seed)
 
     def new(self) -> None:
         """Starts another episode, with a seed that the server draws."""
@@ -129,14 +120,14 @@ class Game:
             session_id=self._session_id, epoch=self._epoch, seed=seed, dynamics_seed=dynamics_seed
         )
         response = self._server.call(self._server.stub.Reset, request)
-        self.instructions = response.instructions
-        self._start(response.session)
+        self._start(response.session, response.instructions)
 
-    def _start(self, session: pb.Session) -> None:
+    def _start(self, session: pb.Session, instructions: str) -> None:
+        self.instructions = instructions
         self._session_id = session.session_id
         self._epoch = session.epoch
         self._step_index = session.step_index
-        self._seed = session.seed
+        self.seed = session.seed
         self._dynamics_seed = session.dynamics_seed
         self.observation = session.observation
         self.transition = None

@@ -11,7 +11,8 @@ from google.protobuf.json_format import MessageToDict
 from rich.markup import escape
 from rich.table import Table
 
-from starpod.client.catalog import Connection, connection_options, find_environment, hosted, option_type, options_schema
+from starpod.client.catalog import VERSION, Connection, connection_options, find_environment, hosted, options_schema
+from starpod.client.nearest import option_type
 from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
 
@@ -58,7 +59,7 @@ def _count(number: int, thing: str) -> str:
 @click.command()
 @connection_options
 @click.argument("environment")
-@click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
+@VERSION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(connection: AbstractContextManager[Connection], environment: str, version: str, as_json: bool) -> None:
     """Show ENVIRONMENT at ADDRESS (host:port): instructions, actions, options and limits."""

@@ -19,7 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.cli.game import SEPARATOR, Game, NotPossible, action_text, part_text
-from starpod.client.catalog import Connection, connection_options, find_environment, hosted, parse_options
+from starpod.client.catalog import (
+    OPTIONS,
+    VERSION,
+    Connection,
+    connection_options,
+    find_environment,
+    hosted,
+    parse_options,
+)
 from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
 
@@ -47,8 +55,8 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @connection_options
 @click.argument("environment")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start; the server draws one if absent.")
-@click.option("--option", "assignments", multiple=True, metavar="KEY=VALUE", help="An environment option. Repeatable.")
-@click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
+@OPTIONS
+@VERSION
 def play(
     connection: AbstractContextManager[Connection],
     environment: str,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from starpod.client.catalog import access_options
+from starpod.client.catalog import JSON, OPTIONS, VERSION, access_options, write_report
 from starpod.client.spelling import nearest
 from starpod.load.discovery import make_plan, make_stages
 from starpod.load.generator import GeneratorProcesses, RunFailed
@@ -33,8 +34,9 @@ INTERRUPTED = 130
 class Parsed(click.ParamType[Any]):
     """A parameter that a function reads; its ValueError becomes the message."""
 
-    def __init__(self, name: str, parse: Any) -> None:
-        self.name = name
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -92,36 +94,38 @@ def _parse_policy(text: str) -> tuple[str, Path | None]:
     raise ValueError(f"{text!r} is not random, expert or recorded:FILE")
 
 
-DURATION = Parsed("duration", parse_duration)
-REQUIREMENT = Parsed("requirement", parse_requirement)
+DURATION = Parsed(parse_duration)
+REQUIREMENT = Parsed(parse_requirement)
+
+
+option = functools.partial(click.option, show_default=True)
 
 
 @click.command()
 @click.argument("address", required=False)
 @access_options
-@click.option("--environment", "-e", metavar="NAME", help="The environment to play.")
-@click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
-@click.option("--option", "assignments", multiple=True, metavar="KEY=VALUE", help="An environment option. Repeatable.")
-@click.option("--sessions", type=click.IntRange(1), default=16, show_default=True, help="Sessions to keep open.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Length of a stage.")
-@click.option("--warmup", type=DURATION, metavar="DURATION", help="Not counted. [default: 20% of a stage, 5s at most]")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Steps due per second: an open loop.")
-@click.option("--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True)
-@click.option(
+@option("--environment", "-e", metavar="NAME", help="The environment to play.")
+@VERSION
+@OPTIONS
+@option("--sessions", type=click.IntRange(1), default=16, help="Sessions to keep open.")
+@option("--seconds", type=click.FloatRange(0.1), default=10.0, help="Length of a stage.")
+@option("--warmup", type=DURATION, metavar="DURATION", help="Not counted. [default: 20% of a stage, 5s at most]")
+@option("--rate", type=click.FloatRange(0, min_open=True), help="Steps due per second: an open loop.")
+@option("--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson")
+@option(
     "--think",
-    type=Parsed("think", Think),
+    type=Parsed(Think),
     default="0",
     metavar="DISTRIBUTION",
-    show_default=True,
     help="Pause before each step of a closed loop: 50ms, exponential:50ms, uniform:1ms..9ms, lognormal:2s,0.8.",
 )
-@click.option(
+@option(
     "--ramp",
-    type=Parsed("ramp", _parse_ramp),
+    type=Parsed(_parse_ramp),
     metavar="N,N,...",
     help="One stage for each: numbers of sessions, or rates where --rate is given too.",
 )
-@click.option(
+@option(
     "--find-rate",
     "targets",
     type=REQUIREMENT,
@@ -129,47 +133,44 @@ REQUIREMENT = Parsed("requirement", parse_requirement)
     metavar="REQUIREMENT",
     help="Search the highest rate that keeps this, as in 'step.p99<20ms'. Repeatable.",
 )
-@click.option(
+@option(
     "--policy",
-    type=Parsed("policy", _parse_policy),
+    type=Parsed(_parse_policy),
     default="random",
-    show_default=True,
     metavar="random|expert|recorded:FILE",
     help="What the agents do.",
 )
-@click.option(
+@option(
     "--action",
     "actions",
     multiple=True,
     metavar="TEXT",
     help="What random agents choose from, instead of the environment's own actions. Repeatable.",
 )
-@click.option(
+@option(
     "--mix",
-    type=Parsed("mix", _parse_mix),
+    type=Parsed(_parse_mix),
     metavar="CALL=SHARE,...",
     help="Further calls per step: render, fork, snapshot, renew.",
 )
-@click.option(
+@option(
     "--episodes-per-session",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Close a session and open another after so many episodes; 0: never.",
 )
-@click.option("--transport", type=click.Choice(["auto", "stream", "unary"]), default="auto", show_default=True)
-@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Generator processes.")
-@click.option("--timeout", type=DURATION, default="30s", show_default=True, metavar="DURATION", help="Of one call.")
-@click.option(
+@option("--transport", type=click.Choice(["auto", "stream", "unary"]), default="auto")
+@option("--processes", type=click.IntRange(1, 256), default=1, help="Generator processes.")
+@option("--timeout", type=DURATION, default="30s", metavar="DURATION", help="Of one call.")
+@option(
     "--on-overload",
     type=click.Choice(["retry", "count"]),
     default="retry",
-    show_default=True,
     help="Wait as the server says and ask again, or count the call as failed.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of everything random.")
-@click.option("--record", type=WRITTEN, metavar="FILE", help="Write what was played, for --policy recorded:FILE.")
-@click.option(
+@option("--seed", type=click.IntRange(0, 2**62), default=0, help="Of everything random.")
+@option("--record", type=WRITTEN, metavar="FILE", help="Write what was played, for --policy recorded:FILE.")
+@option(
     "--require",
     "requirements",
     type=REQUIREMENT,
@@ -177,25 +178,22 @@ REQUIREMENT = Parsed("requirement", parse_requirement)
     metavar="REQUIREMENT",
     help="Exit with 1 unless this holds, as in 'step.p99<20ms', 'errors=0', 'steps_per_second>1000'.",
 )
-@click.option(
+@option(
     "--against",
     type=click.Choice(["starpod", "openenv"]),
     default="starpod",
-    show_default=True,
     help="What ADDRESS is: host:port of Starpod servers, or the URL of an OpenEnv server.",
 )
-@click.option(
+@option(
     "--compare",
     "compared",
-    type=Parsed("report", _parse_report),
+    type=Parsed(_parse_report),
     nargs=2,
     metavar="A.json B.json",
     help="Say what changed from one report to another; nothing is run.",
 )
-@click.option(
-    "--json", "json_file", metavar="FILE", default="", help="Write the report as JSON; - for standard output."
-)
-@click.option("--html", "html_file", type=WRITTEN, metavar="FILE", help="Write the report as a page.")
+@JSON
+@option("--html", "html_file", type=WRITTEN, metavar="FILE", help="Write the report as a page.")
 @click.pass_context
 def load(context: click.Context, /, **given: Any) -> None:
     """Put load on the servers at ADDRESS (host:port, several with commas) and report what they held.
@@ -230,7 +228,7 @@ def load(context: click.Context, /, **given: Any) -> None:
             "probes": [asdict(probe) for probe in found.probes],
         }
     report["requirements"] = judge(given["requirements"], judged)
-    _write_json(given["json_file"], report)
+    write_report(given["json_file"], json.dumps(report) + "\n")
     if given["html_file"]:
         write_page(report, given["html_file"])
     if found is not None:
@@ -288,13 +286,4 @@ def _compare(console: Console, before: Mapping[str, Any], after: Mapping[str, An
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     Screen(console).comparison(comparison)
-    _write_json(json_file, comparison.as_json())
-
-
-def _write_json(file: str, value: Any) -> None:
-    """Writes to the file, to standard output if it is `-`, nowhere if it has no name."""
-    text = json.dumps(value) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-    elif file:
-        Path(file).write_text(text, encoding="utf-8")
+    write_report(json_file, json.dumps(comparison.as_json()) + "\n")

@@ -136,23 +136,24 @@ def arrivals(kind: Arrivals, rate: float, start: float, place: int, places: int,
         yield due
 
 
+@dataclass(frozen=True, slots=True)
 class Think:
-    """How long an agent thinks between two steps. text: as it was written. draw: seconds, from a random stream."""
+    """How long an agent thinks between two steps. Raises ValueError with the forms that there are."""
 
-    __slots__ = ("draw", "text")
+    text: str
 
-    def __init__(self, text: str) -> None:
-        """Raises ValueError with the forms that there are."""
-        self.text = text
-        self.draw = _thinker(text)
-
-    def __reduce__(self) -> tuple[type[Think], tuple[str]]:
-        return Think, (self.text,)
+    def __post_init__(self) -> None:
+        _thinker(self.text)
 
     def __bool__(self) -> bool:
         return self.text != "0"
 
+    def draw(self, rng: random.Random) -> float:
+        """Seconds, from a random stream."""
+        return _thinker(self.text)(rng)
 
+
+@functools.cache
 def _thinker(text: str) -> Callable[[random.Random], float]:
     kind, colon, rest = text.partition(":")
     try:

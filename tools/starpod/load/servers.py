@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Container, Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -100,56 +99,39 @@ class Receiver(Protocol):
         """A server is there, again."""
 
 
-class Server(ABC):
+class Server(Protocol):
     """A server as a generator drives it. Unlike a fleet it recovers nothing: what fails is counted.
 
-    number: its place in the plan. sessions: how many of ours it has.
+    number: its place in the plan. sessions: how many of ours it has. ready: calls can be sent. error: why they cannot.
     """
 
-    def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
-        self.number = number
-        self.place = place
-        self.sessions = 0
-        self._plan = plan
-        self._receiver = receiver
+    number: int
+    address: str
+    sessions: int
+    ready: bool
+    error: StarpodError | None
 
-    @property
-    @abstractmethod
-    def ready(self) -> bool:
-        """Calls can be sent."""
-
-    @property
-    @abstractmethod
-    def error(self) -> StarpodError | None:
-        """Why it is not ready."""
-
-    @abstractmethod
     def start(self) -> None:
         """Connects, and again whenever the connection is lost."""
 
-    @abstractmethod
     async def close(self) -> None: ...
 
-    @abstractmethod
     def send(self, session: LoadSession) -> None:
         """Sends the session's call; the receiver is told what becomes of it."""
 
     def send_steps(self, sessions: Sequence[LoadSession]) -> None:
         """Sends many steps of plain text."""
-        for session in sessions:
-            self.send(session)
 
     def server_time(self) -> ServerTime:
         """Sums of what the server has said of its time so far."""
-        return ServerTime()
+        ...
 
 
-class GrpcServer(Server):
+class GrpcServer(Connection):
     """A Starpod server over the fleet's connection: one Stream for all sessions, or a unary call for each."""
 
     def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
-        super().__init__(number, place, plan, receiver)
-        self._connection = Connection(
+        super().__init__(
             place.address,
             plan.transport,
             self,
@@ -161,59 +143,39 @@ class GrpcServer(Server):
             stream=plan.wire == "stream",
             on_change=self._changed,
         )
-
-    @property
-    def ready(self) -> bool:
-        return self._connection.ready
-
-    @property
-    def error(self) -> StarpodError | None:
-        return self._connection.error
-
-    def start(self) -> None:
-        self._connection.start()
-
-    async def close(self) -> None:
-        await self._connection.close()
+        self.number = number
+        self.sessions = 0
+        self._owner = receiver
 
     def send(self, session: LoadSession) -> None:
-        if session.call == "step":
-            self._connection.submit(session)
-        else:
-            self._connection.submit(_SessionCall(self._receiver, session))
+        self.submit(session if session.call == "step" else _SessionCall(self._owner, session))
 
     def send_steps(self, sessions: Sequence[LoadSession]) -> None:
-        self._connection.submit_steps(sessions)
+        self.submit_steps(sessions)
 
     def server_time(self) -> ServerTime:
-        timed = self._connection
-        return ServerTime(timed.calls_timed, timed.environment_ms / 1e3, timed.queue_ms / 1e3, timed.server_ms / 1e3)
-
-    @property
-    def messages_sent(self) -> int:
-        """On the Stream."""
-        return self._connection.messages_sent
+        return ServerTime(self.calls_timed, self.environment_ms / 1e3, self.queue_ms / 1e3, self.server_ms / 1e3)
 
     def _changed(self) -> None:
-        if self._connection.ready:
-            self._connection.queue.calls_allowed = 0  # how a server refuses what is too much is to be seen
-            self._receiver.connected()
+        if self.ready:
+            self.queue.calls_allowed = 0  # how a server refuses what is too much is to be seen
+            self._owner.connected()
 
     # --- outcomes of steps (connection.StepReceiver) ------------------------------------------------------------
 
     def stepped(self, batch: StepBatch) -> None:
-        self._receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
+        self._owner.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
 
     def answered(self, step: Step, response: pb.StepResponse) -> None:
         assert isinstance(step, LoadSession)
-        if self._receiver.sees:
+        if self._owner.sees:
             step.observation = response.transition.observation
         over = (0,) if response.transition.end_reason else ()
-        self._receiver.stepped(self, [step], over, clock())
+        self._owner.stepped(self, [step], over, clock())
 
     def refused(self, step: Step, error: StarpodError) -> None:
         assert isinstance(step, LoadSession)
-        self._receiver.failed(step, error, clock())
+        self._owner.failed(step, error, clock())
 
 
 class _SessionCall(Call[Any, Any]):
@@ -257,37 +219,40 @@ def websocket_url(url: str) -> str:
     return f"{scheme.replace('http', 'ws')}://{rest}/ws"
 
 
-class OpenEnvServer(Server):
+class OpenEnvServer:
     """With OpenEnv a connection is a session: to open is to connect and to reset, to close is to disconnect."""
 
     def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
-        super().__init__(number, place, plan, receiver)
+        self.number = number
+        self.address = place.address
+        self.sessions = 0
+        self.ready = False
+        self.error: StarpodError | None = None
+        self._plan = plan
+        self._receiver = receiver
         self._url = websocket_url(place.address)
-        self._ready = False
-        self._error: StarpodError | None = None
         self._lost = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def ready(self) -> bool:
-        return self._ready
-
-    @property
-    def error(self) -> StarpodError | None:
-        return self._error
 
     def start(self) -> None:
         self._spawn(self._connect_again())
 
     async def close(self) -> None:
-        self._ready = False
+        self.ready = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def send(self, session: LoadSession) -> None:
         self._spawn(self._ask(session))
+
+    def send_steps(self, sessions: Sequence[LoadSession]) -> None:
+        for session in sessions:
+            self.send(session)
+
+    def server_time(self) -> ServerTime:
+        return ServerTime()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -300,10 +265,10 @@ class OpenEnvServer(Server):
             try:
                 await (await self._connect()).close()
             except StarpodError as error:
-                self._error = error
+                self.error = error
             else:
                 backoff.reset()
-                self._ready, self._error = True, None
+                self.ready, self.error = True, None
                 self._receiver.connected()
                 self._lost.clear()
                 await self._lost.wait()
@@ -326,7 +291,7 @@ class OpenEnvServer(Server):
                 self._receiver.answered(session, None, clock())
             return
         if isinstance(error, Unreachable):
-            self._ready, self._error = False, error
+            self.ready, self.error = False, error
             self._lost.set()
         if session.socket is not None:
             # Replies carry no ids: after a failure it is unclear whose the next one is.
@@ -346,7 +311,7 @@ class OpenEnvServer(Server):
         if session.call == "step":
             message = f'{{"type": "step", "data": {session.actions[0]}}}'
         else:
-            message = json.dumps({"type": "reset", "data": session.request})
+            message = json.dumps({"type": "reset", "data": {"seed": session.request.seed}})
         await session.socket.send(message)
         reply = json.loads(await session.socket.recv())
         data = reply.get("data", {})

@@ -104,7 +104,7 @@ class Sessions:
 
     def unreachable(self) -> str:
         """Why no server can be used."""
-        return "no server answers: " + "; ".join(f"{each.place.address}: {each.error}" for each in self.servers)
+        return "no server answers: " + "; ".join(f"{each.address}: {each.error}" for each in self.servers)
 
     def server_time(self) -> ServerTime:
         """Sums of what all servers have said of their time so far."""
@@ -169,17 +169,15 @@ class Sessions:
         session.server = server
         session.episodes = 0
         seed, dynamics_seed = self._seeds(session)
-        request: Any = {"seed": seed}
-        if self._plan.wire != "openenv":
-            request = pb.OpenRequest(
-                environment_id=self._plan.environment_id,
-                version=self._plan.version,
-                options=self._options if self._plan.options else None,
-                seed=seed,
-                dynamics_seed=dynamics_seed,
-                want=self._want if self.sees else None,
-                key=self._new_key(),
-            )
+        request = pb.OpenRequest(
+            environment_id=self._plan.environment_id,
+            version=self._plan.version,
+            options=self._options if self._plan.options else None,
+            seed=seed,
+            dynamics_seed=dynamics_seed,
+            want=self._want if self.sees else None,
+            key=self._new_key(),
+        )
         self._issue(session, "open", request)
 
     def close(self, session: LoadSession) -> None:
@@ -425,11 +423,9 @@ class Sessions:
             self.close(session)
             return
         seed, dynamics_seed = self._seeds(session)
-        request: Any = {"seed": seed}
-        if self._plan.wire != "openenv":
-            request = pb.ResetRequest(
-                session_id=session.session_id, epoch=session.epoch, seed=seed, dynamics_seed=dynamics_seed
-            )
+        request = pb.ResetRequest(
+            session_id=session.session_id, epoch=session.epoch, seed=seed, dynamics_seed=dynamics_seed
+        )
         self._issue(session, "reset", request)
 
     def _seeds(self, session: LoadSession) -> tuple[int, int | None]:

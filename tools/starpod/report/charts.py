@@ -10,7 +10,7 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
@@ -95,14 +95,6 @@ class Frame:
         return "M" + " L".join(f"{self.px(x)} {self.py(y)}" for x, y in points)
 
 
-@dataclass(slots=True)
-class _Drawing:
-    parts: list[str] = field(default_factory=list)
-
-    def add(self, text: str) -> None:
-        self.parts.append(text)
-
-
 def line_chart(
     title: str,
     series: Sequence[Series],
@@ -145,11 +137,11 @@ def line_chart(
         right=round(right),
         logarithmic=logarithmic,
     )
-    drawing = _Drawing()
+    drawing: list[str] = []
     _axes(drawing, frame, ticks, kind, x_label, x_ticks)
     _rules(drawing, frame, rules)
     clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page, the same in every run
-    drawing.add(
+    drawing.append(
         f'<clipPath id="{clip}"><rect x="{frame.left - 4}" y="{frame.top - 4}" '
         f'width="{width - frame.left - frame.right + 8}" height="{height - frame.top - frame.bottom + 8}"/></clipPath>'
         f'<g clip-path="url(#{clip})">'
@@ -157,18 +149,18 @@ def line_chart(
     for s in series:
         if s.band:
             outline = [(x, high) for x, _, high in s.band] + [(x, low) for x, low, _ in reversed(s.band)]
-            drawing.add(f'<path class="band f{s.colour}" d="{frame.path(outline)}Z"/>')
+            drawing.append(f'<path class="band f{s.colour}" d="{frame.path(outline)}Z"/>')
         for line in s.faint:
             if line:
-                drawing.add(f'<path class="faint s{s.colour}" d="{frame.path(thin(line))}"/>')
+                drawing.append(f'<path class="faint s{s.colour}" d="{frame.path(thin(line))}"/>')
     for s in series:
         if s.line:
-            drawing.add(f'<path class="line s{s.colour}" d="{frame.path(thin(s.points))}"/>')
+            drawing.append(f'<path class="line s{s.colour}" d="{frame.path(thin(s.points))}"/>')
         if s.dots:
-            drawing.parts += [
+            drawing += [
                 f'<circle class="f{s.colour}" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>' for x, y in s.points
             ]
-    drawing.add("</g>")
+    drawing.append("</g>")
     _marks(drawing, frame, marks)
     if len(series) > 1:
         _legend(drawing, frame, [(s.label, s.colour) for s in series])
@@ -190,14 +182,14 @@ def share_chart(
     if not xs:
         return ""
     frame = Frame(width, height, (min(xs), max(xs)), (0.0, 1.0))
-    drawing = _Drawing()
+    drawing: list[str] = []
     _axes(drawing, frame, [0, 0.25, 0.5, 0.75, 1], "share", x_label)
     floor = [0.0] * len(xs)
     stacked = []
     for colour, (label, points) in enumerate(layers):
         ceiling = [low + y for low, (_, y) in zip(floor, points, strict=True)]
         outline = [*zip(xs, ceiling, strict=True), *reversed(list(zip(xs, floor, strict=True)))]
-        drawing.add(f'<path class="layer f{colour % COLOURS}" d="{frame.path(outline)}Z"/>')
+        drawing.append(f'<path class="layer f{colour % COLOURS}" d="{frame.path(outline)}Z"/>')
         stacked.append(Series(label, points, colour % COLOURS))
         floor = ceiling
     _legend(drawing, frame, [(label, colour % COLOURS) for colour, (label, _) in enumerate(layers)])
@@ -307,17 +299,17 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
 # --- pieces --------------------------------------------------------------------------------------------------------
 
 
-def _svg(frame: Frame, title: str, described: str, drawing: _Drawing, hover: str) -> str:
+def _svg(frame: Frame, title: str, described: str, drawing: list[str], hover: str) -> str:
     name = escape(f"{title}. {described}", quote=True)
     return (
         f'<svg class="chart" viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}" '
         f'role="img" tabindex="0" aria-label="{name}" data-hover="{escape(hover, quote=True)}">'
-        f'<text class="title" x="0" y="13">{escape(title)}</text>{"".join(drawing.parts)}</svg>'
+        f'<text class="title" x="0" y="13">{escape(title)}</text>{"".join(drawing)}</svg>'
     )
 
 
 def _axes(
-    drawing: _Drawing,
+    drawing: list[str],
     frame: Frame,
     ticks: Sequence[float],
     kind: Kind,
@@ -327,8 +319,8 @@ def _axes(
     edge = frame.width - frame.right
     for tick in ticks:
         y = frame.py(tick)
-        drawing.add(f'<line class="grid" x1="{frame.left}" x2="{edge}" y1="{y}" y2="{y}"/>')
-        drawing.add(f'<text x="{frame.left - 6}" y="{y + 4}" text-anchor="end">{show(tick, kind)}</text>')
+        drawing.append(f'<line class="grid" x1="{frame.left}" x2="{edge}" y1="{y}" y2="{y}"/>')
+        drawing.append(f'<text x="{frame.left - 6}" y="{y + 4}" text-anchor="end">{show(tick, kind)}</text>')
     low, high = frame.x
     room = edge - frame.left
     numbered = [(tick, f"{tick:,g}") for tick in axis([low, high], zero=False, count=max(room // 90, 2))]
@@ -337,41 +329,41 @@ def _axes(
         half = 3.2 * len(name)
         if low <= tick <= high and frame.px(tick) - half >= free:
             free = frame.px(tick) + half + 6
-            drawing.add(
+            drawing.append(
                 f'<text x="{frame.px(tick)}" y="{frame.height - frame.bottom + 15}" text-anchor="middle">'
                 f"{escape(name)}</text>"
             )
     if frame.named:
-        drawing.add(f'<text x="{edge}" y="{frame.height - 4}" text-anchor="end">{escape(x_label)}</text>')
+        drawing.append(f'<text x="{edge}" y="{frame.height - 4}" text-anchor="end">{escape(x_label)}</text>')
 
 
-def _rules(drawing: _Drawing, frame: Frame, rules: Sequence[Rule]) -> None:
+def _rules(drawing: list[str], frame: Frame, rules: Sequence[Rule]) -> None:
     """Lines, and their labels to the right, pushed apart where they would overlap."""
     edge = frame.width - frame.right
     floor = float("inf")
     for rule in sorted(rules, key=lambda rule: rule.y):
         y = frame.py(rule.y)
-        drawing.add(f'<line class="rule" x1="{frame.left}" x2="{edge}" y1="{y}" y2="{y}"/>')
+        drawing.append(f'<line class="rule" x1="{frame.left}" x2="{edge}" y1="{y}" y2="{y}"/>')
         floor = min(y + 4, floor - 12)
-        drawing.add(f'<text x="{edge + 6}" y="{floor}">{escape(rule.label)}</text>')
+        drawing.append(f'<text x="{edge + 6}" y="{floor}">{escape(rule.label)}</text>')
 
 
-def _marks(drawing: _Drawing, frame: Frame, marks: Sequence[Mark]) -> None:
+def _marks(drawing: list[str], frame: Frame, marks: Sequence[Mark]) -> None:
     for mark in marks:
         x, top = frame.px(mark.x), frame.top
-        drawing.add(
+        drawing.append(
             f'<g><title>{escape(mark.label)}</title><line class="mark" x1="{x}" x2="{x}" y1="{top}" '
             f'y2="{frame.height - frame.bottom}"/><path class="markhead" d="M{x - 5} {top - 8} h10 l-5 8 Z"/></g>'
         )
 
 
-def _legend(drawing: _Drawing, frame: Frame, entries: Sequence[tuple[str, int]]) -> None:
+def _legend(drawing: list[str], frame: Frame, entries: Sequence[tuple[str, int]]) -> None:
     x = float(frame.width)
     for label, colour in reversed(entries):
         x -= 6.3 * len(label) + 8
-        drawing.add(f'<text x="{x:.0f}" y="13">{escape(label)}</text>')
+        drawing.append(f'<text x="{x:.0f}" y="13">{escape(label)}</text>')
         x -= 14
-        drawing.add(f'<rect class="f{colour}" x="{x:.0f}" y="4" width="10" height="10" rx="2"/>')
+        drawing.append(f'<rect class="f{colour}" x="{x:.0f}" y="4" width="10" height="10" rx="2"/>')
         x -= 6
 
 

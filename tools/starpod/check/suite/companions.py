@@ -35,9 +35,8 @@ async def health(probe: Probe) -> None:
         try:
             reply = await _health(probe, service)
         except grpc.aio.AioRpcError as error:
-            raise Unmet(
-                f"SERVING for the service {service!r}", str(from_error(error)), "serve grpc.health.v1"
-            ) from error
+            found, fix = str(from_error(error)), "serve grpc.health.v1"
+            raise Unmet(f"SERVING for the service {service!r}", found, fix) from error
         expect(reply == SERVING, f"SERVING for the service {service!r}", reply)
     try:
         reply = await _health(probe, "no_such_environment-v1")

@@ -41,9 +41,8 @@ async def keep(probe: Probe) -> None:
     handle, _ = await probe.before_the_end()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         copy = (await probe.fork(handle, randomness=randomness))[0]
-        await probe.expect_script(
-            copy, "the rest of the episode in a copy", "copy the random stream at its present place"
-        )
+        fix = "copy the random stream at its present place"
+        await probe.expect_script(copy, "the rest of the episode in a copy", fix)
 
 
 @must("F-03", "A fork and what happens to its copies leave the original and the other copies as they are.")
@@ -53,9 +52,8 @@ async def independent(probe: Probe) -> None:
     await first.step(probe.turn(*script.turns[handle.index] * 2))
     await probe.call(pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
     for what, other in (("the original", handle), ("another copy", third)):
-        await probe.expect_script(
-            other, f"the episode of {what} beside stepped and reset copies", "copy the state deeply"
-        )
+        what = f"the episode of {what} beside stepped and reset copies"
+        await probe.expect_script(other, what, "copy the state deeply")
 
 
 @must("F-04", "Closing the original leaves its copies alive.")

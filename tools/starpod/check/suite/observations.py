@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from starpod.check.expectations import expect, expect_played, needs
+from typing import Any
+
+from starpod.check.expectations import expect, needs
 from starpod.check.probe import SEED, Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -67,20 +69,18 @@ async def state_key(probe: Probe) -> None:
     expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes")
     for what in ("a turn without an action", "another turn without an action"):
         after = (await handle.step()).observation.state_key
-        expect(
-            after == key,
-            f"the state_key to be as before after {what}",
-            f"{after.hex()} instead of {key.hex()}",
-            "leave turn counters, session ids and history out of the digest",
-        )
+        fix = "leave turn counters, session ids and history out of the digest"
+        found = f"{after.hex()} instead of {key.hex()}"
+        expect(after == key, f"the state_key to be as before after {what}", found, fix)
     if not probe.target.repeats:
         return
     limits = pb.LimitOverrides(max_turns=9, max_actions=9)
-    for what, fields in (
-        ("", {}),
-        (" with another dynamics seed", {"dynamics_seed": 1}),
-        (" with limits", {"limits": limits}),
-    ):
+    others: dict[str, dict[str, Any]] = {
+        "": {},
+        " with another dynamics seed": {"dynamics_seed": 1},
+        " with limits": {"limits": limits},
+    }
+    for what, fields in others.items():
         again = (await probe.seeded(**fields)).session.observation.state_key
         expected = f"the same state_key of the same start in another session{what}"
         expect(again == key, expected, again.hex(), "digest the state alone")
@@ -95,13 +95,7 @@ async def valid_actions(probe: Probe) -> None:
     same = probe.target.repeats
     for action in listed[::step] if same else listed[:1]:
         fresh = await probe.seeded(dynamics_seed=handle.session.dynamics_seed) if same else handle
-        outcome = (await fresh.step([action])).outcomes[0]
-        found = f"executed={outcome.executed}, valid={outcome.valid}"
-        expect(
-            found == "executed=True, valid=True",
-            f"executed=True, valid=True of the listed {_text(action)}",
-            found,
-        )
+        _expect_valid(await fresh.step([action]), f"the listed {_text(action)}")
 
 
 @must("C-65", "score is in [0, 1], and is 1 only when the task is solved.")
@@ -133,10 +127,7 @@ async def expert(probe: Probe) -> None:
                 break
             shown = True
             transition = await handle.step([observation.expert_action])
-            outcome = transition.outcomes[0]
-            found = f"executed={outcome.executed}, valid={outcome.valid}"
-            what = f"executed=True, valid=True of the expert's {_text(observation.expert_action)}"
-            expect(found == "executed=True, valid=True", what, found)
+            _expect_valid(transition, f"the expert's {_text(observation.expert_action)}")
             observation = transition.observation
             if transition.end_reason:
                 break
@@ -166,18 +157,14 @@ async def unknown_mode(probe: Probe) -> None:
 
 @must("C-69", "Render changes nothing: an episode with a Render after every Step comes out undisturbed.")
 async def render_changes_nothing(probe: Probe) -> None:
-    script = probe.script()
-    handle = await probe.seeded()
-    got = []
-    for turn in script.turns:
+    async def render_all(_: object) -> None:
         for mode in probe.spec.render_modes:
             await probe.call(pb.RenderRequest(session_id=handle.id, mode=mode))
-        got.append(await handle.step(turn))
-        if got[-1].end_reason:
-            break
-    expect_played(
-        script.transitions, got, "the episode with frames drawn", "draw from the state, and never from its streams"
-    )
+
+    probe.script()
+    handle = await probe.seeded()
+    fix = "draw from the state, and never from its streams"
+    await probe.expect_script(handle, "the episode with frames drawn", fix, before=render_all)
 
 
 @must("C-70", "A Want of image adds an image part: what Render draws in mode png.")
@@ -186,11 +173,14 @@ async def image(probe: Probe) -> None:
     handle = await probe.session(want=pb.Want(image=True))
     frame: pb.RenderResponse = await probe.call(pb.RenderRequest(session_id=handle.id, mode="png"))
     images = [part.image for part in handle.session.observation.parts if part.HasField("image")]
-    expect(
-        any(i.data == frame.data and i.mime == "image/png" for i in images),
-        "the frame of mode png among the parts",
-        f"{len(images)} images, none of them the frame",
-    )
+    there = pb.Image(mime="image/png", data=frame.data) in images
+    expect(there, "the frame of mode png among the parts", f"{len(images)} images, none of them the frame")
+
+
+def _expect_valid(transition: pb.Transition, what: str) -> None:
+    outcome = transition.outcomes[0]
+    found = f"executed={outcome.executed}, valid={outcome.valid}"
+    expect(outcome.executed and outcome.valid, f"executed=True, valid=True of {what}", found)
 
 
 def _text(action: pb.Action) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import grpc
@@ -151,13 +152,9 @@ async def invalid_action(probe: Probe) -> None:
         outcome = transition.outcomes[0]
         found = f"executed={outcome.executed}, valid={outcome.valid}"
         if space.names and action.HasField("text"):
+            expected = "executed=False, valid=False"
             fix = "match names without regard to case; never raise on what a policy wrote"
-            expect(
-                found == "executed=False, valid=False",
-                "executed=False, valid=False of an unknown name",
-                found,
-                fix,
-            )
+            expect(found == expected, f"{expected} of an unknown name", found, fix)
         if transition.end_reason:
             return
     if space.names:
@@ -189,10 +186,8 @@ async def foreign_kinds(probe: Probe) -> None:
             expect(fine, f"an outcome or INVALID_ARGUMENT for {what}", from_error(error), "never raise on an action")
             await handle.step()
         else:
-            if transition.outcomes and transition.outcomes[0].valid:
-                continue  # it does know the kind
-            if transition.outcomes[0].executed:
-                continue  # tried and found bad: what that costs is the environment's business
+            if transition.outcomes[0].valid or transition.outcomes[0].executed:
+                continue  # it knows the kind, or tried it and found it bad: what that costs is its own business
         other = await probe.seeded()
         await other.step()
         fix = "refuse it before anything changes, or let it be a turn without an action"
@@ -225,15 +220,12 @@ async def cut_short(probe: Probe) -> None:
 def _check_rewards(transition: pb.Transition, count: int) -> None:
     expect(len(transition.outcomes) == count, f"{count} outcomes for {count} sub-actions", len(transition.outcomes))
     expect(math.isfinite(transition.reward), "a finite reward", transition.reward)
-    total = math.fsum(outcome.reward for outcome in transition.outcomes)
-    close = math.isclose(total, transition.reward, rel_tol=1e-6, abs_tol=1e-6)
-    expect(
-        close, f"reward {transition.reward} to be the sum of the outcomes'", total, "add up the sub-actions' rewards"
-    )
+    is_reward = functools.partial(math.isclose, transition.reward, rel_tol=1e-6, abs_tol=1e-6)
+    total, fix = math.fsum(outcome.reward for outcome in transition.outcomes), "add up the sub-actions' rewards"
+    expect(is_reward(total), f"reward {transition.reward} to be the sum of the outcomes'", total, fix)
     if transition.reward_parts:
         parts = math.fsum(transition.reward_parts.values())
-        close = math.isclose(parts, transition.reward, rel_tol=1e-6, abs_tol=1e-6)
-        expect(close, f"reward_parts that sum to {transition.reward}", parts)
+        expect(is_reward(parts), f"reward_parts that sum to {transition.reward}", parts)
 
 
 def _check_end(transition: pb.Transition) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from starpod.check.expectations import expect, expect_informed, expect_played, expect_same
+from starpod.check.expectations import expect, expect_informed, expect_same
 from starpod.check.probe import Handle, Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -44,15 +44,11 @@ async def restored(probe: Probe) -> None:
 
 @must("N-03", "Snapshot changes nothing: the original goes on undisturbed.")
 async def harmless(probe: Probe) -> None:
-    script = probe.script()
+    probe.script()
     handle = await probe.seeded()
-    got = []
-    for turn in script.turns:
-        await _snapshot(probe, handle)
-        got.append(await handle.step(turn))
-        if got[-1].end_reason:
-            break
-    expect_played(script.transitions, got, "the episode with a snapshot before every Step")
+    await probe.expect_script(
+        handle, "the episode with a snapshot before every Step", before=lambda _: _snapshot(probe, handle)
+    )
 
 
 @must("N-04", "A snapshot whose digest does not fit its state is INVALID_ARGUMENT.")

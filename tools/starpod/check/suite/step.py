@@ -14,8 +14,6 @@ from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 OTHER = (pb.Action(text="another action"),)
-GUIDED = 60
-"""Turns in which a guide may find the end."""
 
 
 @must("C-30", "A Step answers with a transition of one observation and with the index after its own.")

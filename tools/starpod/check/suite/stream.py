@@ -11,7 +11,7 @@ import grpc
 
 from starpod.check.connection import StreamConnection, columns_of
 from starpod.check.expectations import expect, expect_played, expect_same, needs
-from starpod.check.probe import NONSENSE, Handle, Probe, Script
+from starpod.check.probe import NONSENSE, Handle, Probe, Script, Turn
 from starpod.check.refusal import DOMAIN, from_status
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -148,16 +148,15 @@ async def drained(probe: Probe) -> None:
 
 @must("S-07", "Cancelling a Stream leaves its sessions alive, and what it began is finished and cached.")
 async def cancelled(probe: Probe) -> None:
-    script = probe.script()
-    handle = await probe.seeded()
-    got = []
-    for number, turn in enumerate(script.turns):
+    async def cancel(turn: Turn) -> None:
         async with probe.connection.stream() as stream:
             call = pb.Call(call_id=1, step=handle.request(turn))
-            await (stream.send(call) if number % 2 else stream.ask(call))
+            await (stream.send(call) if handle.index % 2 else stream.ask(call))
         await asyncio.sleep(0.02)  # so that the server learns of it
-        got.append(await handle.step(turn))
-    expect_played(script.transitions, got, "the episode among cancelled streams", "tie nothing to a stream")
+
+    probe.script()
+    handle = await probe.seeded()
+    await probe.expect_script(handle, "the episode among cancelled streams", "tie nothing to a stream", before=cancel)
 
 
 @must("S-08", "The same Step again, on the same Stream, on another or as a unary call, has the same reply.")
@@ -178,20 +177,21 @@ async def repeated(probe: Probe) -> None:
 
 @must("S-09", "A call on a Stream past its timeout_ms is finished and cached: asking again has its reply.")
 async def timeout(probe: Probe) -> None:
-    script = probe.script()
+    probe.script()
     handle = await probe.seeded()
-    got, passed = [], False
+    late = 0
+
+    async def hurry(turn: Turn) -> None:
+        nonlocal late
+        (reply,) = await stream.ask(pb.Call(call_id=handle.index, timeout_ms=1, step=handle.request(turn)))
+        if reply.WhichOneof("response") == "error":
+            refusal = from_status(reply.error)
+            expect(refusal.code == "DEADLINE_EXCEEDED", "the reply or DEADLINE_EXCEEDED", refusal)
+            late += 1
+
     async with probe.connection.stream() as stream:
-        for number, turn in enumerate(script.turns):
-            call = pb.Call(call_id=number, timeout_ms=1, step=handle.request(turn))
-            reply = (await stream.ask(call))[0]
-            if reply.WhichOneof("response") == "error":
-                refusal = from_status(reply.error)
-                expect(refusal.code == "DEADLINE_EXCEEDED", "the reply or DEADLINE_EXCEEDED", refusal)
-                passed = True
-            got.append(await handle.step(turn))
-    expect_played(script.transitions, got, "the episode with calls past their timeout")
-    needs(passed, "the server answers within the shortest timeout, 1 ms")
+        await probe.expect_script(handle, "the episode with calls past their timeout", before=hurry)
+    needs(late, "the server answers within the shortest timeout, 1 ms")
 
 
 @must("S-10", "A call without a request gets an error reply, and an empty message none.")
