@@ -10,9 +10,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 import uvloop
@@ -31,9 +32,36 @@ from starpod.env_server.supervisor import supervise
 from starpod.env_server.threads import THREAD_NAME
 from starpod.env_server.tracing import TracingUnavailable
 
-_LIMITS = ServerLimits()
 _LAST_SECONDS = 1.0
 """How long threads have at the end, when their sessions are gone already."""
+
+
+_LIMIT_HELP = {
+    "default_lease_seconds": "Seconds a session may rest, unless Open asks otherwise.",
+    "max_lease_seconds": "The longest lease that Open can ask for.",
+    "max_connections_per_address": "Those beyond are closed within a second, those without a stream first; 0: no limit "
+    "but the one of all.",
+    "max_health_calls": "Calls of health and reflection at once; a quarter of them from one address, 16 over one "
+    "connection.",
+}
+_SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
+_LEAST = {"max_message_bytes": 1024, "max_step_bytes": 1024, "max_connections_per_address": 0}
+
+
+def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each field of ServerLimits."""
+    for limit in reversed(fields(ServerLimits)):
+        name = limit.name
+        seconds = name.endswith("_seconds")
+        command = click.option(
+            "--" + name.removesuffix("_seconds").removeprefix("default_").replace("_", "-"),
+            name,
+            default=limit.default,
+            show_default=True,
+            type=click.FloatRange(0, min_open=True) if seconds else click.IntRange(_LEAST.get(name, 1)),
+            help=_LIMIT_HELP.get(name),
+        )(command)
+    return command
 
 
 @click.command(short_help="Serve environments.")
@@ -90,48 +118,7 @@ _LAST_SECONDS = 1.0
     help="Data for environments that use stores, e.g. a shop that `starpod webshop build` built. Repeatable; the first "
     "is the default.",
 )
-@click.option("--max-sessions", default=_LIMITS.max_sessions, show_default=True, type=click.IntRange(1))
-@click.option("--max-message-bytes", default=_LIMITS.max_message_bytes, show_default=True, type=click.IntRange(1024))
-@click.option("--max-calls-in-flight", default=_LIMITS.max_calls_in_flight, show_default=True, type=click.IntRange(1))
-@click.option("--max-snapshot-bytes", default=_LIMITS.max_snapshot_bytes, show_default=True, type=click.IntRange(1))
-@click.option("--max-processes", default=_LIMITS.max_processes, show_default=True, type=click.IntRange(1))
-@click.option("--max-group", default=_LIMITS.max_group, show_default=True, type=click.IntRange(1))
-@click.option("--max-step-actions", default=_LIMITS.max_step_actions, show_default=True, type=click.IntRange(1))
-@click.option("--max-step-bytes", default=_LIMITS.max_step_bytes, show_default=True, type=click.IntRange(1024))
-@click.option("--max-options-bytes", default=_LIMITS.max_options_bytes, show_default=True, type=click.IntRange(1))
-@click.option("--max-values", default=_LIMITS.max_values, show_default=True, type=click.IntRange(1))
-@click.option("--max-connections", default=_LIMITS.max_connections, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--max-connections-per-address",
-    default=_LIMITS.max_connections_per_address,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Those beyond are closed within a second, those without a stream first; 0: no limit but the one of all.",
-)
-@click.option(
-    "--max-health-calls",
-    default=_LIMITS.max_health_calls,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Calls of health and reflection at once; a quarter of them from one address, 16 over one connection.",
-)
-@click.option("--max-streams", default=_LIMITS.max_streams, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--lease",
-    "default_lease_seconds",
-    default=_LIMITS.default_lease_seconds,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Seconds a session may rest, unless Open asks otherwise.",
-)
-@click.option(
-    "--max-lease",
-    "max_lease_seconds",
-    default=_LIMITS.max_lease_seconds,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="The longest lease that Open can ask for.",
-)
+@_limit_options
 @click.option(
     "--drain",
     "drain_seconds",
@@ -220,41 +207,15 @@ _LAST_SECONDS = 1.0
 @click.option("--endpoints", default="", hidden=True, help="Set by the supervisor: addresses of all workers.")
 def serve(
     environments: tuple[str, ...],
-    host: str,
-    port: int,
     workers: int,
-    metrics_port: int,
-    health_port: int,
     modules: tuple[str, ...],
     gymnasium: tuple[str, ...],
     openenv: tuple[str, ...],
     skyrl_gym: tuple[str, ...],
     stores: tuple[str, ...],
-    max_sessions: int,
-    max_message_bytes: int,
-    max_calls_in_flight: int,
-    max_snapshot_bytes: int,
-    max_processes: int,
-    max_group: int,
-    max_step_actions: int,
-    max_step_bytes: int,
-    max_options_bytes: int,
-    max_values: int,
-    max_connections: int,
-    max_connections_per_address: int,
-    max_health_calls: int,
-    max_streams: int,
-    default_lease_seconds: float,
-    max_lease_seconds: float,
-    drain_seconds: float,
-    keepalive_seconds: float,
-    threads: int,
-    thread_seconds: float,
-    token_file: Path | None,
     token_sessions: int,
     token_calls_per_second: float,
     token_streams: int,
-    snapshot_key_file: Path | None,
     sandbox: Literal["require", "best-effort", "off"],
     sandbox_memory: int,
     sandbox_cpu: int,
@@ -263,10 +224,10 @@ def serve(
     tls_key: Path | None,
     tls_client_ca: Path | None,
     end_with_stdin: bool,
-    otlp_endpoint: str,
     log_format: str,
     log_level: str,
     endpoints: str,
+    **settings: Any,
 ) -> None:
     """Serves environments over gRPC until SIGTERM or Ctrl-C.
 
@@ -275,21 +236,22 @@ def serve(
     """
     if bool(tls_certificate) != bool(tls_key) or (tls_client_ca and not tls_certificate):
         raise click.UsageError("--tls-certificate and --tls-key go together; --tls-client-ca needs both")
-    if max_lease_seconds < default_lease_seconds:
+    # What is left are fields of ServerLimits and of ServerConfig.
+    limits = ServerLimits(**{limit.name: settings.pop(limit.name) for limit in fields(ServerLimits)})
+    if limits.max_lease_seconds < limits.default_lease_seconds:
         raise click.UsageError("--lease is longer than --max-lease")
-    for option, size, default in (
-        ("--max-snapshot-bytes", max_snapshot_bytes, _LIMITS.max_snapshot_bytes),
-        ("--max-step-bytes", max_step_bytes, _LIMITS.max_step_bytes),
-    ):
-        if size > default and (least := size + OTHER_BYTES) > max_message_bytes:
+    for name in ("max_snapshot_bytes", "max_step_bytes"):
+        size, default = getattr(limits, name), getattr(ServerLimits(), name)
+        if size > default and (least := size + OTHER_BYTES) > limits.max_message_bytes:
+            option = "--" + name.replace("_", "-")
             raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {least}")
-    if (token_sessions or token_calls_per_second or token_streams) and not token_file:
+    if (token_sessions or token_calls_per_second or token_streams) and not settings["token_file"]:
         raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
     configure_logs("json" if log_format == "json" else "text", log_level)
     if end_with_stdin:
         _end_with_stdin()
     if workers > 1:
-        sys.exit(supervise(sys.argv[1:], host, port, workers, metrics_port, health_port, drain_seconds))
+        sys.exit(supervise(sys.argv[1:], workers, **{name: settings[name] for name in _SUPERVISED}))
     ready = _claim_output()
     try:
         hosted = {"gymnasium": gymnasium, "openenv": openenv, "skyrl_gym": skyrl_gym}
@@ -298,39 +260,12 @@ def serve(
             registry.use_stores(stores)
         registry = registry.prepare(asked)
         config = ServerConfig(
-            host=host,
-            port=port,
-            limits=ServerLimits(
-                max_sessions=max_sessions,
-                max_message_bytes=max_message_bytes,
-                max_calls_in_flight=max_calls_in_flight,
-                max_snapshot_bytes=max_snapshot_bytes,
-                max_processes=max_processes,
-                max_group=max_group,
-                max_step_actions=max_step_actions,
-                max_step_bytes=max_step_bytes,
-                max_options_bytes=max_options_bytes,
-                max_values=max_values,
-                default_lease_seconds=default_lease_seconds,
-                max_lease_seconds=max_lease_seconds,
-                max_connections=max_connections,
-                max_connections_per_address=max_connections_per_address,
-                max_health_calls=max_health_calls,
-                max_streams=max_streams,
-            ),
+            limits=limits,
             endpoints=tuple(filter(None, endpoints.split(","))),
-            drain_seconds=drain_seconds,
-            keepalive_seconds=keepalive_seconds,
-            threads=threads,
-            thread_seconds=thread_seconds,
-            metrics_port=metrics_port,
-            health_port=health_port,
-            token_file=token_file,
-            snapshot_key_file=snapshot_key_file,
             sandbox=Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read),
             quota=Quota(token_sessions, token_calls_per_second, token_streams),
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
-            otlp_endpoint=otlp_endpoint,
+            **settings,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(registry, config, ready))

@@ -41,9 +41,10 @@ class _Worker:
 
 def supervise(
     arguments: Sequence[str],
+    workers: int,
+    *,
     host: str,
     port: int,
-    workers: int,
     metrics_port: int,
     health_port: int,
     drain_seconds: float,
