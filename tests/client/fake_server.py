@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
+from tests.tools.check.refused import Refused
 
 OPTIONS = {
     "type": "object",
@@ -28,35 +27,12 @@ OPTIONS = {
 }
 
 
-class Refusal(Exception):
-    """An error of the contract."""
-
-    def __init__(
-        self, code: grpc.StatusCode, reason: str, message: str, advice: str, retry: float = 0.0, **metadata: str
-    ):
-        super().__init__(message)
-        info = error_details_pb2.ErrorInfo(reason=reason, domain="starpod.v1", metadata={"advice": advice, **metadata})
-        details = [_any(info)]
-        if retry:
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(int(retry * 1e9))
-            details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
-        self.code = code
-        self.status = status_pb2.Status(code=code.value[0], message=message, details=details)
+def overloaded(retry: float = 0.01) -> Refused:
+    return Refused("OVERLOADED", "too many calls", retry=retry, limit="calls")
 
 
-def _any(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
-def overloaded(retry: float = 0.01) -> Refusal:
-    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "too many calls", "retry", retry, limit="calls")
-
-
-def session_lost() -> Refusal:
-    return Refusal(grpc.StatusCode.DATA_LOSS, "SESSION_LOST", "the process crashed", "reopen", cause="crash")
+def session_lost() -> Refused:
+    return Refused("SESSION_LOST", "the process crashed", cause="crash")
 
 
 @dataclass
@@ -127,7 +103,7 @@ class Walk:
 class FakeServer(pb_grpc.EnvironmentServiceServicer):
     """The service, its sessions, and how it misbehaves.
 
-    before: called with (kind, request) before each call; may raise Refusal.
+    before: called with (kind, request) before each call; may raise Refused.
     delay: called with the kind; seconds before the reply is sent (the work is done at once).
     lose: called with the kind; True: the reply is never sent.
     noise: added at every action: not 0 makes it another environment than it says.
@@ -233,7 +209,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
             if key in self.keys:
                 digest, response = self.keys[key]
                 if digest != request.SerializeToString(deterministic=True):
-                    raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, "KEY_REUSED", "key reused", "give_up")
+                    raise Refused("KEY_REUSED", "key reused")
                 return response
             response = getattr(self, f"_{kind}")(request)
             self.keys[key] = (request.SerializeToString(deterministic=True), response)
@@ -258,17 +234,17 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
 
     def _find(self, session_id: str) -> Walk:
         if session_id not in self.sessions:
-            raise Refusal(grpc.StatusCode.NOT_FOUND, "UNKNOWN_SESSION", f"no session {session_id}", "reopen")
+            raise Refused("UNKNOWN_SESSION", f"no session {session_id}")
         return self.sessions[session_id]
 
     def _admit(self) -> None:
         if self.draining:
-            raise Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", "going away", "reopen")
+            raise Refused("DRAINING", "going away")
 
     def _options(self, options: Any) -> dict[str, Any]:
         given = dict(options)
         if given.keys() - OPTIONS["properties"].keys():  # type: ignore[attr-defined]
-            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "options: unknown", "give_up")
+            raise Refused("BAD_ARGUMENT", "unknown", "options")
         return given
 
     def _open(self, request: pb.OpenRequest) -> pb.OpenResponse:
@@ -306,15 +282,8 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
             session=self._message(request.session_id, walk), instructions=self.instructions, limits=walk.limits
         )
 
-    def _out_of_order(self, walk: Walk) -> Refusal:
-        return Refusal(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "OUT_OF_ORDER",
-            "out of order",
-            "give_up",
-            expected_epoch=str(walk.epoch),
-            expected_step_index=str(walk.step_index),
-        )
+    def _out_of_order(self, walk: Walk) -> Refused:
+        return Refused("OUT_OF_ORDER", "out of order", expected_epoch=walk.epoch, expected_step_index=walk.step_index)
 
     def _step(self, request: pb.StepRequest) -> pb.StepResponse:
         return self.turn(
@@ -328,7 +297,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         if epoch != walk.epoch or step_index != walk.step_index:
             raise self._out_of_order(walk)
         if walk.over:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, "EPISODE_OVER", "the episode is over", "give_up")
+            raise Refused("EPISODE_OVER", "the episode is over")
         self.turns_played += 1
         response = walk.turn(actions, self.noise or (0 if self.deterministic else random.randrange(1000)))
         self.alter(response.transition)
@@ -440,7 +409,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
             try:
                 self.before("step", None)
                 transition = self.turn(session_id, epoch, index, actions).transition
-            except Refusal as refusal:
+            except Refused as refusal:
                 batch.replies.add(call_id=call_id, error=refusal.status)
                 continue
             if self.lose("step"):
@@ -457,7 +426,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
             reply = pb.Reply(call_id=call.call_id)
             try:
                 getattr(reply, kind).CopyFrom(self.handle(kind, getattr(call, kind)))
-            except Refusal as refusal:
+            except Refused as refusal:
                 reply.error.CopyFrom(refusal.status)
             if self.lose(kind):
                 continue
@@ -498,7 +467,7 @@ def _unary(kind: str) -> Any:
     async def method(self: FakeServer, request: Any, context: Any) -> Any:
         try:
             response = self.handle(kind, request)
-        except Refusal as refusal:
+        except Refused as refusal:
             context.set_trailing_metadata((("grpc-status-details-bin", refusal.status.SerializeToString()),))
             await context.abort(refusal.code, str(refusal))
         await asyncio.sleep(3600 if self.lose(kind) else self.delay(kind))

@@ -13,9 +13,10 @@ from starpod.client import JSON, BadArgument, Fleet, Limits, ReplayDiverged, Ses
 from starpod.client.pool import replica
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.client.fake_server import FakeServer, Refusal, overloaded, session_lost
+from tests.client.fake_server import FakeServer, overloaded, session_lost
 from tests.client.test_fleet import seen, undisturbed
 from tests.support import ServerProcess
+from tests.tools.check.refused import Refused
 from tests.waiting import eventually
 
 TURNS = ["left", "right", "left", "right"]
@@ -62,7 +63,7 @@ async def test_so_does_one_that_was_refused_on_another_server() -> None:
 async def test_what_could_not_be_closed_is_closed_later() -> None:
     def before(kind: str, request: Any) -> None:
         if kind == "close" and server.calls["close"] <= 2:
-            raise Refusal(grpc.StatusCode.INTERNAL, "ENVIRONMENT_ERROR", "it would not be closed", "give_up")
+            raise Refused("ENVIRONMENT_BUG", "it would not be closed")
 
     async with FakeServer() as server, Fleet(server.address, health_seconds=0.05) as fleet:
         server.before = before
@@ -150,7 +151,7 @@ async def test_an_episode_that_ends_early_in_the_replay_has_diverged() -> None:
 
     def before(kind: str, request: Any) -> None:
         if kind == "step" and request is not None and request.step_index == 1:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, "EPISODE_OVER", "the episode is over", "give_up")
+            raise Refused("EPISODE_OVER", "the episode is over")
 
     async with FakeServer() as server, Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
@@ -307,7 +308,7 @@ async def test_what_is_too_large_for_a_snapshot_is_played_without_recovery(
 
     def before(kind: str, request: Any) -> None:
         if kind == "snapshot" and server.calls["snapshot"] > snapshots:
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE", "too large a snapshot", "give_up")
+            raise Refused("TOO_LARGE", "too large a snapshot")
 
     async with FakeServer(deterministic=False) as server, Fleet(server.address) as fleet:
         server.before = before

@@ -26,13 +26,17 @@ from starpod.env_server import (
 )
 
 
+def specify(name: str, title: str, *, version: str = "1.0.0", **more: Any) -> EnvironmentSpec:
+    return EnvironmentSpec(id=f"{name}-v1", version=version, title=title, **more)
+
+
 class Walk(Environment):
     """Inline and stochastic: a step adds luck; `info` and friends on demand. It has no words for a start at 10."""
 
-    spec = EnvironmentSpec(
-        id="walk-v1",
+    spec = specify(
+        "walk",
+        "A drunken walk",
         version="1.1.0",
-        title="A drunken walk",
         actions=("Left", "Right", "stop", "report", "bug", "nan"),
         restores=">=1.0.0,<1.1.0",
         render_modes=("text", "html"),
@@ -73,16 +77,15 @@ class Walk(Environment):
 class OldWalk(Walk):
     """An earlier version, live beside the newer one."""
 
-    spec = EnvironmentSpec(id="walk-v1", version="1.0.0", title="A drunken walk", actions=("Left", "Right", "stop"))
+    spec = specify("walk", "A drunken walk", actions=("Left", "Right", "stop"))
 
 
 class Waiting(Environment):
     """Class `thread`: the action says how many milliseconds a step takes, or `gate`: until that is `opened`."""
 
-    spec = EnvironmentSpec(
-        id="waiting-v1",
-        version="1.0.0",
-        title="It waits",
+    spec = specify(
+        "waiting",
+        "It waits",
         grammar="milliseconds | gate",
         concurrency=Concurrency.THREAD,
         limits=Limits(max_turns=50),
@@ -109,10 +112,9 @@ class Waiting(Environment):
 class Fragile(Environment):
     """Class `process`: dies in every way."""
 
-    spec = EnvironmentSpec(
-        id="fragile-v1",
-        version="1.0.0",
-        title="Handle with care",
+    spec = specify(
+        "fragile",
+        "Handle with care",
         actions=("fine", "exit", "segfault", "hang", "raise", "pid"),
         concurrency=Concurrency.PROCESS,
     )
@@ -142,13 +144,7 @@ class Fragile(Environment):
 class Uncopied(Environment):
     """Class `process`: a copy dies when it is `made` or `shown`, or hangs."""
 
-    spec = EnvironmentSpec(
-        id="uncopied-v1",
-        version="1.0.0",
-        title="Only one can live",
-        actions=("fine",),
-        concurrency=Concurrency.PROCESS,
-    )
+    spec = specify("uncopied", "Only one can live", actions=("fine",), concurrency=Concurrency.PROCESS)
 
     class Options(EnvironmentOptions):
         dies: Literal["made", "hung", "shown"] = "made"
@@ -175,14 +171,7 @@ class Uncopied(Environment):
 class Searched(Environment):
     """Its start takes a while to find, so resets run on a thread."""
 
-    spec = EnvironmentSpec(
-        id="searched-v1",
-        version="1.0.0",
-        title="Found",
-        actions=("draw",),
-        slow_reset=True,
-        limits=Limits(max_actions=3),
-    )
+    spec = specify("searched", "Found", actions=("draw",), slow_reset=True, limits=Limits(max_actions=3))
 
     class Options(EnvironmentOptions):
         findable: bool = True
@@ -208,10 +197,9 @@ class Crowded(Environment):
     Its starts are numbered by the seed.
     """
 
-    spec = EnvironmentSpec(
-        id="crowded-v1",
-        version="1.0.0",
-        title="A queue for pictures",
+    spec = specify(
+        "crowded",
+        "A queue for pictures",
         actions=("go", "wait"),
         render_modes=("text", "png"),
         limits=Limits(max_turns=3),
@@ -275,13 +263,7 @@ class UndrawnProcess(Crowded):
 class Vast(Environment):
     """Class `process`: its state or its text is more than may leave a process."""
 
-    spec = EnvironmentSpec(
-        id="vast-v1",
-        version="1.0.0",
-        title="Too much",
-        actions=("grow", "talk", "fine"),
-        concurrency=Concurrency.PROCESS,
-    )
+    spec = specify("vast", "Too much", actions=("grow", "talk", "fine"), concurrency=Concurrency.PROCESS)
 
     def reset(self, rng: random.Random) -> None:
         self.ballast = b""
@@ -299,7 +281,7 @@ class Vast(Environment):
 class Leaving(Environment):
     """Raises what would end more than a step: the server, or the thread's way to tell."""
 
-    spec = EnvironmentSpec(id="leaving-v1", version="1.0.0", title="It leaves", actions=("exit", "stop"))
+    spec = specify("leaving", "It leaves", actions=("exit", "stop"))
 
     def reset(self, rng: random.Random) -> None:
         pass
@@ -323,7 +305,7 @@ class LeavingThread(Leaving):
 class Anything(Environment):
     """Takes and shows every kind of action and part."""
 
-    spec = EnvironmentSpec(id="anything-v1", version="1.0.0", title="An echo", grammar="anything")
+    spec = specify("anything", "An echo", grammar="anything")
 
     def reset(self, rng: random.Random) -> None:
         self.shown: Any = "nothing yet"
@@ -349,7 +331,7 @@ class Anything(Environment):
 class Altering(Environment):
     """Changes the actions that it is given, and goes on changing what it has shown."""
 
-    spec = EnvironmentSpec(id="altering-v1", version="1.0.0", title="It writes on everything", grammar="anything")
+    spec = specify("altering", "It writes on everything", grammar="anything")
 
     def reset(self, rng: random.Random) -> None:
         self.board = np.zeros(3)
@@ -377,7 +359,7 @@ class Altering(Environment):
 class Unruly(Environment):
     """Gives what no message can hold, and raises the first time in mid-step."""
 
-    spec = EnvironmentSpec(id="unruly-v1", version="1.0.0", title="Rude", actions=("info", "text", "raise", "fine"))
+    spec = specify("unruly", "Rude", actions=("info", "text", "raise", "fine"))
 
     class Options(EnvironmentOptions):
         text: bool = False

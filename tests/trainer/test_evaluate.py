@@ -4,26 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.evaluate import held_out_figures, summarise
 from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.statistics import mean_interval, wilson_interval
+from tests.trainer.turns import a_turn
 
 
 def bought(number: int, scores: Sequence[float]) -> Episode:
     """An episode that earned these, a turn each, and was fined in every turn."""
-    turns = [
-        Turn(
-            prompt=[1],
-            fresh=True,
-            reply=[2],
-            logprobs=[0.0],
-            versions=[0],
-            reward=score - 0.1,
-            parts={"environment": score, "format": -0.1},
-        )
-        for score in scores
-    ]
+    turns = [a_turn(reward=score - 0.1, parts={"environment": score, "format": -0.1}) for score in scores]
     return Episode(number, 0, "webshop-v1", turns=turns, end="terminal", success=sum(scores) == 1)
 
 

@@ -16,7 +16,7 @@ from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import read_groups, write_episodes
 from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.output.run_folder import RunFolder
@@ -25,6 +25,7 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start
 from starpod.trainer.run import Output, Run
 from tests.trainer.tiny_learner import make_learner
+from tests.trainer.turns import a_turn
 
 Outcome = Callable[[int], list[float]]
 """The returns of the episodes of the n-th start that is asked for; fewer than asked: the others failed."""
@@ -55,7 +56,7 @@ class ScriptedCollector(Collector[EngineAgents]):
 
 
 def episode(group: int, member: int, reward: float) -> Episode:
-    turn = Turn(prompt=[1, 2], fresh=True, reply=[3], logprobs=[-1.0], versions=[0], reward=reward)
+    turn = a_turn(logprobs=[-1.0], reward=reward)
     return Episode(group, member, "lake", turns=[turn], end="terminal", success=reward > 0)
 
 

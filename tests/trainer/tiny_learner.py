@@ -12,6 +12,7 @@ from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.update import Learner, OptimizerConfig
+from tests.trainer.turns import a_turn
 
 VERSION = 3
 IDS = 256
@@ -60,15 +61,8 @@ def say(policy: Policy, episode: Episode) -> Episode:
 
 
 def turn(prompt: list[int], reply: list[int], reward: float, *, fresh: bool, key: bytes = b"s") -> Turn:
-    return Turn(
-        prompt=prompt,
-        fresh=fresh,
-        reply=reply,
-        logprobs=[0.0] * len(reply),
-        versions=[VERSION] * len(reply),
-        reward=reward,
-        state_key=key,
-    )
+    versions = [VERSION] * len(reply)
+    return a_turn(reply, prompt=prompt, versions=versions, fresh=fresh, reward=reward, state_key=key)
 
 
 def group_of(policy: Policy, number: int, rewards: tuple[float, ...], *, turns: int = 2) -> Group:

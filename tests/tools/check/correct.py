@@ -17,7 +17,10 @@ from tests.tools.check.walk import NAMES, SPEC
 class Correct(ReferenceService):
     """lacks: what it cannot show of all that the reference server can."""
 
-    lacks: ClassVar[tuple[str, ...]] = ()
+    lacks: ClassVar[list[str]]
+
+    def __init_subclass__(cls, lacks: str = "") -> None:
+        cls.lacks = lacks.split()
 
 
 def _limits(**fields: Any) -> pb.ServerLimits:
@@ -33,11 +36,10 @@ def _spec() -> pb.EnvironmentSpec:
     return spec
 
 
-class OneAction(Correct):
+class OneAction(Correct, lacks="C-42"):
     """A Step takes one sub-action."""
 
     limits = _limits(max_step_actions=1)
-    lacks = ("C-42",)
 
 
 class FewSessions(Correct):
@@ -46,21 +48,19 @@ class FewSessions(Correct):
     limits = _limits(max_sessions=12)
 
 
-class FourSessions(Correct):
+class FourSessions(
+    Correct,
+    lacks="C-07 C-08 C-11 C-18 C-23 C-45 C-49 C-74 C-78 C-82 S-06 S-12 F-01 F-05 F-06 F-08 F-11 F-12",
+):
     """There is room for four sessions."""
 
     limits = _limits(max_sessions=4)
-    lacks = (
-        *("C-07", "C-08", "C-11", "C-18", "C-23", "C-45", "C-49", "C-74", "C-78", "C-82", "S-06", "S-12"),
-        *("F-01", "F-05", "F-06", "F-08", "F-11", "F-12"),
-    )
 
 
-class NoGroups(Correct):
+class NoGroups(Correct, lacks="C-06 C-10 C-11 C-13 C-23 C-25 F-01 F-03 F-05 F-06 F-08 F-11 N-07"):
     """A call opens one session."""
 
     limits = _limits(max_group=1)
-    lacks = ("C-06", "C-10", "C-11", "C-13", "C-23", "C-25", "F-01", "F-03", "F-05", "F-06", "F-08", "F-11", "N-07")
 
 
 class FewCalls(Correct):
@@ -149,7 +149,7 @@ class _OneKind(ReferenceService):
         return super().play(seat, texts)
 
 
-class TakesTools(_OneKind, Correct):
+class TakesTools(_OneKind, Correct, lacks="S-11 S-12 S-16"):
     """Tool calls alone: text is BAD_ARGUMENT."""
 
     kind, problem = "tool_call", "takes tool calls"
@@ -158,7 +158,6 @@ class TakesTools(_OneKind, Correct):
     spec.action_space.Clear()
     for name in NAMES:
         spec.action_space.tools.add(name=name, parameters_schema_json="{}")
-    lacks = ("S-11", "S-12", "S-16")
 
     def name_of(self, action: pb.Action) -> str:
         return action.tool_call.name
@@ -171,7 +170,7 @@ class TakesTools(_OneKind, Correct):
         return observation
 
 
-class TakesJson(_OneKind, Correct):
+class TakesJson(_OneKind, Correct, lacks="C-64 C-66 S-11 S-12 S-16"):
     """JSON alone, and Describe does not say so."""
 
     kind, problem = "json", "takes JSON"
@@ -180,7 +179,6 @@ class TakesJson(_OneKind, Correct):
     spec.action_space.Clear()
     spec.action_space.grammar = "the name of a move"
     spec.capabilities.valid_actions = spec.capabilities.expert_action = False
-    lacks = ("C-64", "C-66", "S-11", "S-12", "S-16")
 
     def name_of(self, action: pb.Action) -> str:
         return "right" if action.json == "{}" else ""
@@ -191,32 +189,16 @@ class TakesJson(_OneKind, Correct):
         return super().observe(seat, want)
 
 
-class DrawsItsStart(Correct):
+class DrawsItsStart(
+    Correct,
+    lacks="C-09 C-10 C-12 C-21 C-32 C-39 C-40 C-49 C-51 C-56 C-57 C-69 C-77 C-78 C-79 C-80 C-81 C-96 S-02 S-03 "
+    "S-07 S-08 S-09 S-11 S-12 S-16 F-01 F-02 F-03 F-05 N-02 N-03 N-07 N-10",
+):
     """Not deterministic: which action is valid depends on a start that no seed fixes."""
 
     spec = _spec()
     spec.capabilities.deterministic = False
     spec.action_space.Clear()
-    lacks = (
-        *("C-09", "C-10", "C-12", "C-21", "C-32", "C-39", "C-40", "C-49", "C-51", "C-56", "C-57", "C-69"),
-        *(
-            "C-77",
-            "C-78",
-            "C-79",
-            "C-80",
-            "C-81",
-            "C-96",
-            "S-02",
-            "S-03",
-            "S-07",
-            "S-08",
-            "S-09",
-            "S-11",
-            "S-12",
-            "S-16",
-        ),
-        *("F-01", "F-02", "F-03", "F-05", "N-02", "N-03", "N-07", "N-10"),
-    )
 
     def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
         walk = super().start(options, seed, dynamics_seed)

@@ -89,8 +89,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             return await asyncio.shield(asyncio.ensure_future(work))  # finished even if the caller goes
         except Refused as error:
             context.set_trailing_metadata((("grpc-status-details-bin", error.status.SerializeToString()),))
-            code = next(code for code in grpc.StatusCode if code.value[0] == error.status.code)
-            await context.abort(code, error.status.message)
+            await context.abort(error.code, error.status.message)
 
     async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         replies: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()

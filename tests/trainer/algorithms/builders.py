@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.data.batch import RolloutBatch
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Group
+from tests.trainer.turns import a_turn
 
 
 def doubles(*rows: Sequence[float]) -> Tensor:
@@ -48,30 +49,11 @@ def a_rollout(
 def a_group(returns: Sequence[float], *, id: int = 0, logprobs: Sequence[Sequence[float]] | None = None) -> Group:
     """One episode of one turn per return; `logprobs` of its tokens, or one token of log-probability 0."""
     tokens = logprobs if logprobs is not None else [[0.0]] * len(returns)
-    return Group(
-        id,
-        [
-            Episode(
-                group=id,
-                member=member,
-                environment="frozen_lake-v1",
-                turns=[
-                    Turn(
-                        observation="",
-                        prompt=[],
-                        fresh=True,
-                        reply=[0] * len(own),
-                        logprobs=list(own),
-                        versions=[0] * len(own),
-                        finish="stop",
-                        text="",
-                        reward=reward,
-                    )
-                ],
-            )
-            for member, (reward, own) in enumerate(zip(returns, tokens, strict=True))
-        ],
-    )
+    turns = [
+        a_turn([0] * len(own), prompt=[], logprobs=list(own), reward=reward)
+        for reward, own in zip(returns, tokens, strict=True)
+    ]
+    return Group(id, [Episode(id, member, "frozen_lake-v1", turns=[turn]) for member, turn in enumerate(turns)])
 
 
 def random_layout(seed: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:

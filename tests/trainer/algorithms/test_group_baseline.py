@@ -22,8 +22,9 @@ from starpod.trainer.algorithms.group_baseline import (
     rloo,
 )
 from starpod.trainer.data.batch import Batch, RolloutBatch
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode
 from tests.trainer.algorithms.builders import a_rollout, doubles, random_doubles
+from tests.trainer.turns import a_turn
 
 PER_EPISODE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "grpo": grpo,
@@ -79,10 +80,7 @@ def test_standard_deviations_are_of_samples() -> None:
 
 def as_trained(rewards: list[list[float]]) -> RolloutBatch:
     """One group, a turn of one token for each reward, in the precisions of a real update."""
-    turns = [
-        [Turn(prompt=[1], fresh=True, reply=[2], logprobs=[-1.0], versions=[0], reward=reward) for reward in own]
-        for own in rewards
-    ]
+    turns = [[a_turn(reward=reward) for reward in own] for own in rewards]
     batch = Batch([Episode(0, member, "lake", turns=own, end="terminal") for member, own in enumerate(turns)])
     logprobs_BT = batch.sampler_logprobs_BT()
     return RolloutBatch(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode, Turn
+from tests.trainer.turns import a_turn
 
 ids = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -14,15 +15,11 @@ ids = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 @st.composite
 def turns(draw: st.DrawFn, *, first: bool) -> Turn:
     reply = draw(ids)
-    return Turn(
-        observation="",
+    return a_turn(
+        reply,
         prompt=draw(ids),
         fresh=first or draw(st.booleans()),
-        reply=reply,
         logprobs=[-float(token) for token in reply],
-        versions=[0] * len(reply),
-        finish="stop",
-        text="",
         reward=draw(st.sampled_from([0.0, 0.5, -0.1, 1.0])),
     )
 
@@ -78,12 +75,7 @@ def test_any_cut_into_micro_batches_gives_every_token_once(batch_of: list[Episod
 
 
 def test_gradients_flow_back_to_their_tokens() -> None:
-    def turn(reply: list[int]) -> Turn:
-        return Turn(
-            prompt=[9], fresh=True, reply=reply, logprobs=[0.0] * len(reply), versions=[0] * len(reply), text=""
-        )
-
-    batch = Batch([Episode(0, 0, "lake", turns=[turn([1, 2])]), Episode(0, 1, "lake", turns=[turn([3])])])
+    batch = Batch([Episode(0, 0, "lake", turns=[a_turn([1, 2])]), Episode(0, 1, "lake", turns=[a_turn([3])])])
     flat = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     weights = torch.tensor([[10.0, 20.0], [30.0, 40.0]])
     (batch.unpack([0, 1], flat) * weights).sum().backward()

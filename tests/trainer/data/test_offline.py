@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.offline import read_offline
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
+from tests.trainer.turns import a_turn
 
 TEXTS = ["<think>Left Down</think><answer>Left</answer>", "Right Right"]
 
@@ -22,7 +23,7 @@ def template() -> Template:
 def sampled(template: Template, *, seed: int = 10_000, tokens: bool = True) -> list[Episode]:
     reply = template.encode_reply("<think>Left</think><answer>Left</answer>")
     text, ids = template.decode(reply), reply if tokens else []
-    turn = Turn(prompt=[1], fresh=True, reply=ids, logprobs=[-1.0] * len(ids), versions=[0] * len(ids), text=text)
+    turn = a_turn(ids, text=text)
     return [Episode(0, member, "lake", seed=seed, turns=[turn], end="terminal") for member in range(2)]
 
 

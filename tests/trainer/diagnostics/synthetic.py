@@ -8,6 +8,7 @@ from typing import Any
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
+from tests.trainer.turns import a_turn
 
 LADDER = {
     "random": {"success": 0.13},
@@ -20,9 +21,8 @@ WARNING = "reward deviation within groups has fallen to 28 % of its start: the p
 
 def turn(text: str = "", **values: Any) -> Turn:
     """A turn of one reply; `prompt` and `reply` may be given."""
-    given: dict[str, Any] = {"observation": "P_\n_G", "prompt": [1, 2], "fresh": True, "reply": [3], "finish": "stop"}
-    given |= {"logprobs": [0.0], "versions": [0], "text": text, **values}
-    return Turn(**given)
+    filled: dict[str, Any] = {"observation": "P_\n_G", "prompt": [1, 2], "reply": [3], "finish": "stop", "text": text}
+    return a_turn(**filled | values)
 
 
 def episode(seed: int, *, solved: bool, turns: int = 3, group: int = 0, member: int = 0) -> Episode:

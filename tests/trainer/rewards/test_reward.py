@@ -9,23 +9,14 @@ import pytest
 from starpod.client import EndReason, Transition
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
+from tests.trainer.turns import a_turn
 
 EXECUTED, VALID, EFFECTIVE = 1, 2, 4
 RAN = EXECUTED | VALID | EFFECTIVE
 
 
 def make_turn(actions: list[str], **changes: Any) -> Turn:
-    return Turn(
-        observation="G_P",
-        prompt=[1],
-        fresh=True,
-        reply=[2, 3],
-        logprobs=[0.0, 0.0],
-        versions=[0, 0],
-        finish=changes.pop("finish", "stop"),
-        actions=actions,
-        **changes,
-    )
+    return a_turn([2, 3], observation="G_P", actions=actions, **{"finish": "stop", **changes})
 
 
 def arrive(reward: float, *flags: int) -> Transition:

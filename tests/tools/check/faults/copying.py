@@ -20,28 +20,23 @@ class _SpoilsCopies(ReferenceService):
         return reply
 
 
-class ForksShareState(_SpoilsCopies, Faulty):
+class ForksShareState(_SpoilsCopies, Faulty, reported="F-02 F-03 F-05"):
     """A copy has the original's state, not one of its own."""
-
-    reported = ("F-02", "F-03", "F-05")
 
     def spoil(self, original: Seat, twin: Seat) -> None:
         twin.walk = original.walk
 
 
-class ForksRestartLuck(_SpoilsCopies, Faulty):
+class ForksRestartLuck(_SpoilsCopies, Faulty, reported="F-02 F-03"):
     """A copy starts the random stream again."""
-
-    reported = ("F-02", "F-03")
 
     def spoil(self, original: Seat, twin: Seat) -> None:
         twin.walk.draws = 0
 
 
-class ReseedsAtRandom(Faulty):
+class ReseedsAtRandom(Faulty, reported="F-05"):
     """RESEED tells the given seed and uses another."""
 
-    reported = ("F-05",)
     reseeded = 0
 
     def reseed(self, twin: Seat, dynamics_seed: int) -> None:
@@ -50,28 +45,22 @@ class ReseedsAtRandom(Faulty):
         twin.walk.luck += self.reseeded
 
 
-class ForksWithoutLimits(_SpoilsCopies, Faulty):
+class ForksWithoutLimits(_SpoilsCopies, Faulty, reported="F-12"):
     """A copy has the environment's own limits."""
-
-    reported = ("F-12",)
 
     def spoil(self, original: Seat, twin: Seat) -> None:
         twin.limits = self.spec.limits
 
 
-class ForksForAges(_SpoilsCopies, Faulty):
+class ForksForAges(_SpoilsCopies, Faulty, reported="F-12"):
     """A copy has the longest lease there is."""
-
-    reported = ("F-12",)
 
     def spoil(self, original: Seat, twin: Seat) -> None:
         twin.lease = self.limits.max_lease_seconds
 
 
-class CopiesWithoutLimit(Faulty):
+class CopiesWithoutLimit(Faulty, reported="F-13 N-12"):
     """max_group holds for Open alone."""
-
-    reported = ("F-13", "N-12")
 
     def admit(self, count: int) -> int:
         return super().admit(min(count, self.limits.max_group)) and max(1, count)
@@ -81,10 +70,8 @@ class CopiesWithoutLimit(Faulty):
         return await super().open_anew(request)
 
 
-class IgnoresSeedsOfKeep(Faulty):
+class IgnoresSeedsOfKeep(Faulty, reported="F-14"):
     """dynamics_seeds without RESEED are dropped in silence."""
-
-    reported = ("F-14",)
 
     async def fork_anew(self, request: pb.ForkRequest) -> pb.ForkResponse:
         if request.randomness != pb.FORK_RANDOMNESS_RESEED:
@@ -92,10 +79,8 @@ class IgnoresSeedsOfKeep(Faulty):
         return await super().fork_anew(request)
 
 
-class SnapshotsForgetLuck(Faulty):
+class SnapshotsForgetLuck(Faulty, reported="N-02 N-07 N-10"):
     """The place in the random stream is not part of a snapshot."""
-
-    reported = ("N-02", "N-07", "N-10")
 
     async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
         walk = self.find(request.session_id).walk
@@ -106,10 +91,8 @@ class SnapshotsForgetLuck(Faulty):
             walk.draws = draws
 
 
-class TrustsDigests(Faulty):
+class TrustsDigests(Faulty, reported="N-04"):
     """Restore does not check the digest."""
-
-    reported = ("N-04",)
 
     def check_digest(self, snapshot: pb.SessionSnapshot) -> None:
         return

@@ -12,11 +12,8 @@ from tests.tools.check.walk import SCHEMA
 PROPERTIES: dict[str, Any] = SCHEMA["properties"]  # type: ignore[assignment]
 
 
-class CutsSeeds(Faulty):
+class CutsSeeds(Faulty, reported="C-08", perhaps="C-09"):
     """Seeds are kept in 32 bits."""
-
-    reported = ("C-08",)
-    perhaps = ("C-09",)
 
     async def open_anew(self, request: pb.OpenRequest) -> pb.OpenResponse:
         if request.HasField("seed"):
@@ -24,20 +21,16 @@ class CutsSeeds(Faulty):
         return await super().open_anew(request)
 
 
-class GroupsShareLuck(Faulty):
+class GroupsShareLuck(Faulty, reported="C-11"):
     """Every member of a group gets the same dynamics seed."""
-
-    reported = ("C-11",)
 
     def derive(self, seed: int, member: int) -> int:
         return super().derive(seed, 0)
 
 
-class CountsSessions(Faulty):
+class CountsSessions(Faulty, reported="C-79", perhaps="C-63"):
     """The initial state depends on how many sessions there were before: not deterministic."""
 
-    reported = ("C-79",)
-    perhaps = ("C-63",)
     opened = 0
 
     def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
@@ -47,10 +40,9 @@ class CountsSessions(Faulty):
         return walk
 
 
-class SaltsByProcess(Faulty):
+class SaltsByProcess(Faulty, reported="C-80"):
     """The initial state depends on the process, as with a salted hash."""
 
-    reported = ("C-80",)
     processes = 0
 
     def __init__(self) -> None:
@@ -63,11 +55,8 @@ class SaltsByProcess(Faulty):
         return walk
 
 
-class RacesOnKeys(Faulty):
+class RacesOnKeys(Faulty, reported="C-14 F-08 N-08", perhaps="C-82"):
     """The key is remembered only once the sessions exist, so calls at the same time all create some."""
-
-    reported = ("C-14", "F-08", "N-08")
-    perhaps = ("C-82",)
 
     async def once(self, request: Any, create: Any) -> Any:
         if request.key and request.key not in self.keys and len(request.key.encode()) <= 128:
@@ -82,10 +71,8 @@ class RacesOnKeys(Faulty):
         return await super().once(request, create)
 
 
-class IgnoresOptions(Faulty):
+class IgnoresOptions(Faulty, reported="C-19 C-56 C-89"):
     """Unknown options are dropped in silence."""
-
-    reported = ("C-19", "C-56", "C-89")
 
     def read_options(self, struct: Any) -> dict[str, Any]:
         for name in set(struct.fields) - {"length", "slip"}:
@@ -93,10 +80,8 @@ class IgnoresOptions(Faulty):
         return super().read_options(struct)
 
 
-class GuessesOptions(Faulty):
+class GuessesOptions(Faulty, reported="C-20"):
     """An option of a wrong type is replaced by its default."""
-
-    reported = ("C-20",)
 
     def read_options(self, struct: Any) -> dict[str, Any]:
         for name in ("length", "slip"):
@@ -105,10 +90,8 @@ class GuessesOptions(Faulty):
         return super().read_options(struct)
 
 
-class IgnoresRanges(Faulty):
+class IgnoresRanges(Faulty, reported="C-20"):
     """Options beyond their bounds are moved to them in silence."""
-
-    reported = ("C-20",)
 
     def read_options(self, struct: Any) -> dict[str, Any]:
         for name, value in struct.fields.items():
@@ -118,10 +101,8 @@ class IgnoresRanges(Faulty):
         return super().read_options(struct)
 
 
-class RoundsOptions(Faulty):
+class RoundsOptions(Faulty, reported="C-20"):
     """A fraction is cut to the whole number below it."""
-
-    reported = ("C-20",)
 
     def read_options(self, struct: Any) -> dict[str, Any]:
         if "length" in struct.fields and struct.fields["length"].HasField("number_value"):
@@ -129,10 +110,8 @@ class RoundsOptions(Faulty):
         return super().read_options(struct)
 
 
-class UsesUpKeys(Faulty):
+class UsesUpKeys(Faulty, reported="C-24"):
     """A call that failed is remembered under its key."""
-
-    reported = ("C-24",)
 
     async def once(self, request: Any, create: Any) -> Any:
         known = self.keys.get(request.key)
@@ -146,10 +125,8 @@ class UsesUpKeys(Faulty):
             raise
 
 
-class KeepsKeysByKind(Faulty):
+class KeepsKeysByKind(Faulty, reported="F-08 N-08"):
     """A key of a Fork is free for an Open."""
-
-    reported = ("F-08", "N-08")
 
     async def once(self, request: Any, create: Any) -> Any:
         if request.key and len(request.key.encode()) <= 128:
@@ -159,21 +136,16 @@ class KeepsKeysByKind(Faulty):
         return await super().once(request, create)
 
 
-class WrapsMembers(Faulty):
+class WrapsMembers(Faulty, reported="C-25"):
     """Members are numbered with 32 bits, and then from 0 again."""
-
-    reported = ("C-25",)
 
     def members(self, request: Any) -> Any:
         count = self.admit(request.count)
         return [(request.first_member + number) % 2**32 for number in range(count)]
 
 
-class PoisonsKeys(Faulty):
+class PoisonsKeys(Faulty, reported="C-82", perhaps="C-14"):
     """An Open whose caller leaves is abandoned, and its key for ever with it."""
-
-    reported = ("C-82",)
-    perhaps = ("C-14",)
 
     async def Open(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
         if not request.key:

@@ -10,20 +10,17 @@ from tests.tools.check.reference_server import Seat
 from tests.tools.check.refused import Refused
 
 
-class NeverReaps(Faulty):
+class NeverReaps(Faulty, reported="C-73 F-12"):
     """Sessions outlive their leases."""
-
-    reported = ("C-73", "F-12")
 
     def seat(self, seat: Seat) -> pb.Session:
         seat.lease = 3600.0
         return super().seat(seat)
 
 
-class StepsDoNotRenew(Faulty):
+class StepsDoNotRenew(Faulty, reported="C-74"):
     """Only Renew and Render renew a lease."""
 
-    reported = ("C-74",)
     renewing = False
 
     def touch(self, seat: Seat) -> None:
@@ -43,28 +40,22 @@ class StepsDoNotRenew(Faulty):
         return reply
 
 
-class RenewsNothing(Faulty):
+class RenewsNothing(Faulty, reported="C-74"):
     """The lease counts from the start of the session."""
-
-    reported = ("C-74",)
 
     def touch(self, seat: Seat) -> None:
         return
 
 
-class HidesThePlace(Faulty):
+class HidesThePlace(Faulty, reported="C-38"):
     """OUT_OF_ORDER does not tell what was expected."""
-
-    reported = ("C-38",)
 
     def out_of_order(self, seat: Seat, reason: str = "OUT_OF_ORDER") -> Refused:
         return Refused(reason, "no")
 
 
-class SendsBareErrors(Faulty):
+class SendsBareErrors(Faulty, reported="C-38 C-89 C-90 C-91 C-92 N-06"):
     """Errors without google.rpc details."""
-
-    reported = ("C-38", "C-89", "C-90", "C-91", "C-92", "N-06")
 
     async def _unary(self, context: Any, work: Any) -> Any:
         async def stripped() -> Any:
@@ -77,10 +68,8 @@ class SendsBareErrors(Faulty):
         return await super()._unary(context, stripped())
 
 
-class HidesSomeReasons(Faulty):
+class HidesSomeReasons(Faulty, reported="C-89 C-92 N-06"):
     """UNSUPPORTED, INCOMPATIBLE_SNAPSHOT and OVERLOADED give no advice."""
-
-    reported = ("C-89", "C-92", "N-06")
 
     async def _unary(self, context: Any, work: Any) -> Any:
         async def stripped() -> Any:
@@ -97,10 +86,8 @@ class HidesSomeReasons(Faulty):
         return await super()._unary(context, stripped())
 
 
-class TrustsTraces(Faulty):
+class TrustsTraces(Faulty, reported="C-96"):
     """A malformed traceparent makes a Step one without actions."""
-
-    reported = ("C-96",)
 
     async def Step(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
         if dict(context.invocation_metadata()).get("traceparent") == "nonsense":
@@ -108,24 +95,20 @@ class TrustsTraces(Faulty):
         return await super()._unary(context, self.step(request))
 
 
-class HasNoHealth(Faulty):
+class HasNoHealth(Faulty, reported="C-93"):
     """grpc.health.v1 is not served."""
 
-    reported = ("C-93",)
     health = False
 
 
-class HasNoReflection(Faulty):
+class HasNoReflection(Faulty, reported="C-94"):
     """Server reflection is not served."""
 
-    reported = ("C-94",)
     reflection = False
 
 
-class TimesBackwards(Faulty):
+class TimesBackwards(Faulty, reported="C-97"):
     """The server-timing trailer tells more for the environment than for the whole call."""
-
-    reported = ("C-97",)
 
     async def _unary(self, context: Any, work: Any) -> Any:
         context.set_trailing_metadata((("server-timing", "environment;dur=2.5, queue;dur=0, total;dur=1.5"),))

@@ -17,11 +17,8 @@ from tests.tools.check.walk import NAMES
 IN_HURRY = ContextVar("IN_HURRY", default=False)
 
 
-class BreaksLater(Faulty):
+class BreaksLater(Faulty, reported="C-30", perhaps="C-42 C-46 C-65 C-66"):
     """The seventh turn of an episode is an error."""
-
-    reported = ("C-30",)
-    perhaps = ("C-42", "C-46", "C-65", "C-66")
 
     def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
         if seat.index == 6:
@@ -29,11 +26,8 @@ class BreaksLater(Faulty):
         return super().play(seat, request)
 
 
-class UnseededLater(Faulty):
+class UnseededLater(Faulty, reported="C-79", perhaps="C-42"):
     """From the second move on the luck is drawn from nowhere."""
-
-    reported = ("C-79",)
-    perhaps = ("C-42",)
 
     def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
         before = seat.walk.draws
@@ -44,10 +38,8 @@ class UnseededLater(Faulty):
         return transition
 
 
-class RunsOn(Faulty):
+class RunsOn(Faulty, reported="C-42"):
     """The sub-actions after the one that ends the episode are executed."""
-
-    reported = ("C-42",)
 
     def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
         transition = super().play(seat, request)
@@ -57,11 +49,8 @@ class RunsOn(Faulty):
         return transition
 
 
-class PlaysRepeats(Faulty):
+class PlaysRepeats(Faulty, reported="C-32 C-33 S-08", perhaps="C-81 S-07 S-09 C-42"):
     """A repeated Step gets the cached reply, but the turn is played again all the same."""
-
-    reported = ("C-32", "C-33", "S-08")
-    perhaps = ("C-81", "S-07", "S-09", "C-42")
 
     def cached(self, seat: Seat, request: pb.StepRequest) -> pb.StepResponse | None:
         known = super().cached(seat, request)
@@ -71,30 +60,24 @@ class PlaysRepeats(Faulty):
         return known
 
 
-class AnswersOtherActions(Faulty):
+class AnswersOtherActions(Faulty, reported="C-34"):
     """The last index has the last reply, whatever the actions."""
-
-    reported = ("C-34",)
 
     def cached(self, seat: Seat, request: pb.StepRequest) -> pb.StepResponse | None:
         at_last = seat.last is not None and (request.epoch, request.step_index) == (seat.epoch, seat.index - 1)
         return seat.last[1] if seat.last and at_last else None
 
 
-class CutsIndices(Faulty):
+class CutsIndices(Faulty, reported="C-35"):
     """Indices are kept in eight bits."""
-
-    reported = ("C-35",)
 
     async def step(self, request: pb.StepRequest) -> pb.StepResponse:
         request.step_index &= 0xFF
         return await super().step(request)
 
 
-class ForgetsEpochs(Faulty):
+class ForgetsEpochs(Faulty, reported="C-37"):
     """A Step of an older epoch is played in the present episode."""
-
-    reported = ("C-37",)
 
     async def step(self, request: pb.StepRequest) -> pb.StepResponse:
         seat = self.seats.get(request.session_id)
@@ -103,10 +86,8 @@ class ForgetsEpochs(Faulty):
         return await super().step(request)
 
 
-class AbandonsWork(Faulty):
+class AbandonsWork(Faulty, reported="C-81"):
     """A Step whose caller has gone stops half-way: the state has moved, the index has not."""
-
-    reported = ("C-81",)
 
     async def _unary(self, context: Any, work: Any) -> Any:
         IN_HURRY.set(context.time_remaining() < 1.0)
@@ -131,10 +112,8 @@ async def _raise(error: Refused) -> None:
     raise error
 
 
-class GoesOnAfterTheEnd(Faulty):
+class GoesOnAfterTheEnd(Faulty, reported="C-47 C-89"):
     """A Step after the end of the episode is played."""
-
-    reported = ("C-47", "C-89")
 
     async def step(self, request: pb.StepRequest) -> pb.StepResponse:
         seat = self.seats.get(request.session_id)
@@ -143,10 +122,8 @@ class GoesOnAfterTheEnd(Faulty):
         return await super().step(request)
 
 
-class FailsOnBadActions(Faulty):
+class FailsOnBadActions(Faulty, reported="C-48 S-12"):
     """An action that the environment does not know is an error."""
-
-    reported = ("C-48", "S-12")
 
     def check_actions(self, actions: Any) -> None:
         super().check_actions(actions)
@@ -155,20 +132,16 @@ class FailsOnBadActions(Faulty):
                 raise Refused("BAD_ARGUMENT", f"there are {NAMES}", f"actions[{place}]")
 
 
-class EndsTwice(Faulty):
+class EndsTwice(Faulty, reported="C-46"):
     """The end of the task also counts as truncated."""
-
-    reported = ("C-46",)
 
     def end(self, seat: Seat, transition: pb.Transition) -> None:
         super().end(seat, transition)
         transition.truncated |= transition.terminated
 
 
-class ForgetsOptions(Faulty):
+class ForgetsOptions(Faulty, reported="C-57"):
     """A Reset without options takes the defaults."""
-
-    reported = ("C-57",)
 
     async def reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
         seat = self.find(request.session_id)
@@ -177,10 +150,8 @@ class ForgetsOptions(Faulty):
         return await super().reset(request)
 
 
-class TellsTurnsFirst(Faulty):
+class TellsTurnsFirst(Faulty, reported="C-58"):
     """MAX_TURNS is told where MAX_ACTIONS is met as well."""
-
-    reported = ("C-58",)
 
     def end(self, seat: Seat, transition: pb.Transition) -> None:
         super().end(seat, transition)
@@ -188,10 +159,8 @@ class TellsTurnsFirst(Faulty):
             transition.end_reason = pb.END_REASON_MAX_TURNS
 
 
-class SolvesByLimits(Faulty):
+class SolvesByLimits(Faulty, reported="C-59"):
     """An episode that a limit cut short counts as solved."""
-
-    reported = ("C-59",)
 
     def end(self, seat: Seat, transition: pb.Transition) -> None:
         super().end(seat, transition)
@@ -199,10 +168,8 @@ class SolvesByLimits(Faulty):
             transition.success = True
 
 
-class KeysOfHistory(Faulty):
+class KeysOfHistory(Faulty, reported="C-63"):
     """The state key counts turns."""
-
-    reported = ("C-63",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,19 +187,15 @@ class KeysOfHistory(Faulty):
         return super().state_key(seat) + bytes([self.turns[seat.id]])
 
 
-class KeysOfLuck(Faulty):
+class KeysOfLuck(Faulty, reported="C-10 C-12 C-63"):
     """The state key depends on the random stream."""
-
-    reported = ("C-10", "C-12", "C-63")
 
     def state_key(self, seat: Seat) -> bytes:
         return super().state_key(seat) + seat.walk.luck.to_bytes(8, "big")
 
 
-class AdvisesAfterTheEnd(Faulty):
+class AdvisesAfterTheEnd(Faulty, reported="C-60"):
     """valid_actions and expert_action are told after the end, too."""
-
-    reported = ("C-60",)
 
     def observe(self, seat: Seat, want: pb.Want) -> pb.Observation:
         over, seat.over = seat.over, False
@@ -242,19 +205,15 @@ class AdvisesAfterTheEnd(Faulty):
             seat.over = over
 
 
-class ScoresAboveOne(Faulty):
+class ScoresAboveOne(Faulty, reported="C-65"):
     """The score is not in [0, 1]."""
-
-    reported = ("C-65",)
 
     def score(self, seat: Seat) -> float:
         return 3.0 * super().score(seat)
 
 
-class DrawsWithLuck(Faulty):
+class DrawsWithLuck(Faulty, reported="C-69"):
     """Render takes a number from the random stream of the transitions."""
-
-    reported = ("C-69",)
 
     async def render(self, request: pb.RenderRequest) -> pb.RenderResponse:
         reply = await super().render(request)
@@ -262,10 +221,8 @@ class DrawsWithLuck(Faulty):
         return reply
 
 
-class HangsOnRender(Faulty):
+class HangsOnRender(Faulty, reported="C-67 C-69"):
     """Render of HTML never ends."""
-
-    reported = ("C-67", "C-69")
 
     async def render(self, request: pb.RenderRequest) -> pb.RenderResponse:
         if request.mode == "html":

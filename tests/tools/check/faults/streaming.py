@@ -12,10 +12,8 @@ from tests.tools.check.reference_server import put_back
 from tests.tools.check.refused import Refused
 
 
-class ReversesBatches(Faulty):
+class ReversesBatches(Faulty, reported="S-02 S-03"):
     """The calls of a message are begun last to first."""
-
-    reported = ("S-02", "S-03")
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         async def reversed_calls() -> AsyncIterator[pb.StreamRequest]:
@@ -26,10 +24,8 @@ class ReversesBatches(Faulty):
             yield reply
 
 
-class StreamsNoCopies(Faulty):
+class StreamsNoCopies(Faulty, reported="S-01"):
     """Fork, Snapshot and Restore are served as unary calls alone."""
-
-    reported = ("S-01",)
 
     async def reply(self, call: pb.Call) -> pb.Reply:
         if call.WhichOneof("request") in ("fork", "snapshot", "restore"):
@@ -37,10 +33,8 @@ class StreamsNoCopies(Faulty):
         return await super().reply(call)
 
 
-class AbandonsLateCalls(Faulty):
+class AbandonsLateCalls(Faulty, reported="S-09"):
     """A call on a Stream past its timeout stops half-way: the state has moved, the index has not."""
-
-    reported = ("S-09",)
 
     async def reply(self, call: pb.Call) -> pb.Reply:
         if call.timeout_ms and call.HasField("step"):
@@ -51,10 +45,8 @@ class AbandonsLateCalls(Faulty):
         return await super().reply(call)
 
 
-class PlaysRaggedRows(Faulty):
+class PlaysRaggedRows(Faulty, reported="S-14"):
     """The rows of ragged columns that are whole are played, and the Stream ends with INVALID_ARGUMENT."""
-
-    reported = ("S-14",)
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         first = await anext(aiter(requests), pb.StreamRequest())
@@ -66,10 +58,8 @@ class PlaysRaggedRows(Faulty):
             yield response
 
 
-class TrustsActionCounts(Faulty):
+class TrustsActionCounts(Faulty, reported="S-14"):
     """action_counts of another sum than there are actions are taken as far as the actions go."""
-
-    reported = ("S-14",)
 
     def rows(self, steps: pb.StepColumns) -> list[pb.Call]:
         if sum(steps.action_counts) > len(steps.actions):
@@ -77,20 +67,16 @@ class TrustsActionCounts(Faulty):
         return super().rows(steps)
 
 
-class AnswersOneRaggedRow(Faulty):
+class AnswersOneRaggedRow(Faulty, reported="S-14"):
     """Ragged columns get one error, to their first row."""
-
-    reported = ("S-14",)
 
     def rows(self, steps: pb.StepColumns) -> list[pb.Call]:
         calls = super().rows(steps)
         return calls[:1] if calls and not calls[0].HasField("step") else calls
 
 
-class RepeatsLast(Faulty):
+class RepeatsLast(Faulty, reported="S-16"):
     """Rows of a step that another row has made are worked on after all others."""
-
-    reported = ("S-16",)
 
     def rows(self, steps: pb.StepColumns) -> list[pb.Call]:
         made: set[tuple[str, int]] = set()
@@ -103,11 +89,8 @@ class RepeatsLast(Faulty):
         return [calls[place] for place in sorted(late, key=late.__getitem__)]
 
 
-class EndsStreamOnErrors(Faulty):
+class EndsStreamOnErrors(Faulty, reported="S-04 S-05 S-10 S-13 S-14 S-16", perhaps="S-09"):
     """One bad call ends the Stream."""
-
-    reported = ("S-04", "S-05", "S-10", "S-13", "S-14", "S-16")
-    perhaps = ("S-09",)
 
     async def reply(self, call: pb.Call) -> pb.Reply:
         reply = await super().reply(call)
@@ -120,10 +103,8 @@ class EndsStreamOnErrors(Faulty):
             yield response
 
 
-class DropsOnHalfClose(Faulty):
+class DropsOnHalfClose(Faulty, reported="S-06 S-14"):
     """The Stream ends as soon as the client half-closes."""
-
-    reported = ("S-06", "S-14")
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         ended = False
@@ -141,10 +122,8 @@ class DropsOnHalfClose(Faulty):
             yield response
 
 
-class KillsWithTheStream(Faulty):
+class KillsWithTheStream(Faulty, reported="S-07"):
     """Sessions used on a Stream are closed when it is cancelled."""
-
-    reported = ("S-07",)
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         used: set[str] = set()
@@ -163,10 +142,8 @@ class KillsWithTheStream(Faulty):
             raise
 
 
-class TimesMeans(Faulty):
+class TimesMeans(Faulty, reported="S-15"):
     """The timing of a message has the total of one call beside the environment's time of many."""
-
-    reported = ("S-15",)
 
     def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
         response = super().pack(reply, columns)
@@ -174,10 +151,8 @@ class TimesMeans(Faulty):
         return response
 
 
-class LosesFlags(Faulty):
+class LosesFlags(Faulty, reported="S-12"):
     """Columns tell of every sub-action that it was effective."""
-
-    reported = ("S-12",)
 
     def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
         response = super().pack(reply, columns)
