@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starpod.env_server.episode import Limits, Transition, Want
 from starpod.environments.countdown import Countdown
 from starpod.environments.countdown.expression import MAX_LENGTH, Malformed, parse
-from starpod.environments.countdown.puzzles import solvable_by_signs, solve
+from starpod.environments.countdown.puzzles import signs_for, solve
 from tests.environments import episodes
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -208,14 +208,14 @@ def test_puzzles_can_be_solved(seed: int, counts: list[int], operators: str, max
     assert all(1 <= number <= max_number for number in environment.numbers)
     assert 1 <= environment.target <= max_target
     if operators == "+-":
-        assert solvable_by_signs(environment.numbers, environment.target)
+        assert signs_for(environment.numbers, environment.target)
     transition = episode.turn([environment.expert_action()], Want())
     assert (transition.reward, transition.success) == (1.0, True)
 
 
 def test_multiplication_makes_puzzles_that_signs_cannot_solve() -> None:
     puzzles = [start(seed, operators="+-*/").environment for seed in range(50)]
-    assert not all(solvable_by_signs(puzzle.numbers, puzzle.target) for puzzle in puzzles)
+    assert not all(signs_for(puzzle.numbers, puzzle.target) for puzzle in puzzles)
 
 
 def test_the_solver_finds_what_needs_fractions_and_knows_when_there_is_nothing() -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from starpod.env_server.environment import OptionsError
 from starpod.env_server.episode import EndReason, Want
-from starpod.environments.sokoban import Sokoban, generation
+from starpod.environments.sokoban import Sokoban, SokobanOptions, generation
 from starpod.environments.sokoban.generation import generate
 from starpod.environments.sokoban.room import MOVES
 from starpod.environments.sokoban.solver import solve
@@ -84,7 +84,7 @@ def test_rooms_are_like_the_published_ones(options: dict[str, int], length: floa
     lengths, shares = [], []
     for seed in range(300):
         made = {"rows": 6, "columns": 6, "boxes": 1, "search_depth": 300} | options
-        board, player, boxes = generate(random.Random(seed), **made)
+        board, player, boxes = generate(random.Random(seed), SokobanOptions(**made))
         plan = solve(board, player, boxes)
         assert isinstance(plan, list)
         lengths.append(len(plan))

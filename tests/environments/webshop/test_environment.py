@@ -13,10 +13,10 @@ from starpod.env_server.environment import INVALID, Limits, OptionsError, Outcom
 from starpod.env_server.episode import Episode, Want
 from starpod.env_server.state import StateError
 from starpod.environments.webshop.environment import OPEN_SCORE, WebShop
-from starpod.environments.webshop.shop import pages, starts
+from starpod.environments.webshop.shop import actions, pages, starts
 from starpod.environments.webshop.shop.actions import MAX_LENGTH
 from starpod.environments.webshop.shop.options import WebShopOptions
-from starpod.environments.webshop.shop.policies import best_options, expert_action, plan_for, rule_action
+from starpod.environments.webshop.shop.policies import best_options, expert_action, plan_for
 from tests.environments.webshop.memory_store import synthetic_store
 
 SEEDS = st.integers(0, 2**63)
@@ -333,14 +333,12 @@ def test_pages_of_any_size_show_the_same_results_and_the_expert_finds_its_way(si
     assert bought(opened(3, page_size=size)).reward == bought(opened(3)).reward
 
 
-def test_the_rule_buys_the_first_product() -> None:
+def test_the_first_product_of_a_search_can_be_bought() -> None:
+    """The rule of the original's baseline."""
     environment = opened()
-    taken = []
-    while (action := rule_action(environment._cached_shop)) is not None:
-        taken.append(action.partition("[")[0])
-        outcome = environment.step(action)
-    assert taken == ["search", "click", "click"]
-    assert outcome.terminated
+    environment.step(actions.search(environment._cached_shop.instruction))
+    environment.step(actions.click(next(iter(environment._cached_shop.listing().links))))
+    assert environment.step("click[buy now]").terminated
     assert environment._cached_shop.state.options == {}
 
 

@@ -35,15 +35,11 @@ def _combine(rng: random.Random, numbers: Sequence[int], operators: str) -> int:
     return pool[0]
 
 
-def solvable_by_signs(numbers: Sequence[int], target: int) -> bool:
-    """Whether sums and differences alone reach the target, each number used once, a leading minus allowed.
+def signs_for(numbers: Sequence[int], target: int) -> tuple[int, ...] | None:
+    """Signs of the numbers, each used once, that add up to the target; None if there are none.
 
-    RAGEN's filter of its data set, except that it looks at the first four numbers only.
+    That there are is RAGEN's filter of its data set, except that it looks at the first four numbers only.
     """
-    return _signs(numbers, target) is not None
-
-
-def _signs(numbers: Sequence[int], target: int) -> tuple[int, ...] | None:
     for signs in itertools.product((1, -1), repeat=len(numbers)):
         if sum(sign * number for sign, number in zip(signs, numbers, strict=True)) == target:
             return signs
@@ -56,7 +52,7 @@ def solve(numbers: tuple[int, ...], target: int) -> str | None:
 
     Sums and differences first, then everything: up to 20 ms for four numbers.
     """
-    if signs := _signs(numbers, target):
+    if signs := signs_for(numbers, target):
         text = " ".join(f"{'+' if sign > 0 else '-'} {number}" for sign, number in zip(signs, numbers, strict=True))
         return text.removeprefix("+ ")
     found = _search([(Fraction(number), str(number)) for number in numbers], target)

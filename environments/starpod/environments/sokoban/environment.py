@@ -39,15 +39,7 @@ class Sokoban(Environment):
     def reset(self, rng: random.Random) -> None:
         options = self.options
         if options.layout is None:
-            board, player, boxes = generate(
-                rng,
-                rows=options.rows,
-                columns=options.columns,
-                boxes=options.boxes,
-                search_depth=options.search_depth,
-                min_solution=options.min_solution,
-                max_solution=options.max_solution,
-            )
+            board, player, boxes = generate(rng, options)
         else:
             board, player, boxes = read_layout(tuple(options.layout), options.vocabulary)
         self.room = board.text

@@ -7,6 +7,7 @@ import random
 
 from starpod.env_server import OptionsError
 
+from .options import SokobanOptions
 from .room import MOVES, Board, board_of
 from .solver import search
 
@@ -28,22 +29,14 @@ CARVINGS = (
 """Shapes that the walk carves around a cell, as (row, column) offsets: bars, corners and a block."""
 
 
-def generate(
-    rng: random.Random,
-    *,
-    rows: int,
-    columns: int,
-    boxes: int,
-    search_depth: int,
-    min_solution: int | None = None,
-    max_solution: int | None = None,
-) -> tuple[Board, int, frozenset[int]]:
+def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, frozenset[int]]:
     """A room that can be solved, with player and boxes. Draws from `rng` alone.
 
     Raises OptionsError if MAX_ROOMS tries, or those that MAX_RESET_STATES allow, give no room within the bounds on the
     length of the solution.
     """
-    bounded = min_solution is not None or max_solution is not None
+    rows, columns, boxes = options.rows, options.columns, options.boxes
+    shortest, longest = options.min_solution, options.max_solution
     rooms = states = 0
     while rooms < MAX_ROOMS and states < MAX_RESET_STATES:
         rooms += 1
@@ -58,23 +51,23 @@ def generate(
             row, column = divmod(cell, width)
             text[row] = text[row][:column] + ("O" if cell in targets else "_") + text[row][column + 1 :]
         board = Board("\n".join(text))
-        played, visited = _play_back(board, player, tuple(targets), search_depth)
+        played, visited = _play_back(board, player, tuple(targets), options.search_depth)
         states += visited
         if played is None:
             continue
         player, placed, displacement = played
         player = _stroll(rng, board, player, placed, displacement)
-        if bounded:
+        if shortest or longest:
             plan, visited = search(board, player, placed)
             states += visited
             if not isinstance(plan, list):
                 continue
-            if len(plan) < (min_solution or 0) or len(plan) > (max_solution or math.inf):
+            if not (shortest or 0) <= len(plan) <= (longest or math.inf):
                 continue
         return board_of(board.text), player, placed
     raise OptionsError(
-        f"none of {rooms} rooms had a solution of {min_solution or 1} to "
-        f"{max_solution or 'any number of'} moves: widen min_solution and max_solution, "
+        f"none of {rooms} rooms had a solution of {shortest or 1} to "
+        f"{longest or 'any number of'} moves: widen min_solution and max_solution, "
         "or change rows, columns, boxes or search_depth"
     )
 

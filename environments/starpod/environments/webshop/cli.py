@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from starpod.environments.webshop.catalogue.records import Malformed
-from starpod.environments.webshop.search.bm25 import TooManyTerms
-from starpod.environments.webshop.search.nouns import load_tagger
-from starpod.environments.webshop.site.cli import site
-from starpod.environments.webshop.store import build as building
-from starpod.environments.webshop.store.sections import StoreError
-from starpod.environments.webshop.store.stages import Progress as Report
-from starpod.environments.webshop.store.store import Manifest, Store, verify
+from .catalogue.records import Malformed
+from .search.bm25 import TooManyTerms
+from .search.nouns import load_tagger
+from .site.cli import site
+from .store import build as building
+from .store.sections import StoreError
+from .store.stages import Progress as Report
+from .store.store import Manifest, Store, verify
 
 _SHOWN_MALFORMED = 20
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -125,17 +125,8 @@ def info(store: Path, as_json: bool) -> None:
         opened = Store.open(store)
         manifest = opened.manifest
         goals = {kind: len(opened.goals(kind)) for kind in ("human", "synthetic")}
-    facts = {
-        "source": manifest.source,
-        "products": manifest.products,
-        "documents": manifest.documents,
-        "goals": goals,
-        "price_seed": manifest.price_seed,
-        "tagger": manifest.tagger,
-        "skipped": manifest.skipped,
-        "bytes": manifest.bytes,
-        "digest": manifest.digest,
-    }
+    fields = ("source", "products", "documents", "goals", "price_seed", "tagger", "skipped", "bytes", "digest")
+    facts = {name: goals if name == "goals" else getattr(manifest, name) for name in fields}
     if as_json:
         sections = {name: section.as_json() for name, section in manifest.sections.items()}
         print(json.dumps({**facts, "sections": sections}, indent=2))

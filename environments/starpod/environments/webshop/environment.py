@@ -18,19 +18,20 @@ from starpod.env_server import (
     Unavailable,
     digest,
 )
-from starpod.environments.webshop.search.bm25 import TooManyTerms
-from starpod.environments.webshop.shop import actions, pages
-from starpod.environments.webshop.shop.options import WebShopOptions
-from starpod.environments.webshop.shop.policies import expert_action
-from starpod.environments.webshop.shop.presentation import present
-from starpod.environments.webshop.shop.reward import checklist
-from starpod.environments.webshop.shop.shop import Shop, ShopState
-from starpod.environments.webshop.shop.starts import choose_goal, goals_of, open_stores, store_named
-from starpod.environments.webshop.store.sections import StoreError
-from starpod.environments.webshop.store.served import give_stores
+
+from .search.bm25 import TooManyTerms
+from .shop import actions, pages
+from .shop.options import WebShopOptions
+from .shop.policies import expert_action
+from .shop.presentation import present
+from .shop.reward import checklist
+from .shop.shop import Shop, ShopState
+from .shop.starts import choose_goal, goals_of, open_stores, store_named
+from .store.sections import StoreError
+from .store.served import give_stores
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.store.store import Store
+    from .store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +274,7 @@ class WebShop(Environment):
 
 
 def _html(shop: Shop) -> str:
-    from starpod.environments.webshop.shop.markup import render_html
+    from .shop.markup import render_html
 
     return render_html(shop)
 
@@ -282,7 +283,7 @@ def _lacks_for_pictures() -> str:
     """Names what is missing on this machine to draw a page as a PNG; empty if nothing is."""
     if find_spec("selenium") is None:
         return "it needs the package selenium; from a clone of the repository: pip install '.[browser]'"
-    from starpod.environments.webshop.browser.config import BrowserConfig
+    from .browser.config import BrowserConfig
 
     try:
         BrowserConfig.from_environment()
@@ -292,6 +293,6 @@ def _lacks_for_pictures() -> str:
 
 
 def _png(shop: Shop) -> bytes:
-    from starpod.environments.webshop.browser import png
+    from .browser import png
 
     return png(shop)

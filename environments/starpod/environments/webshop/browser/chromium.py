@@ -23,7 +23,7 @@ from selenium.webdriver.remote.client_config import ClientConfig
 from selenium.webdriver.remote.webdriver import WebDriver
 from urllib3.exceptions import HTTPError
 
-from starpod.environments.webshop.browser.config import BrowserConfig
+from .config import BrowserConfig
 
 logger = logging.getLogger(__name__)
 

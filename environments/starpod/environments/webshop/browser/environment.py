@@ -10,13 +10,14 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from starpod.env_server import INVALID, Concurrency, EnvironmentSpec, Limits, Outcome, digest
-from starpod.environments.webshop.browser.chromium import Browser
-from starpod.environments.webshop.browser.pool import shared_pool
-from starpod.environments.webshop.browser.view import View, look
-from starpod.environments.webshop.browser.visit import Visit
 from starpod.environments.webshop.environment import WebShop
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.options import WebShopOptions
+
+from .chromium import Browser
+from .pool import shared_pool
+from .view import View, look
+from .visit import Visit
 
 Result = TypeVar("Result")
 

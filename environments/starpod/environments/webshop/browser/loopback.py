@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from urllib.parse import parse_qs
 
 from starpod.environments.webshop.shop import actions
 
+from .pool import once_per_process
+
 MAX_BODY_BYTES = 64 * 1024
 
 
@@ -22,11 +23,9 @@ class Shown(Protocol):
 
     def page(self) -> str:
         """The page, as html."""
-        ...
 
     def act(self, action: str) -> None:
         """Takes the action that a form of the page was sent with."""
-        ...
 
 
 class Loopback:
@@ -96,15 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is logged: addresses are secret."""
 
 
-@functools.cache
-def _loopback_of(process: int) -> Loopback:
-    return Loopback()
-
-
-_making = threading.Lock()
-
-
-def shared_loopback() -> Loopback:
+@once_per_process
+def shared_loopback(process: int) -> Loopback:
     """The server of this process."""
-    with _making:
-        return _loopback_of(os.getpid())
+    return Loopback()

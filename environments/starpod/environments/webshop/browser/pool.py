@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from starpod.env_server import Busy
-from starpod.environments.webshop.browser.chromium import BROKEN, Browser
-from starpod.environments.webshop.browser.config import BrowserConfig
+
+from .chromium import BROKEN, Browser
+from .config import BrowserConfig
 
 logger = logging.getLogger(__name__)
 
@@ -124,18 +125,20 @@ class Pool:
             self._change.notify()
 
 
-@functools.cache
-def _pool_of(process: int) -> Pool:
-    """One pool per process: a forked one must not use its parent's."""
+def once_per_process(make: Callable[[int], Result]) -> Callable[[], Result]:
+    """Makes something when it is first asked for, told the process's id: a fork must not use what is its parent's."""
+    made, making = functools.cache(make), threading.Lock()
+
+    def shared() -> Result:
+        with making:
+            return made(os.getpid())
+
+    return shared
+
+
+@once_per_process
+def shared_pool(process: int) -> Pool:
+    """The pool of this process; its browsers end with it. Raises Unavailable where there is no Chromium."""
     pool = Pool(BrowserConfig.from_environment())
     atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool
-
-
-_making = threading.Lock()
-
-
-def shared_pool() -> Pool:
-    """The pool of this process; its browsers end with it. Raises Unavailable where there is no Chromium."""
-    with _making:
-        return _pool_of(os.getpid())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starpod.environments.webshop.browser.chromium import Browser
+from .chromium import Browser
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from typing import Protocol
 from selenium.common.exceptions import TimeoutException
 
 from starpod.env_server import INVALID, Outcome
-from starpod.environments.webshop.browser.chromium import Browser
-from starpod.environments.webshop.browser.loopback import shared_loopback
-from starpod.environments.webshop.browser.view import View, look
+
+from .chromium import Browser
+from .loopback import shared_loopback
+from .view import View, look
 
 _SCROLL = 0.8
 """How much of the window's height one scroll moves."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from starpod.environments.webshop.catalogue.prices import NO_CAP, cap_candidates, draw_cap
+from .prices import NO_CAP, cap_candidates, draw_cap
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.catalogue.product import Catalogue, Product
+    from .product import Catalogue, Product
 
 Kind = Literal["human", "synthetic"]
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from starpod.environments.webshop.catalogue.jsonstream import BrokenJson, Element, elements
-from starpod.environments.webshop.catalogue.product import HumanInstruction, Product
+from .jsonstream import BrokenJson, Element, elements
+from .product import HumanInstruction, Product
 
 LONGEST_ASIN = 10
 NO_ATTRIBUTES = ("DUMMY_ATTR",)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from starpod.environments.webshop.search.porter import stem
-from starpod.environments.webshop.search.words import words
+from .porter import stem
+from .words import words
 
 STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from starpod.environments.webshop.search.analyzer import analyze
-from starpod.environments.webshop.search.bm25 import MOST_TERMS, TooManyTerms, best, find, length_factors, term_weights
-from starpod.environments.webshop.search.inversion import invert
+from .analyzer import analyze
+from .bm25 import MOST_TERMS, TooManyTerms, best, find, length_factors, term_weights
+from .inversion import invert
 
 
 class Index:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from starpod.environments.webshop.search.analyzer import REMEMBERED, term_of
-from starpod.environments.webshop.search.bm25 import compiled, length_codes
-from starpod.environments.webshop.search.words import words
+from .analyzer import REMEMBERED, term_of
+from .bm25 import compiled, length_codes
+from .words import words
 
 _CHUNK = 1 << 21
 """Terms that wait as Python integers before they are counted."""

@@ -39,11 +39,9 @@ class Tagger(Protocol):
     @property
     def name(self) -> str:
         """The tagger's name in the `info` of a purchase; known before anything is loaded."""
-        ...
 
     def nouns(self, title: str) -> tuple[str, ...]:
         """The nouns and proper nouns of a title, lower-cased, in order, repeats kept."""
-        ...
 
 
 def load_tagger(name: str = "") -> Tagger:
@@ -78,7 +76,7 @@ class SpacyTagger:
         else:
             self.name = f"spacy:{model.meta['lang']}_{model.meta['name']}-{model.meta['version']}"
         self._model = model
-        self.nouns = _cached(self._nouns)
+        self.nouns = lru_cache(_CACHED_TITLES)(self._nouns)
 
     @cached_property
     def _pipeline(self) -> Language:
@@ -102,7 +100,7 @@ class TextBlobTagger:
     name = "textblob"
 
     def __init__(self) -> None:
-        self.nouns = _cached(self._nouns)
+        self.nouns = lru_cache(_CACHED_TITLES)(self._nouns)
 
     @cached_property
     def _tag(self) -> Callable[[Sequence[str]], list[list[str]]]:
@@ -116,10 +114,6 @@ class TextBlobTagger:
     def _nouns(self, title: str) -> tuple[str, ...]:
         tokens = _TOKEN.findall(title)
         return tuple(word.lower() for word, tag, *_ in self._tag(tokens) if tag.startswith("NN") and word[0].isalnum())
-
-
-def _cached(find: Callable[[str], tuple[str, ...]]) -> Callable[[str], tuple[str, ...]]:
-    return lru_cache(maxsize=_CACHED_TITLES)(find)
 
 
 def _version(package: str) -> str | None:

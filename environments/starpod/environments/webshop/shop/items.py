@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.catalogue.product import Catalogue, Product
@@ -42,7 +41,6 @@ class Searcher(Protocol):
 
     def search(self, query: str, k: int = HITS) -> Sequence[int]:
         """The best documents, best first. Raises TooManyTerms."""
-        ...
 
 
 class Stock(Hashable, Protocol):
@@ -104,40 +102,17 @@ class Listing:
         return tuple(self._catalogue[position] for position in self.positions)
 
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class BoundedCache(dict[Key, Value], Generic[Key, Value]):
-    """Values by key, made when first asked for; beyond `limit` the oldest goes. Safe to use from threads."""
-
-    def __init__(self, limit: int, make: Callable[[Key], Value]) -> None:
-        super().__init__()
-        self._limit = limit
-        self._make = make
-        self._lock = threading.Lock()
-
-    def __missing__(self, key: Key) -> Value:
-        value = self._make(key)
-        with self._lock:
-            while len(self) >= self._limit:
-                del self[next(iter(self))]
-            self[key] = value
-        return value
-
-
 class StoreCache:
     """Cache of a store's items, listings and search results, shared by all sessions, within bounds."""
 
     def __init__(self, stock: Stock) -> None:
         self.stock = stock
         self.size = len(stock.catalogue)
-        self.items: BoundedCache[tuple[int, bool], Item] = BoundedCache(2048, self._item)
-        self.listings: BoundedCache[tuple[int, ...], Listing] = BoundedCache(2048, self._listing)
-        self.found: BoundedCache[str, tuple[int, ...]] = BoundedCache(4096, self._search)
+        self.item = lru_cache(2048)(self._item)
+        self.listing = lru_cache(2048)(self._listing)
+        self.found = lru_cache(4096)(self._search)
 
-    def _item(self, key: tuple[int, bool]) -> Item:
-        position, show_attributes = key
+    def _item(self, position: int, show_attributes: bool) -> Item:
         return Item(self.stock.catalogue[position], position, show_attributes)
 
     def _listing(self, positions: tuple[int, ...]) -> Listing:
@@ -158,10 +133,10 @@ class StoreCache:
             case "<q>":
                 return self.stock.catalogue.with_query(rest)
         query = " ".join(keywords)
-        return self.found[query] if len(query) <= LONGEST_KEPT else self._search(query)
+        return self.found(query) if len(query) <= LONGEST_KEPT else self._search(query)
 
 
 @lru_cache(maxsize=8)
 def cache_of(stock: Stock) -> StoreCache:
-    """The shelves of a store, one per process."""
+    """The cache of a store, one per process."""
     return StoreCache(stock)

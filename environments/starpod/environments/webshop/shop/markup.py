@@ -21,11 +21,13 @@ from markupsafe import Markup, escape
 
 from starpod.environments.webshop.catalogue.prices import NO_CAP
 from starpod.environments.webshop.shop import actions
-from starpod.environments.webshop.shop.pictures import picture
+
+from .pictures import DRAWINGS, picture
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.catalogue.product import Product
-    from starpod.environments.webshop.shop.shop import Shop
+
+    from .shop import Shop
 
 _HERE = Path(__file__).parent
 _TEMPLATES = {
@@ -35,14 +37,7 @@ _TEMPLATES = {
     "item_sub_page": "sub.html",
     "done": "done.html",
 }
-_ICONS = {
-    "find": '<svg viewBox="0 0 24 24" aria-hidden="true"><circle cx="10.5" cy="10.5" r="6.5"/>'
-    '<path d="M15.5 15.5L21 21"/></svg>',
-    "none": '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M4 9l2-5h12l2 5v11H4zM4 9h5l1 3h4l1-3h5"/></svg>',
-    "logo": '<svg viewBox="0 0 32 32" aria-hidden="true"><path class="grip" d="M10.5 12V8.5a5.5 5.5 0 0 1 11 0V12"/>'
-    '<path class="bag" d="M5.5 11h21l2 17a2 2 0 0 1-2 2.2h-21a2 2 0 0 1-2-2.2z"/>'
-    '<path class="smile" d="M11 18a5 5 0 0 0 10 0"/></svg>',
-}
+_ICONS: dict[str, str] = DRAWINGS["icons"]
 
 
 def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str] | None = None) -> str:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from starpod.env_server import EnvironmentOptions
-from starpod.environments.webshop.shop.items import HITS
-from starpod.environments.webshop.shop.shop import PAGE_SIZE
+
+from .items import HITS
+from .shop import PAGE_SIZE
 
 Preset = Literal["original", "ragen", "verl_agent", "agentgym"]
 

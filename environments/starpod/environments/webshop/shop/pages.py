@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal
 
-from starpod.environments.webshop.shop.items import Item, Listing
-from starpod.environments.webshop.shop.shop import Shop
+from .items import Item, Listing
+from .shop import Shop
 
 TextMode = Literal["text", "text_rich", "url"]
 

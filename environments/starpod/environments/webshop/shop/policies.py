@@ -1,4 +1,4 @@
-"""Policies: an expert that finds and buys what the goal asks for, and the simple rule of the original's baseline."""
+"""An expert that finds and buys what the goal asks for."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from starpod.environments.webshop.shop import actions
-from starpod.environments.webshop.shop.items import HITS, SUB_PAGES, Item
-from starpod.environments.webshop.shop.matching import matches, normalise, normalise_pair
-from starpod.environments.webshop.shop.shop import Shop
+
+from .items import HITS, SUB_PAGES, Item
+from .matching import matches, normalise, normalise_pair
+from .shop import Shop
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.catalogue.goals import Goal
-    from starpod.environments.webshop.shop.matching import Ratio
+
+    from .matching import Ratio
 
 NEAR = 2
 """Pages of results that the expert looks through before it searches for something else."""
@@ -22,21 +24,6 @@ CHOICES = 5
 """Values that it tries for one option of the goal."""
 
 _CAPTIONS = frozenset({"search", "back to search", "< prev", "buy now", *(name.lower() for name in SUB_PAGES)})
-
-
-def rule_action(shop: Shop) -> str | None:
-    """Searches for the instruction, opens the first product and buys it as it is. None after the purchase."""
-    match shop.state.page:
-        case "index":
-            return actions.search(shop.instruction)
-        case "search_results":
-            links = shop.listing().links
-            return actions.click(next(iter(links))) if links else "click[back to search]"
-        case "item_page":
-            return "click[buy now]"
-        case "item_sub_page":
-            return "click[< prev]"
-    return None
 
 
 def expert_action(shop: Shop) -> str | None:

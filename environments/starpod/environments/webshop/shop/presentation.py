@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from starpod.environments.webshop.shop.pages import SEPARATOR, sub_page_nodes, text
-from starpod.environments.webshop.shop.shop import Shop
+from .pages import SEPARATOR, sub_page_nodes, text
+from .shop import Shop
 
 ADVICE = (
     "You have 10 actions to buy something; it need not fit the description in everything.",

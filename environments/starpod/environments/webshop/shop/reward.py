@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from starpod.environments.webshop.shop.matching import Ratio, matches, normalise, normalise_pair
+from .matching import Ratio, matches, normalise, normalise_pair
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.catalogue.goals import Goal
@@ -41,17 +41,9 @@ class Grade:
 
     def as_info(self) -> dict[str, Any]:
         """The parts under the original's names; those of options only where the goal has some."""
-        info: dict[str, Any] = {
-            "r_type": self.r_type,
-            "r_att": self.r_att,
-            "w_att": self.w_att,
-            "query_match": self.query_match,
-            "category_match": self.category_match,
-            "title_score": self.title_score,
-        }
-        if self.r_option is not None:
-            info |= {"r_option": self.r_option, "w_option": self.w_option}
-        return info | {"r_price": self.r_price, "w_price": self.w_price}
+        names = ("r_type", "r_att", "w_att", "query_match", "category_match", "title_score")
+        options = ("r_option", "w_option") if self.r_option is not None else ()
+        return {name: getattr(self, name) for name in (*names, *options, "r_price", "w_price")}
 
     def parts(self) -> dict[str, float]:
         """Shares of attributes, options and price in the reward; their sum is the reward, but for rounding."""

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from starpod.environments.webshop.shop.items import (
+from .items import (
     BACK,
     HITS,
     NEXT,
@@ -23,12 +23,13 @@ from starpod.environments.webshop.shop.items import (
     Stock,
     cache_of,
 )
-from starpod.environments.webshop.shop.reward import grade
+from .reward import grade
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.catalogue.goals import Goal
-    from starpod.environments.webshop.shop.matching import Ratio
-    from starpod.environments.webshop.shop.reward import Grade
+    from starpod.environments.webshop.catalogue.goals import Goal, Goals
+
+    from .matching import Ratio
+    from .reward import Grade
 
 HOME: Final = "http://127.0.0.1:3000"
 """What the addresses begin with. They are shown and looked at, never opened."""
@@ -70,13 +71,6 @@ class ShopState:
         return asdict(self)
 
 
-class GoalList(Protocol):
-    """The goals, as far as the shop needs them."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Goal: ...
-
-
 class Shop:
     """A session in a store: its state, and what follows from it. The state is the only thing that changes.
 
@@ -87,7 +81,7 @@ class Shop:
     def __init__(
         self,
         stock: Stock,
-        goals: GoalList,
+        goals: Goals | Sequence[Goal],
         state: ShopState,
         *,
         show_attributes: bool = False,
@@ -134,7 +128,7 @@ class Shop:
 
     def item_at(self, position: int) -> Item:
         """The product at a position, with what could be clicked on its page."""
-        return self._cache.items[position, self.show_attributes]
+        return self._cache.item(position, self.show_attributes)
 
     def page_hits(self) -> Sequence[int]:
         """The positions on this page of results: at most `page_size`, none beyond the ends."""
@@ -143,7 +137,7 @@ class Shop:
 
     def listing(self) -> Listing:
         """The products on this page of results."""
-        return self._cache.listings[tuple(map(int, self.page_hits()))]
+        return self._cache.listing(tuple(map(int, self.page_hits())))
 
     def item(self) -> Item | None:
         """The product that is open or bought; None on the index and on results."""

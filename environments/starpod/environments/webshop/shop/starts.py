@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from starpod.env_server import OptionsError
 from starpod.environments.webshop.catalogue.goals import shuffle
-from starpod.environments.webshop.shop.options import SPLITS, WebShopOptions
 from starpod.environments.webshop.store.sections import StoreError
 from starpod.environments.webshop.store.served import BUNDLED, SYNTHETIC, stores
+
+from .options import SPLITS, WebShopOptions
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,9 +24,10 @@ from starlette.exceptions import HTTPException
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.markup import logo, stylesheet, templates_in, with_fields, with_pictures
 from starpod.environments.webshop.site import options
-from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, Guard, headers, known_host, whole
-from starpod.environments.webshop.site.service import Page, Place, Refused, Service
-from starpod.environments.webshop.site.trail import Trail
+
+from .guard import MAX_BODY_BYTES, Guard, headers, known_host, whole
+from .service import Page, Place, Refused, Service
+from .trail import Trail
 
 _HERE = Path(__file__).parent
 _LEASE_SECONDS = 3600.0

@@ -16,7 +16,7 @@ import click
 from starpod.env_server.registry import Registry, RegistryError
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.site.service import Security
+    from .service import Security
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ENVIRONMENT = "webshop-v1"
@@ -65,7 +65,8 @@ def site(
     if address and stores:
         raise click.UsageError("--store is about a server in this process: leave out ADDRESS")
     from starpod.env_server.server import ServerError
-    from starpod.environments.webshop.site.service import Security
+
+    from .service import Security
 
     try:
         security, known = Security(token_file, ca, certificate, key), {host, *hosts}
@@ -90,8 +91,9 @@ async def _serve(
 
     from starpod.env_server.config import ServerConfig
     from starpod.env_server.server import EnvironmentServer
-    from starpod.environments.webshop.site.app import create_app
-    from starpod.environments.webshop.site.service import Service
+
+    from .app import create_app
+    from .service import Service
 
     async with AsyncExitStack() as stack:
         if not address:

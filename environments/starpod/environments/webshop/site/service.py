@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +68,6 @@ class Refused(Exception):
     code: grpc.StatusCode
     reason: str
     message: str
-    metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after: float = 0.0
 
     def __str__(self) -> str:
@@ -140,9 +139,6 @@ class Service:
         """A new episode. The same epoch again, before a step: the same one."""
         await self._of(session, "Reset", pb.ResetRequest(session_id=session, epoch=epoch))
 
-    async def close_session(self, session: str) -> None:
-        await self._of(session, "Close", pb.CloseRequest(session_ids=[session]))
-
     # --- workers -------------------------------------------------------------------------------------------------
 
     async def _of(self, session: str, method: str, request: Any) -> Any:
@@ -190,7 +186,7 @@ def _refused(error: grpc.aio.AioRpcError) -> Refused:
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     for detail in status_pb2.Status.FromString(packed).details:
         if detail.Unpack(info):
-            refused.reason, refused.metadata = info.reason, dict(info.metadata)
+            refused.reason = info.reason
         elif detail.Unpack(retry):
             refused.retry_after = retry.retry_delay.ToMilliseconds() / 1000
     return refused

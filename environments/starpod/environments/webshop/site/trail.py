@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from starpod.environments.webshop.site.service import Page, Place
+from .service import Page, Place
 
 _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _SESSIONS = 1000

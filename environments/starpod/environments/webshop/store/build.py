@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from starpod.environments.webshop.catalogue.records import Malformed
-from starpod.environments.webshop.store.sections import StoreError, make_lasting, path_of, read_json, write_json
-from starpod.environments.webshop.store.stages import BuildError, Files, Progress, Stages, Synthetic
-from starpod.environments.webshop.store.store import CHECKED_BYTES, MANIFEST, VERSION, Manifest
+
+from .sections import StoreError, make_lasting, path_of, read_json, write_json
+from .stages import BuildError, Files, Progress, Stages, Synthetic
+from .store import CHECKED_BYTES, MANIFEST, VERSION, Manifest
 
 __all__ = ["DECISIVE", "BuildError", "Files", "Synthetic", "build", "code_digest"]
 

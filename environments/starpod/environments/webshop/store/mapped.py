@@ -15,7 +15,8 @@ import msgpack
 import numpy as np
 
 from starpod.environments.webshop.catalogue.product import HumanInstruction, Product
-from starpod.environments.webshop.store.sections import Section, SectionWriter, StoreError, write_array
+
+from .sections import Section, SectionWriter, StoreError, write_array
 
 PRODUCTS_KEPT = 4096
 """Decoded products that a process keeps: some 20 MB."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import platformdirs
 
-from starpod.environments.webshop.store.sections import StoreError
-from starpod.environments.webshop.store.store import MANIFEST, Manifest, Store
+from .sections import StoreError
+from .store import MANIFEST, Manifest, Store
 
 STORES_VARIABLE = "STARPOD_STORES"
 """The environment variable that hands the stores of a server to its workers: NAME=PATH, joined as in PATH."""
@@ -91,7 +91,7 @@ class _Stores(Mapping[str, Store]):
 
 def _open_bundled(name: str) -> Store:
     """A bundled store out of a cache folder, built where there is none. Safe with many processes at once."""
-    from starpod.environments.webshop.store.build import Synthetic, build, code_digest
+    from .build import Synthetic, build, code_digest
 
     cached = f"webshop-{name}-{code_digest()[:16]}"
     problem: Exception | None = None

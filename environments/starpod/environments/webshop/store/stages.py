@@ -21,19 +21,11 @@ from starpod.environments.webshop.catalogue.records import Malformed, read_produ
 from starpod.environments.webshop.catalogue.synthetic import FILES, write_files
 from starpod.environments.webshop.search.index import Index
 from starpod.environments.webshop.search.nouns import load_tagger
-from starpod.environments.webshop.store.mapped import CatalogueWriter, MappedCatalogue
-from starpod.environments.webshop.store.nountable import nouns_columns
-from starpod.environments.webshop.store.sections import (
-    Section,
-    StoreError,
-    check_section,
-    make_lasting,
-    map_section,
-    read_json,
-    write_array,
-    write_json,
-)
-from starpod.environments.webshop.store.store import Manifest
+
+from .mapped import CatalogueWriter, MappedCatalogue
+from .nountable import nouns_columns
+from .sections import Section, StoreError, check_section, make_lasting, map_section, read_json, write_array, write_json
+from .store import Manifest
 
 _TELL_EVERY = 200
 

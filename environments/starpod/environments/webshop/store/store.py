@@ -17,9 +17,10 @@ import numpy as np
 from starpod.environments.webshop.catalogue.goals import Caps, Goals, Kind
 from starpod.environments.webshop.catalogue.product import Catalogue
 from starpod.environments.webshop.search.nouns import Tagger, default_tagger
-from starpod.environments.webshop.store.mapped import MappedCatalogue
-from starpod.environments.webshop.store.nountable import MappedTagger
-from starpod.environments.webshop.store.sections import Section, StoreError, check_section, map_section, read_json
+
+from .mapped import MappedCatalogue
+from .nountable import MappedTagger
+from .sections import Section, StoreError, check_section, map_section, read_json
 
 if TYPE_CHECKING:
     from starpod.environments.webshop.search.index import Index

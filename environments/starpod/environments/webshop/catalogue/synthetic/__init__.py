@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from starpod.environments.webshop.catalogue.synthetic.maker import Maker, Records
-from starpod.environments.webshop.catalogue.synthetic.plain import plain_products
+from .maker import Maker, Records
+from .plain import plain_products
 
 __all__ = ["FILES", "generate", "write_files"]
 

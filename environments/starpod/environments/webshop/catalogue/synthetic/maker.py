@@ -8,27 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from starpod.environments.webshop.catalogue.synthetic.names import (
-    Random,
-    asin,
-    code,
-    common_name,
-    name,
-    pick,
-    small,
-    two,
-)
-from starpod.environments.webshop.catalogue.synthetic.people import human_record, instruction
-from starpod.environments.webshop.catalogue.synthetic.vocabulary import (
-    DEPARTMENTS,
-    DRAWN,
-    ORDERED,
-    ROLES,
-    UNUSED,
-    Attribute,
-    Kind,
-)
-from starpod.environments.webshop.catalogue.synthetic.wording import Wording, anecdotes, capital, figures, fill, title
+from .names import Random, asin, code, common_name, name, pick, small, two
+from .people import human_record, instruction
+from .vocabulary import DEPARTMENTS, DRAWN, ORDERED, ROLES, UNUSED, Attribute, Kind
+from .wording import Wording, anecdotes, capital, figures, fill, title
 
 Records = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 """A product record, its entry of attributes, its human instructions (maybe none)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from starpod.environments.webshop.catalogue.synthetic.vocabulary import COMMON, split
+from .vocabulary import COMMON, split
 
 Random = Callable[[], float]
 """Uniform over [0, 1): the one drawing function that is the same in every version of Python."""

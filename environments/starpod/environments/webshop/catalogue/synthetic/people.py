@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starpod.environments.webshop.catalogue.synthetic.names import Random, pick
-from starpod.environments.webshop.catalogue.synthetic.vocabulary import COMMON, Attribute
-from starpod.environments.webshop.catalogue.synthetic.wording import a, spoken
+from .names import Random, pick
+from .vocabulary import COMMON, Attribute
+from .wording import a, spoken
 
 _PEOPLE = COMMON["people"]
 

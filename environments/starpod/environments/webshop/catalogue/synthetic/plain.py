@@ -8,10 +8,10 @@ import string
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from starpod.environments.webshop.catalogue.synthetic.names import Random, pick
-from starpod.environments.webshop.catalogue.synthetic.people import human_record
-from starpod.environments.webshop.catalogue.synthetic.vocabulary import COMMON, UNUSED, split
-from starpod.environments.webshop.catalogue.synthetic.wording import a, title
+from .names import Random, pick
+from .people import human_record
+from .vocabulary import COMMON, UNUSED, split
+from .wording import a, title
 
 _T = TypeVar("_T")
 

@@ -7,8 +7,8 @@ import math
 import random as randoms
 import re
 
-from starpod.environments.webshop.catalogue.synthetic.names import Random, code, common_name, pick, small, two
-from starpod.environments.webshop.catalogue.synthetic.vocabulary import COMMON, Kind
+from .names import Random, code, common_name, pick, small, two
+from .vocabulary import COMMON, Kind
 
 _TEXTS = COMMON["texts"]
 
@@ -75,20 +75,12 @@ class Wording:
 
     def _sentence(self, random: Random, template: str, attribute: str = "") -> str:
         kind = self._kind
-        does, does2 = two(random, kind.does)
-        made, made2 = two(random, kind.made)
-        part, part2 = two(random, kind.parts)
-        use, use2 = two(random, kind.uses)
+        words = {}
+        for name, choices in (("does", kind.does), ("made", kind.made), ("part", kind.parts), ("use", kind.uses)):
+            words[name], words[f"{name}2"] = two(random, choices)
         return template.format(
-            does=does,
-            does2=does2,
-            made=made,
-            made2=made2,
-            Made=capital(made),
-            part=part,
-            part2=part2,
-            use=use,
-            use2=use2,
+            **words,
+            Made=capital(words["made"]),
             query=kind.query,
             year=int(1950 + random() * 70),
             score=int(70 + random() * 29),
