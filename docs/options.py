@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from docs.configuration import kind, show
+from docs.configuration import kinds, show
 from starpod.env_server import EnvironmentOptions
 from starpod.environments.bandit import BanditOptions
 from starpod.environments.countdown import CountdownOptions
@@ -69,7 +69,7 @@ def _kind(annotation: Any) -> str:
     if get_origin(annotation) is tuple:
         return "list"
     is_object = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return "object" if is_object else kind(annotation)
+    return "object" if is_object else ", ".join(kinds(annotation))
 
 
 def presets() -> str:

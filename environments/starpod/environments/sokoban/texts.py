@@ -34,10 +34,12 @@ class View(NamedTuple):
 
     def grid(self) -> str:
         """The board row by row, a symbol for each cell."""
-        symbols = self.symbols
-        cells = list(_translated(self.board.text, symbols.wall, symbols.empty, symbols.target))
-        for cell in (self.player, *self.boxes):
-            cells[cell] = self._symbol(cell)
+        board, player, boxes, symbols = self
+        targets = board.targets
+        cells = list(_translated(board.text, symbols.wall, symbols.empty, symbols.target))
+        for box in boxes:
+            cells[box] = symbols.box_on_target if box in targets else symbols.box
+        cells[player] = symbols.player_on_target if player in targets else symbols.player
         return "".join(cells)
 
     def _symbol(self, cell: int) -> str:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from selenium.common.exceptions import TimeoutException
@@ -40,22 +41,22 @@ class Session(Protocol):
     def submit(self, action: str) -> Outcome: ...
 
 
+@dataclass
 class Visit:
     """One visit to a session's page. `outcome`: what the form that was sent during it did; only one is taken."""
 
-    def __init__(self, browser: Browser, session: Session, size: tuple[int, int], mobile: bool) -> None:
-        self.browser = browser
-        self.outcome: Outcome | None = None
-        self._session = session
-        self._size = size
-        self._mobile = mobile
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
+    browser: Browser
+    session: Session
+    size: tuple[int, int]
+    mobile: bool
+    outcome: Outcome | None = None
+    _error: BaseException | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def opened(self, typed: str | None, scroll: int) -> Iterator[View]:
         """The page as it was left: with what was typed and not sent, and as far scrolled."""
-        self.browser.resize(*self._size, mobile=self._mobile)
+        self.browser.resize(*self.size, mobile=self.mobile)
         with shared_loopback().showing(self) as address:
             self.browser.driver.get(address)
             self.browser.driver.execute_script(_OPEN, typed, scroll)
@@ -64,13 +65,13 @@ class Visit:
     # --- what the page asks of us, on a thread of the loopback's -------------------------------------------------
 
     def page(self) -> str:
-        return self._session.html()
+        return self.session.html()
 
     def act(self, action: str) -> None:
         with self._lock:
             if self.outcome is None and self._error is None:
                 try:
-                    self.outcome = self._session.submit(action)
+                    self.outcome = self.session.submit(action)
                 except BaseException as error:
                     self._error = error
 

@@ -140,11 +140,16 @@ def _purchase(shop: Shop) -> dict[str, Any]:
     goal, grade, item = shop.goal, shop.grade, shop.item()
     assert grade is not None
     assert item is not None
-    adds = grade.parts()
-    parts = [_part("Attributes", grade.r_att, len(goal.attributes), adds["attributes"])]
-    if goal.options:
-        parts.append(_part("Options", grade.r_option or 0.0, len(goal.options), adds["options"]))
-    parts.append(_part("Price", grade.r_price, 1, adds["price"]))
+    shares = {
+        "attributes": (grade.r_att, len(goal.attributes)),
+        "options": (grade.r_option or 0.0, len(goal.options)),
+        "price": (grade.r_price, 1),
+    }
+    parts = [
+        {"name": name.capitalize(), "met": round(share * asked), "asked": asked, "adds": grade.parts()[name]}
+        for name, (share, asked) in shares.items()
+        if asked
+    ]
     return {
         "product": item.product,
         "wanted": shop.stock.catalogue[goal.position],
@@ -158,10 +163,6 @@ def _purchase(shop: Shop) -> dict[str, Any]:
         "price": float(shop.stock.prices[item.position]),
         "cap": f"${goal.price_upper:.2f}" if goal.price_upper < NO_CAP else "none",
     }
-
-
-def _part(name: str, share: float, asked: int, adds: float) -> dict[str, Any]:
-    return {"name": name, "met": round(share * asked), "asked": asked, "adds": adds}
 
 
 def _kind(grade: Any) -> str:

@@ -71,6 +71,7 @@ class ShopState:
         return asdict(self)
 
 
+@dataclass(eq=False)
 class Shop:
     """A session in a store: its state, and what follows from it. The state is the only thing that changes.
 
@@ -78,27 +79,18 @@ class Shop:
     stream: where `search[<r>]` draws from.
     """
 
-    def __init__(
-        self,
-        stock: Stock,
-        goals: Goals | Sequence[Goal],
-        state: ShopState,
-        *,
-        show_attributes: bool = False,
-        page_size: int = PAGE_SIZE,
-        ratio: Ratio = "difflib",
-        stream: Callable[[], random.Random] = random.Random,
-    ) -> None:
-        self.stock = stock
-        self.goals = goals
-        self.state = state
-        self.show_attributes = show_attributes
-        self.page_size = page_size
-        self.ratio: Ratio = ratio
-        self._stream = stream
-        self._cache = cache_of(stock)
-        self._item: Item | None = None
-        self._appraised: tuple[Any, Grade] | None = None
+    stock: Stock
+    goals: Goals | Sequence[Goal]
+    state: ShopState
+    show_attributes: bool = field(default=False, kw_only=True)
+    page_size: int = field(default=PAGE_SIZE, kw_only=True)
+    ratio: Ratio = field(default="difflib", kw_only=True)
+    stream: Callable[[], random.Random] = field(default=random.Random, kw_only=True)
+    _item: Item | None = field(default=None, init=False)
+    _appraised: tuple[Any, Grade] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._cache = cache_of(self.stock)
 
     @cached_property
     def goal(self) -> Goal:
@@ -236,7 +228,7 @@ class Shop:
     def _show_results(self, keywords: list[str], number: int) -> bool:
         if keywords[0] == "<r>":
             size = self._cache.size
-            drawn = self._stream().sample(range(size), min(HITS, size))
+            drawn = self.stream().sample(range(size), min(HITS, size))
         else:
             self._cache.find(keywords)
             drawn = None

@@ -7,7 +7,7 @@ import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -81,27 +81,19 @@ class Synthetic:
         return ["synthetic", self.count, self.seed, self.plain]
 
 
+@dataclass
 class Stages:
     """The stages in one folder; `run` does those that are not done."""
 
-    def __init__(
-        self,
-        folder: Path,
-        source: Files | Synthetic,
-        price_seed: int,
-        nouns: str,
-        on_malformed: Callable[[Malformed], None] | None,
-        progress: Progress,
-    ) -> None:
-        self.folder = folder
-        self.source = source
-        self.price_seed = price_seed
-        self.nouns = nouns
-        self.on_malformed = on_malformed
-        self.progress = progress
-        self.sections: dict[str, Section] = {}
-        self.facts: dict[str, Any] = {}
-        self.told = 0
+    folder: Path
+    source: Files | Synthetic
+    price_seed: int
+    nouns: str
+    on_malformed: Callable[[Malformed], None] | None
+    progress: Progress
+    sections: dict[str, Section] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    told: int = 0
 
     def run(self) -> Manifest:
         if isinstance(self.source, Synthetic):
