@@ -1,4 +1,4 @@
-"""What is watched, what stops a run, and where metrics go."""
+"""Configuration of diagnostics, early stops and sinks of metrics."""
 
 from __future__ import annotations
 

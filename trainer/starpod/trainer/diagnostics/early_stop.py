@@ -1,4 +1,4 @@
-"""Rules that end a run which learns nothing any more. The bounds are RAGEN-2's (arXiv:2604.06268)."""
+"""Rules that end a run that no longer learns. The bounds are RAGEN-2's (arXiv:2604.06268)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starpod.trainer.diagnostics.config import MonitorConfig
 
 
 class EarlyStop:
-    """Counts in a row, for each rule, the steps or evaluations that meet it."""
+    """Counts the consecutive steps or evaluations that meet each rule."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config.early_stop

@@ -95,7 +95,7 @@ class EchoTrap:
     """Follows the four signals and warns in words, once per onset; says when a warning no longer holds.
 
     A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
-    back past the bound by the factor `release`. Where the task is solved, signals that fall are excused. While success
+    back past the bound by the factor `release`. Where the task is solved, falling signals do not warn. While success
     is above its start they are told as what they then are: a policy that becomes sure of what works. Signals that are
     missing from a step's metrics are left as they were.
     """
@@ -203,7 +203,7 @@ class EchoTrap:
         return EchoWarning(step, signal.name, ratio, text)
 
     def _without_start(self, step: int, signal: Signal, track: _Track) -> EchoWarning | None:
-        """Begins anew: a start of zero cannot be compared with. Reward deviation that was zero is worth a word."""
+        """Restarts the measurement: a start of zero cannot be compared with. Warns if reward deviation was zero."""
         steps, track.start = len(track.start), []
         if signal.name != "reward_std" or track.firing:
             return None

@@ -1,4 +1,4 @@
-"""Which groups the gradient comes from: its norm by reward deviation and by term of the loss."""
+"""Gradient norms by reward deviation of the groups and by term of the loss."""
 
 from __future__ import annotations
 

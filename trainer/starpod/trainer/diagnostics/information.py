@@ -1,4 +1,4 @@
-"""Whether reasoning still depends on what it is about: RAGEN-2's diagnostics (arXiv:2604.06268).
+"""Mutual information between prompts and reasoning: RAGEN-2's diagnostics (arXiv:2604.06268).
 
 Reasoning Z_i was sampled after prompt X_own(i). L_ij = log p(Z_i | X_j): how likely it would have been after prompt j.
 If the own prompt makes it no likelier than the others do, the policy recites a template whatever it is shown, even

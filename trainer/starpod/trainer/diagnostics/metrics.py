@@ -1,4 +1,4 @@
-"""Figures of one training step, by the names under which they are logged."""
+"""Metrics of one training step, by the names under which they are logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starpod.trainer.data.episode import Episode, Group
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What the collected episodes were like, before any filter. Failed ones are in none of it."""
+    """Metrics of the collected episodes, before any filter. Failed ones are left out."""
     episodes = [episode for group in groups for episode in group.episodes]
     if not episodes:
         return {}

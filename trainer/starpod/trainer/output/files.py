@@ -1,4 +1,4 @@
-"""Files that are never half written."""
+"""Atomic and append-only files of a run."""
 
 from __future__ import annotations
 

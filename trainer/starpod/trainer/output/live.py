@@ -37,7 +37,7 @@ KEPT = 120
 """Values per metric that the small curves are drawn from."""
 
 SHARE = 0.008
-"""Of the time, at most, that drawing may take."""
+"""Largest share of the time that drawing may take."""
 
 
 def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console: Console | None = None) -> Screen:
@@ -55,7 +55,7 @@ def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console:
 
 
 class LiveScreen(Screen):
-    """Draws on the terminal's second screen, so that no resize leaves traces, and leaves a summary on the first.
+    """Draws on the terminal's alternate screen, and leaves a summary on the main one.
 
     A drawing that took t seconds is followed by none for t / SHARE seconds: however slow the machine, and however
     fast the steps, watching costs less than a hundredth of the time.
@@ -82,7 +82,7 @@ class LiveScreen(Screen):
             budget = plan.get("budget_seconds")
             self.view.budget = float(budget) if budget else None
         if self._live is None:
-            # What others print must not tear the screen; output that goes to a file or a pipe is left alone.
+            # Others' output must not break the screen; output that goes to a file or a pipe is left alone.
             tty = sys.stdout.isatty()
             self._live = Live(self.view, console=self._console, screen=True, auto_refresh=False, redirect_stdout=tty)
             self._live.start()
@@ -150,7 +150,7 @@ class LiveScreen(Screen):
             self._live.update(self.view, refresh=True)
             taken = self._clock() - now
             self._rest_until = now + max(taken / SHARE, 0.1)
-        except Exception as error:  # a picture is not worth a run
+        except Exception as error:  # a failed drawing must not end a run
             live, self._live = self._live, None
             live.stop()
             self._console.print(f"the screen failed and is off; training goes on: {error!r}", markup=False)
@@ -158,14 +158,14 @@ class LiveScreen(Screen):
             self._lock.release()
 
     def _tick(self) -> None:
-        """Keeps the clock going, and a resized window drawn, while nothing happens for long."""
+        """Redraws for the clock and for resizes while no event comes."""
         while not self._closing.wait(1.0):
             self._draw()
 
 
 @dataclass
 class View:
-    """Everything the screen knows; renders itself into whatever room there is."""
+    """State of the screen; renders itself into any size."""
 
     title: str = ""
     plan: dict[str, str] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class View:
         yield layout
 
     def farewell(self) -> RenderableType:
-        """The lines that stay on the terminal."""
+        """Summary lines that stay on the terminal."""
         lines = [Text(self.title, style="bold")]
         if self.metrics:
             lines.append(Text(f"{duration(self.seconds)}  {step_line(self.step, self.total, self.metrics)}"))
@@ -287,7 +287,7 @@ class View:
         first_step, first = self.evaluations[0]
         if first_step != step:
             rows.append((f"step {first_step}", first["success"], None))
-        # Where room is short, those nearest to what was reached say most.
+        # Where room is short, the ones nearest to the result are kept.
         rows.sort(key=lambda row: abs(row[1] - latest["success"]))
         rows = [*rows[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]
         names = min(max(len(name) for name, _, _ in rows), 24)

@@ -1,4 +1,4 @@
-"""report.html: what a run did, on one page that needs nothing else."""
+"""report.html: a run on one self-contained page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARTS = (
 )
 
 EPISODES = 4
-"""Shown of the last evaluation: as many solved as not, where there are."""
+"""Sample episodes of the last evaluation: as many solved as not, where there are."""
 
 
 def write_report(run_dir: Path | str) -> Path:

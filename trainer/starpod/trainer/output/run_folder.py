@@ -1,4 +1,4 @@
-"""The folder of one run: what was asked for, with what code, and everything that came of it."""
+"""The folder of one run: its configuration, the code's version, and all results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vll
 
 
 class RunExists(Exception):
-    """The folder holds a run, and nobody asked to go on with it."""
+    """The folder holds a run, and resuming was not asked for."""
 
 
 class RunLocked(Exception):
@@ -123,7 +123,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other trainers off the folder; a killed one's lock is gone with it. Raises RunLocked."""
+        """Locks the folder against other trainers; a killed process loses its lock. Raises RunLocked."""
         with open(self.path / ".lock", "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,7 +219,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return done.stdout.strip()
 
     try:
-        # An installed package can lie inside somebody else's repository: its commit would say nothing.
+        # An installed package can lie inside another repository, whose commit says nothing about it.
         if not git("ls-files", "."):
             return None
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}

@@ -28,7 +28,7 @@ SHARES = (
 
 
 class Screen:
-    """Told what happens; shows as much of it as fits. This one shows nothing. Close it, or use it in a `with`
+    """Interface of screens, and the one that shows nothing. Close it, or use it in a `with`
     statement."""
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
@@ -50,13 +50,13 @@ class Screen:
         """A line of evaluations.jsonl."""
 
     def warn(self, text: str) -> None:
-        """Something the user should know, in words. The same text again is not shown again."""
+        """A warning, in words. The same text is shown once."""
 
     def done(self, summary: Mapping[str, Any]) -> None:
         """The run is over; what came of it, by name."""
 
     def close(self) -> None:
-        """Gives the terminal back. Harmless to repeat."""
+        """Restores the terminal. Harmless to repeat."""
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +84,7 @@ class PlainScreen(Screen):
             self._say(f"  {name.replace('_', ' ')}: {value}")
 
     def phase(self, name: str) -> None:
-        # The phases of every step would drown the log: each is said when it comes for the first time.
+        # Phases repeat every step; each is logged the first time alone.
         if name not in self._phases:
             self._phases.add(name)
             self._say(f"{self._stamp()} {name}")
@@ -116,7 +116,7 @@ class PlainScreen(Screen):
         self._flush()
 
     def _flush(self) -> None:
-        """Says the last line that came too soon: a log must end with the last step."""
+        """Prints the last line that the rate limit held back: a log must end with the last step."""
         if self._withheld:
             self._say(self._withheld)
             self._withheld = ""

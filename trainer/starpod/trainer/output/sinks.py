@@ -109,7 +109,7 @@ class MlflowSink:
 class Sinks:
     """All sinks of a run. Only metrics.jsonl may stop it; any other that fails is dropped with a warning.
 
-    warn: is told in words.
+    warn: called with the text of each warning.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Sinks:
         for name, sink in list(self._others.items()):
             try:
                 sink.write(step, finite)
-            except Exception as error:  # whatever a third party's logger raises, training goes on
+            except Exception as error:  # a third party's logger must not stop training
                 del self._others[name]
                 self._warn(
                     f"{name} failed at step {step} and gets no more metrics: {error}. metrics.jsonl has them all"
@@ -169,7 +169,7 @@ class Sinks:
         try:
             self._others[name] = make()
         except ModuleNotFoundError as error:
-            # TensorBoard is on by default: silence where it is missing would be a puzzle, an error a nuisance.
+            # TensorBoard is on by default, so a missing package is a warning and no error.
             self._warn(f"{name} gets no metrics: the package {error.name} is not installed")
         except Exception as error:
             self._warn(f"{name} gets no metrics: {error}")

@@ -1,4 +1,4 @@
-"""Metrics as people read them; shared by the screen and the report."""
+"""Labels and formats of metrics, shared by the screen and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations as token ids: what was sampled is kept as it is, and only what the environment says is encoded.
+"""Conversations as token ids: sampled ids are kept, and only the environment's text is encoded.
 
 The layout of a conversation is the tokenizer's own chat template. Rendering a short made-up conversation that ends in
 the new turn, and cutting off what was made up, gives the ids between two replies without decoding either of them.

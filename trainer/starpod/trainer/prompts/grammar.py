@@ -1,6 +1,6 @@
 """Response grammar: reasoning and actions between tags, several actions with a separator between them.
 
-The tags and the way they are read are RAGEN's (arXiv 2504.20073); docs/prompts.md has the rules.
+The tags and their parsing are RAGEN's (arXiv 2504.20073); docs/prompts.md has the rules.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ ANSWER, ANSWER_END = "<answer>", "</answer>"
 TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
 
 SEPARATOR = "||"
-"""Between the actions of an answer."""
+"""Separator between the actions of an answer."""
 
 MOST_ACTIONS = 256
-"""Of one reply, where no limit is given: servers bound the list of a step."""
+"""Limit of one reply where none is given: servers bound the list of a step."""
 
 _MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
-"""Deleted from what stands between the tags."""
+"""Deleted from the text between the tags."""
 
 _TURNING_POINT = re.compile(r"</think>\s*<answer>")
 

@@ -1,4 +1,4 @@
-"""Claims of a thought about the state: a small language, read without ever failing on free text.
+"""Parser of claims about the state in a thought. Free text never makes it fail.
 
 Two ways to say things are understood; everything else is no claim. docs/rewards.md has the rules and examples.
 
@@ -171,7 +171,7 @@ class _Sentences:
     """Walks over the words once; a claim is found where a subject or a direction begins one."""
 
     def __init__(self, text: str, family: str, legend: Mapping[str, frozenset[str]]) -> None:
-        # What the other game calls it: the goal of a lake is often called a target, and the other way round.
+        # Names from the other game: the goal of a lake is often called a target, and the other way round.
         self._alias = {"target": "goal"} if family == "frozen_lake" else {"goal": "target"}
         self._legend = legend
         self._tokens: list[Token] = []

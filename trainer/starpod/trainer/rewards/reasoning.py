@@ -1,4 +1,4 @@
-"""Pays for reasoning that agrees with the state: what a thought claims against what the environment shows.
+"""Reward for reasoning that agrees with the state: compares the claims of a thought with the observation.
 
 Without it a policy is paid the same for a right move under a made-up picture of the board as under a true one, and its
 reasoning decays into empty phrases (RAGEN, arXiv 2504.20073, section 4.3).
@@ -78,7 +78,7 @@ def _points(scene: Scene, origin: str, to: str, axis: str, value: str) -> bool |
     """Whether the way between two things leads there on one axis. Of several things the nearest ones count."""
     starts, ends = _cells(scene, origin), _cells(scene, to)
     if scene.towards == "box":
-        # As in local observations: a box that is at home is no aim, and neither is a target that is taken.
+        # As in local observations: a box on a target is no aim, and neither is a taken target.
         starts = scene.loose() or starts if origin == "box" else starts
         ends = scene.loose() or ends if to == "box" else ends
         if origin == "box" and to == "target":
