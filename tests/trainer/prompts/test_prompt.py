@@ -46,7 +46,7 @@ def prompter(
     config: PromptConfig | None = None, actions: tuple[str, ...] = ("Up", "Down"), limits: Limits | None = None
 ) -> Prompter:
     config = config or PromptConfig()
-    return Prompter(config, "Walk to G.", actions, Grammar(config.thinking), limits or Limits(5, 5, 10))
+    return Prompter(config, "Walk to G.", actions, limits or Limits(5, 5, 10))
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def replay(record: Any, variant: Any, parity: Parity) -> None:
     listed = re.search(r"available actions are:\n(.*)\n", system)
     actions = tuple(listed[1].split(", ")) if listed else ()
     limits = Limits(7, record["max_actions_per_turn"], variant["max_actions_per_traj"])
-    ours = Prompter(config, "", actions, Grammar(config.thinking), limits)
+    ours = Prompter(config, "", actions, limits)
     compare_system(record["id"], ours.system(), system, actions, limits, parity)
     template = Template(tokenizer("chatml"), prefill=config.opening)
     conversation = Conversation(template, context=config.context, window=config.window)

@@ -176,7 +176,7 @@ class DemonstrationWriter:
 
     def _prompter(self, demonstration: Demonstration) -> Prompter:
         instructions = demonstration.episode.instructions
-        return Prompter(self.prompt, instructions, self.actions, self.grammar, demonstration.limits)
+        return Prompter(self.prompt, instructions, self.actions, demonstration.limits)
 
     def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, Turn]]:
         """The user's message before each turn, and the turn."""

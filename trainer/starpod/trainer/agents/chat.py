@@ -11,7 +11,6 @@ from openai.types.chat import ChatCompletionMessageParam
 from starpod.client import Observation, Session, Want
 from starpod.trainer.agents.base import Agent, AgentError, AgentRefused, Agents, Move, Stop, Task
 from starpod.trainer.data.episode import Episode, Finish
-from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 
 KEY = "OPENAI_API_KEY"
@@ -103,9 +102,7 @@ class ChatAgent(Agent):
 
     def __init__(self, shared: ChatAgents, session: Session, task: Task) -> None:
         self._shared = shared
-        self._limits = session.limits
-        self._grammar = Grammar(thinking=shared.prompt.thinking, actions=task.actions)
-        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, self._grammar, session.limits)
+        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, session.limits)
         self._messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": self._prompter.system()}]
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
@@ -113,6 +110,6 @@ class ChatAgent(Agent):
         choice = (await self._shared.complete(self._messages)).choices[0]
         text = choice.message.content or ""
         self._messages.append({"role": "assistant", "content": text})
-        parsed = self._grammar.parse(text, self._limits.max_actions_per_turn or None)
+        parsed = self._prompter.parse(text)
         finish: Finish = "length" if choice.finish_reason == "length" else "stop"
         return Move(text, parsed.actions, parsed.thought, parsed.well_formed, finish)

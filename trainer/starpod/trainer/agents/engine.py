@@ -11,7 +11,6 @@ from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
-from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.section import Section
 from starpod.trainer.seeds import derive
@@ -66,9 +65,7 @@ class EngineAgent(Agent):
 
     def __init__(self, shared: EngineAgents, session: Session, task: Task, group: int) -> None:
         self._shared = shared
-        self._limits = session.limits
-        self._grammar = Grammar(thinking=shared.prompt.thinking, actions=task.actions)
-        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, self._grammar, session.limits)
+        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, session.limits)
         self._conversation = Conversation(shared.template, context=shared.prompt.context, window=shared.prompt.window)
         self._conversation.system(self._prompter.system())
         self._name = f"{shared.purpose}/{group}/{session.member}"
@@ -91,7 +88,7 @@ class EngineAgent(Agent):
             )
         )
         text = shared.template.decode(reply.tokens)
-        parsed = self._grammar.parse(text, self._limits.max_actions_per_turn or None)
+        parsed = self._prompter.parse(text)
         self._conversation.answer(reply.tokens, reply.finish, text)
         return Move(
             text,

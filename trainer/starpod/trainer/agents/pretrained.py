@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers.utils import logging
 
-from starpod.client import Limits, Session, Want
+from starpod.client import Session, Want
 from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
@@ -88,12 +89,8 @@ class PretrainedAgents(Agents):
         if self.config is None or self.config.environment.id != task.environment:
             return task
         trained = self.config.held_out.task(task.actions)
-        given, usual = task.limits, trained.limits
-        limits = Limits(
-            _or(given.max_turns, usual.max_turns),
-            _or(given.max_actions_per_turn, usual.max_actions_per_turn),
-            _or(given.max_actions, usual.max_actions),
-        )
+        given = {name: value for name, value in asdict(task.limits).items() if value is not None}
+        limits = replace(trained.limits, **given)
         options = {**trained.options, **task.options}
         return Task(task.environment, task.version or trained.version, options, limits, task.actions)
 
@@ -105,10 +102,6 @@ class PretrainedAgents(Agents):
 
     async def close(self) -> None:
         await self._engine.close()
-
-
-def _or(value: int | None, usual: int | None) -> int | None:
-    return usual if value is None else value
 
 
 def _could_be_a_name(model: str) -> bool:

@@ -1,16 +1,59 @@
-"""Checks of a resumed run: its model cannot change, its task and its estimator only where that is said twice."""
+"""Whether a run is resumed, and checks of one that is: its model cannot change, its task and its estimator only where
+that is said twice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from starpod.trainer.checkpoints.checkpoint import Loaded
-from starpod.trainer.config import Config
+from starpod.trainer.config import Config, load_config
 from starpod.trainer.models.config import RUN_TIME
+from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.section import ConfigError
 
 GUARDED = ("environment.id", "environment.version", "environment.options", "algorithm.advantage")
 """Keys that make another experiment of a run: a slip there would train a policy on what it was not made for."""
+
+
+USUAL = "frozen_lake"
+"""The configuration of a new run where none is named."""
+
+
+def resolve_run(
+    source: str | None,
+    words: Sequence[str],
+    run_dir: Path | None,
+    *,
+    resume: bool,
+    resume_or_start: bool,
+    changes: Collection[str],
+) -> tuple[Config, bool]:
+    """The configuration to train with, and whether the run in `run_dir` goes on.
+
+    source, words: as for `load_config`; None: the run's own, or of a new run USUAL. changes: as `allowed` in
+    `check_changes`. Raises ConfigError.
+    """
+    if (resume or resume_or_start) and run_dir is None:
+        raise ConfigError("--resume goes on with a run: name its folder with --run-dir")
+    if run_dir is None or not (resume or resume_or_start):
+        return load_config(source or USUAL, words), False
+    folder = RunFolder(run_dir)
+    if not folder.started:
+        if resume_or_start:
+            return load_config(source or USUAL, words), False
+        raise ConfigError(
+            f"{run_dir} holds no run to resume: name the folder of one with --run-dir, or leave --resume out to start "
+            "one there (--resume-or-start does either)"
+        )
+    if not folder.config.exists():
+        if source is None:
+            raise ConfigError(f"the run in {run_dir} ended before it noted its configuration: give CONFIG again")
+        return load_config(source, words), True
+    own = str(folder.config)
+    config = load_config(source or own, words)
+    check_changes(load_config(own), config, allowed=changes)
+    return config, True
 
 
 def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -> None:

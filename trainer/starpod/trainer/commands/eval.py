@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -127,10 +128,7 @@ def evaluate(
     policy = _policy(model, sampling, engine, base_url, concurrency)
     seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
-
-    def choose_tasks(specs: pb.DescribeResponse) -> list[Task]:
-        return _tasks(specs, environments, assignments, version, limits)
-
+    choose_tasks = partial(_tasks, names=environments, assignments=assignments, version=version, limits=limits)
     try:
         fleet = Fleet(address, token=token_file, tls=TLS(ca, certificate, key) if ca else None)
     except ValueError as error:
@@ -308,14 +306,12 @@ def _tasks(
 def _numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
     """All episodes, with group numbers that are unique across environments."""
     first = 0
-    numbered = []
     for episodes in results:
         groups = 1 + max((episode.group for episode in episodes), default=-1)
         for episode in episodes:
             episode.group += first
-            numbered.append(episode)
         first += groups
-    return numbered
+    return [episode for episodes in results for episode in episodes]
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:

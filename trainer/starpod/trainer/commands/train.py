@@ -52,34 +52,20 @@ def train(
     part of it, e.g. algorithm=starpo-grpo collect.groups=16. Without CONFIG it is frozen_lake, or, with --resume, the
     configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
     """
-    from starpod.trainer.checkpoints.resume import check_changes
-    from starpod.trainer.config import ConfigError, load_config, shipped
-    from starpod.trainer.output.run_folder import RunFolder
+    from starpod.trainer.checkpoints.resume import USUAL, resolve_run
+    from starpod.trainer.config import ConfigError, shipped
     from starpod.trainer.rollout.environment import check_installed
 
     if list_configurations:
         for name, path in shipped().items():
             click.echo(f"{name:16} {path.read_text(encoding='utf-8').splitlines()[0].removeprefix('# ')}")
         return 0
-    if (resume or resume_or_start) and run_dir is None:
-        raise click.UsageError("--resume goes on with a run: name its folder with --run-dir")
     if config is not None and "=" in config and not Path(config).exists():
         words, config = (config, *words), None
-    folder = RunFolder(run_dir) if run_dir is not None else None
-    if resume_or_start and folder is not None:
-        resume = folder.started
-    if resume and folder is not None and not folder.started:
-        raise click.UsageError(
-            f"{run_dir} holds no run to resume: name the folder of one with --run-dir, or leave --resume out to start "
-            "one there (--resume-or-start does either)"
-        )
-    own = folder.config if resume and folder is not None and folder.config.exists() else None
-    if resume and own is None and config is None:
-        raise click.UsageError(f"the run in {run_dir} ended before it noted its configuration: give CONFIG again")
     try:
-        resolved = load_config(config or (str(own) if own else "frozen_lake"), words)
-        if own is not None:
-            check_changes(load_config(str(own)), resolved, allowed=changes)
+        resolved, resume = resolve_run(
+            config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes
+        )
         check_installed(resolved.environment)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
@@ -88,7 +74,7 @@ def train(
         return 0
     if run_dir is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
-    name = f"{Path(config or 'frozen_lake').stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return run_training(resolved, run_dir or Path("runs") / name, resume=resume)
 
 

@@ -188,6 +188,17 @@ class Group:
         """Standard deviation of the raw returns with ddof=1; 0 for fewer than two episodes."""
         return statistics.stdev(self.returns) if len(self.episodes) > 1 else 0.0
 
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` is the inverse."""
+        parts = {"episodes": self.episodes, "failed": self.failed}
+        return {"id": self.id} | {name: [episode.to_json() for episode in part] for name, part in parts.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Group:
+        return cls(
+            values["id"], *([Episode.from_json(each) for each in values[part]] for part in ("episodes", "failed"))
+        )
+
 
 def episodes_of(groups: Sequence[Group]) -> list[Episode]:
     """All episodes that may be trained on, in the order of the groups.

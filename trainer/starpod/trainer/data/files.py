@@ -7,7 +7,6 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
@@ -129,11 +128,6 @@ def _parse(line: str) -> Episode:
     return episode
 
 
-@contextmanager
-def _open(path: Path, mode: str) -> Iterator[IO[str]]:
-    if path.name.endswith(".gz"):
-        with gzip.open(path, mode, encoding="utf-8") as file:
-            yield cast(IO[str], file)
-    else:
-        with path.open(mode, encoding="utf-8") as file:
-            yield file
+def _open(path: Path, mode: str) -> IO[str]:
+    opener = gzip.open if path.name.endswith(".gz") else open
+    return cast(IO[str], opener(path, mode, encoding="utf-8"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Group
 from starpod.trainer.section import Section
 
 
@@ -81,30 +81,12 @@ class ReplayBuffer:
         return {
             "stale": self.stale,
             "evicted": self.evicted,
-            "groups": [
-                {
-                    "version": version,
-                    "id": group.id,
-                    "episodes": [episode.to_json() for episode in group.episodes],
-                    "failed": [episode.to_json() for episode in group.failed],
-                }
-                for version, group in self._groups
-            ],
+            "groups": [{"version": version, **group.to_json()} for version, group in self._groups],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.stale, self.evicted = state["stale"], state["evicted"]
-        self._groups = [
-            (
-                item["version"],
-                Group(
-                    item["id"],
-                    [Episode.from_json(episode) for episode in item["episodes"]],
-                    [Episode.from_json(episode) for episode in item["failed"]],
-                ),
-            )
-            for item in state["groups"]
-        ]
+        self._groups = [(item["version"], Group.from_json(item)) for item in state["groups"]]
 
 
 def oldest_version(group: Group, default: int = 0) -> int:

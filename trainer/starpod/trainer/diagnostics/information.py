@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -75,18 +75,10 @@ def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) 
 
 
 def regime(*, high_entropy: bool, high_information: bool) -> Regime:
-    """The name of one of the four states a policy's reasoning can be in."""
+    """The name of one of the four states a policy's reasoning can be in: it varies or not, with the state or not."""
     if high_information:
         return "diverse reasoning" if high_entropy else "compressed reasoning"
     return "template collapse" if high_entropy else "low-entropy collapse"
-
-
-REGIMES: Mapping[Regime, str] = {
-    "diverse reasoning": "reasoning varies and depends on the state",
-    "compressed reasoning": "reasoning is terse, yet depends on the state",
-    "template collapse": "reasoning varies, but not with the state: entropy alone would not show it",
-    "low-entropy collapse": "reasoning is always the same",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +247,7 @@ class InformationProbe:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            name: {"deviation": dict(history.deviation), "start": history.start}
-            for name, history in self._histories.items()
-        }
+        return {name: asdict(history) for name, history in self._histories.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._histories = {name: _History(dict(v["deviation"]), v["start"]) for name, v in state.items()}

@@ -101,11 +101,10 @@ class LocalVllm(ServedEngine):
                         **arguments,
                     )
                 )
-        except Exception as error:
+        except BaseException as error:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise EngineError(f"vLLM did not start: {error}") from error
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, Exception):
+                raise EngineError(f"vLLM did not start: {error}") from error
             raise
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:

@@ -57,11 +57,10 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.critic_kind = critic
         self.critic = _build_critic(config, model, critic)
-        if config.gradient_checkpointing:
-            for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
+        for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
+            if config.gradient_checkpointing:
                 _recompute_activations(plain(part))
-        if (dtype := getattr(torch, config.dtype)) != torch.float32:
-            for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
+            if (dtype := getattr(torch, config.dtype)) != torch.float32:
                 compute_in(part, dtype)
         # Nothing is ever dropped out: the sampled distribution is the trained one.
         self.eval()

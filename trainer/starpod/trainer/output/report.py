@@ -13,6 +13,7 @@ from starpod.report import page as shared
 from starpod.report.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show, signed
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import METRICS, is_graded, metric, return_with_interval, with_interval
@@ -76,6 +77,11 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, said: str, body: str) -> str:
+    """A heading, a sentence below it and what they are about; nothing where there is nothing."""
+    return f'<h2>{title}</h2><p class="muted">{said}</p>{body}' if body else ""
 
 
 def _headline(
@@ -188,12 +194,13 @@ def _evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
         for s in evaluations
     )
     references = "The dotted lines are simple policies on the same seeds. " if reference else ""
-    return (
-        f'<h2>Evaluation</h2><p class="muted">The band is the 95 % interval. {references}</p>'
+    return _section(
+        "Evaluation",
+        f"The band is the 95 % interval. {references}",
         f'<div class="wide">{chart}</div><details><summary class="muted">As a table</summary><table>'
         '<tr><th class="n">Step</th><th class="n">Success</th><th class="n">Greedy</th><th class="n">Return</th>'
         '<th class="n">Turns</th><th class="n">Well-formed</th></tr>'
-        f"{rows}</table></details>"
+        f"{rows}</table></details>",
     )
 
 
@@ -248,8 +255,7 @@ def _small(
 
 def _learning(lines: Sequence[Mapping[str, Any]]) -> str:
     moved = [name for name in LEARNING if len({value for _, value in curve(lines, name)}) > 1]
-    charts = _small(lines, moved)
-    return f'<h2>Learning</h2><p class="muted">Collected episodes, step by step.</p>{charts}' if charts else ""
+    return _section("Learning", "Collected episodes, step by step.", _small(lines, moved))
 
 
 def _echo_trap(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -264,10 +270,11 @@ def _echo_trap(lines: Sequence[Mapping[str, Any]]) -> str:
         if warned
         else '<p class="muted">No warning was given.</p>'
     )
-    return (
-        '<h2>Echo Trap signals</h2><p class="muted">A policy that begins to repeat itself shows it here before its '
-        "success falls: deviation, entropy and diversity drop, the gradient norm rises. Warnings are marked.</p>"
-        f"{charts}{said}"
+    return _section(
+        "Echo Trap signals",
+        "A policy that begins to repeat itself shows it here before its success falls: deviation, entropy and "
+        "diversity drop, the gradient norm rises. Warnings are marked.",
+        charts + said,
     )
 
 
@@ -291,11 +298,10 @@ def _information(lines: Sequence[Mapping[str, Any]]) -> str:
             )
         )
     found = "".join(f"<div>{chart}</div>" for chart in charts if chart)
-    return (
-        '<h2>Does the reasoning depend on the state?</h2><p class="muted">Mutual information near 0 is a template that '
-        f'is recited whatever the state, even where entropy is high.</p><div class="charts">{found}</div>'
-        if found
-        else ""
+    return _section(
+        "Does the reasoning depend on the state?",
+        "Mutual information near 0 is a template that is recited whatever the state, even where entropy is high.",
+        found and f'<div class="charts">{found}</div>',
     )
 
 
@@ -323,11 +329,9 @@ def _time(lines: Sequence[Mapping[str, Any]]) -> str:
     outside = [value for _, value in curve(lines, "time/share_outside")]
     if outside:
         said += f"{show(sum(outside) / len(outside), 'share')} of the time was outside generation and update."
-    return (
-        f'<h2>Where the time went</h2><p class="muted">{escape(said)}</p>'
-        f'<div class="wide">{share_chart("Share of each step", layers, width=1072, height=240)}</div>'
-        f"{_small(lines, SPEED, colour=2)}"
-    )
+    shares = share_chart("Share of each step", layers, width=1072, height=240)
+    charts = _small(lines, SPEED, colour=2)
+    return _section("Where the time went", escape(said), f'<div class="wide">{shares}</div>{charts}')
 
 
 def _configuration(facts: Mapping[str, Any]) -> str:
@@ -341,10 +345,8 @@ def _configuration(facts: Mapping[str, Any]) -> str:
         f'<td class="muted"><code>{escape(_plain(default))}</code></td></tr>'
         for key, (value, default) in differs.items()
     )
-    return (
-        '<h2>Configuration</h2><p class="muted">What differs from the defaults; config.yaml has all of it.</p>'
-        f"<table><tr><th>Setting</th><th>This run</th><th>Default</th></tr>{rows}</table>"
-    )
+    table = f"<table><tr><th>Setting</th><th>This run</th><th>Default</th></tr>{rows}</table>"
+    return _section("Configuration", "What differs from the defaults; config.yaml has all of it.", table)
 
 
 def _plain(value: Any) -> str:
@@ -393,7 +395,7 @@ def _episodes(folder: RunFolder) -> str:
     files = folder.episode_files()
     if not files:
         return ""
-    last = _read(files[-1])
+    last = list(read_episodes(files[-1]))
     solved = [episode for episode in last if episode.success]
     others = [episode for episode in last if not episode.success and not episode.failed]
     half = EPISODES // 2
@@ -403,7 +405,8 @@ def _episodes(folder: RunFolder) -> str:
         before = None
         if number == 0 and len(files) > 1:
             before = next(
-                (e for e in _read(files[0]) if (e.environment, e.seed) == (episode.environment, episode.seed)), None
+                (e for e in read_episodes(files[0]) if (e.environment, e.seed) == (episode.environment, episode.seed)),
+                None,
             )
         parts.append(_episode(episode, "after training" if before else "", opened=number == 0))
         if before is not None:
@@ -415,15 +418,7 @@ def _episodes(folder: RunFolder) -> str:
             '<details class="episode"><summary><span class="muted">What the policy was told</span></summary>'
             f'<div class="turn"><pre class="mono whole">{escape(told)}</pre></div></details>'
         )
-    return (
-        f'<h2>Episodes</h2><p class="muted">From the evaluation at step {step:,}; episodes/ has all of them.</p>'
-        + "".join(parts)
-    )
-
-
-def _read(path: Path) -> list[Episode]:
-    with path.open(encoding="utf-8") as file:
-        return [Episode.from_json(json.loads(line)) for line in file]
+    return _section("Episodes", f"From the evaluation at step {step:,}; episodes/ has all of them.", "".join(parts))
 
 
 def _episode(episode: Episode, remark: str, *, opened: bool) -> str:

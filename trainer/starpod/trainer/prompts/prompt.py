@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from starpod.client import Limits
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.prompts.grammar import Grammar, Parsed
 from starpod.trainer.section import Section
 
 Context = Literal["full", "window", "single_turn"]
@@ -55,23 +55,21 @@ class PromptConfig(Section):
 
 
 class Prompter:
-    """Writes the messages of one environment's task and turns.
+    """Writes the messages of one environment's task and turns, and reads the replies to them.
 
     instructions: the environment's own, for the options in force: they explain the symbols that are really shown.
     actions: the names that it lists. limits: those in force; 0 or None means none.
     """
 
-    def __init__(
-        self, config: PromptConfig, instructions: str, actions: Sequence[str], grammar: Grammar, limits: Limits
-    ) -> None:
+    def __init__(self, config: PromptConfig, instructions: str, actions: Sequence[str], limits: Limits) -> None:
         self.config = config
         self.instructions = instructions
-        self.actions = tuple(actions)
+        self.grammar = Grammar(config.thinking, actions)
         self.limits = limits
         full = config.style == "full"
         self.shows_reward = full if config.show_reward is None else config.show_reward
         self.shows_actions_left = full if config.show_actions_left is None else config.show_actions_left
-        self.reminder = grammar.describe(limits.max_actions_per_turn or None)
+        self.reminder = self.grammar.describe(limits.max_actions_per_turn or None)
         if config.words is not None:
             self.reminder += f" Use at most {config.words} words."
 
@@ -81,8 +79,8 @@ class Prompter:
         if config.style == "compact":
             return config.system or ""
         lines = [OPENING if config.system is None else config.system, self.instructions]
-        if self.actions:
-            lines.append(f"Actions: {', '.join(self.actions)}.")
+        if actions := self.grammar.actions:
+            lines.append(f"Actions: {', '.join(actions)}.")
         lines.append(self._limits())
         if config.context == "single_turn":
             # The past is told in the user message, whose every turn would repeat it.
@@ -133,6 +131,10 @@ class Prompter:
             actions_left=actions_left,
             warning=last is not None and not last.valid,
         )
+
+    def parse(self, reply: str) -> Parsed:
+        """Reads a reply, as far as one turn's actions go."""
+        return self.grammar.parse(reply, self.limits.max_actions_per_turn or None)
 
     def _limits(self) -> str:
         limits = self.limits

@@ -48,18 +48,10 @@ class Claim:
 
 
 DIRECTIONS = {
-    "up": "Up",
-    "above": "Up",
-    "north": "Up",
-    "down": "Down",
-    "below": "Down",
-    "beneath": "Down",
-    "under": "Down",
-    "south": "Down",
-    "left": "Left",
-    "west": "Left",
-    "right": "Right",
-    "east": "Right",
+    **dict.fromkeys("up above north".split(), "Up"),
+    **dict.fromkeys("down below beneath under south".split(), "Down"),
+    **dict.fromkeys("left west".split(), "Left"),
+    **dict.fromkeys("right east".split(), "Right"),
 }
 _OPPOSITE = {"Up": "Down", "Down": "Up", "Left": "Right", "Right": "Left"}
 _AXES = {"Up": "vertical", "Down": "vertical", "Left": "horizontal", "Right": "horizontal"}
@@ -112,13 +104,6 @@ def read_claims(thought: str, family: str, legend: Mapping[str, frozenset[str]])
     return list(dict.fromkeys(claims))
 
 
-def way_claims(origin: str, to: str, vertical: str, horizontal: str) -> list[Claim]:
-    return [
-        Claim(("way", origin, to, "vertical"), vertical),
-        Claim(("way", origin, to, "horizontal"), horizontal),
-    ]
-
-
 # --- compact ----------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +128,8 @@ def _read_compact(words: Sequence[str], family: str, legend: Mapping[str, frozen
         elif open_to_pairs and _is_pair(words[place : place + 2]):
             origin, to = ("player", "goal" if family == "frozen_lake" else "box") if not pairs else ("box", "target")
             if pairs < 1 + (family == "sokoban"):
-                yield from way_claims(origin, to, word, following[0])
+                yield Claim(("way", origin, to, "vertical"), word)
+                yield Claim(("way", origin, to, "horizontal"), following[0])
             place, pairs = place + 2, pairs + 1
         else:
             place, open_to_pairs = place + 1, False

@@ -74,8 +74,7 @@ class Scene:
 
     def beside(self, direction: str, steps: int = 1) -> Cell:
         """The cell that many steps from the player."""
-        down, right = STEPS[direction]
-        return self.player[0] + steps * down, self.player[1] + steps * right
+        return _step(self.player, direction, steps)
 
     def blocked(self, direction: str) -> bool | None:
         """Whether a move from here changes nothing; None where the observation does not tell."""
@@ -218,6 +217,6 @@ def _border(rows: int, columns: int) -> list[Cell]:
     return sides + [(row, column) for row in (-1, rows) for column in range(columns)]
 
 
-def _step(cell: Cell, direction: str) -> Cell:
+def _step(cell: Cell, direction: str, steps: int = 1) -> Cell:
     down, right = STEPS[direction]
-    return cell[0] + down, cell[1] + right
+    return cell[0] + steps * down, cell[1] + steps * right
