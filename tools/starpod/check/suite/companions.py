@@ -119,7 +119,7 @@ def _expect_unauthenticated(error: grpc.aio.AioRpcError, what: str) -> None:
     expect_informed(refusal, "UNAUTHENTICATED", f"UNAUTHENTICATED from {what}")
 
 
-@must("C-96", "Trace context in the metadata, well-formed or not, changes no reply.")
+@must("C-96", "Trace context, well-formed or not, changes no reply.")
 async def trace_context(probe: Probe) -> None:
     script = probe.script()
     for parent in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "nonsense"):
@@ -139,8 +139,7 @@ async def trace_context(probe: Probe) -> None:
 
 @must(
     "C-97",
-    "A server-timing trailer, where there is one, has the form of the header; its durations are not negative and none"
-    " is above total.",
+    "A server-timing trailer has the form of the header; its durations are not negative and none is above total.",
 )
 async def timing_trailer(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -162,7 +161,7 @@ async def timing_trailer(probe: Probe) -> None:
 
 @must(
     "C-98",
-    "A connection on which nothing happens bears a ping every 10 seconds, while a Stream is open on it.",
+    "An idle connection bears a ping every 10 seconds, while a Stream is open on it.",
     slow=SILENT_SECONDS,
 )
 async def pinged(probe: Probe) -> None:

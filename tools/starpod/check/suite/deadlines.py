@@ -28,8 +28,7 @@ SENT = 3
 
 @must(
     "C-81",
-    "A Step that runs past its deadline, or whose caller leaves, is finished and cached: asking again returns its "
-    "reply.",
+    "A Step past its deadline, or whose caller leaves, is finished and cached: asking again returns its reply.",
 )
 async def past_deadline(probe: Probe) -> None:
     script = probe.script()
@@ -52,8 +51,7 @@ async def past_deadline(probe: Probe) -> None:
 
 @must(
     "C-82",
-    "An Open with a key that runs past its deadline, or whose caller leaves, is finished: asking again returns its "
-    "sessions.",
+    "An Open with a key past its deadline, or whose caller leaves, is finished: asking again returns its sessions.",
 )
 async def open_past_deadline(probe: Probe) -> None:
     usual = statistics.median([await _seconds(probe.open()) for _ in range(3)])

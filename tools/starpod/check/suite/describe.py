@@ -31,8 +31,7 @@ async def identity(probe: Probe) -> None:
 
 @must(
     "C-02",
-    "Every environment has an id `name-vN` and a semantic version; no version is listed twice, the newest of an "
-    "id comes first.",
+    "Ids are `name-vN` and versions semantic; no version is listed twice, the newest of an id comes first.",
 )
 async def listing(probe: Probe) -> None:
     server: pb.DescribeResponse = await probe.call(pb.DescribeRequest())
@@ -59,8 +58,8 @@ async def one_environment(probe: Probe) -> None:
 
 @must(
     "C-04",
-    "options_schema_json is a JSON Schema of an object that allows no additional properties and gives every "
-    "optional property a default.",
+    "options_schema_json is a JSON Schema of an object without additional properties, with a default for "
+    "every optional one.",
 )
 async def schema(probe: Probe) -> None:
     text = probe.spec.options_schema_json
@@ -77,7 +76,7 @@ async def schema(probe: Probe) -> None:
         expect(known, f"a default of the option {name}", "none", "name it in `required` or give it a default")
 
 
-@must("C-05", "The instance id is the same over every connection to a process, and Open names it too.")
+@must("C-05", "The instance id is the same over every connection to a process, and in Open.")
 async def instance(probe: Probe) -> None:
     reply: pb.DescribeResponse = await probe.second_connection().call(pb.DescribeRequest())
     opened = await probe.open()

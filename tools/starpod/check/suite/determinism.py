@@ -22,7 +22,7 @@ async def isolation(probe: Probe) -> None:
 
 @must(
     "C-79",
-    "The same version, seeds, options and actions give the same observations and rewards over another connection.",
+    "Equal version, seeds, options and actions give equal observations and rewards over another connection.",
 )
 async def two_connections(probe: Probe) -> None:
     if probe.target.differs is not None:
@@ -34,7 +34,7 @@ async def two_connections(probe: Probe) -> None:
         await probe.expect_script(handle, "the same episode again", SAME)
 
 
-@must("C-80", "The same version, seeds, options and actions give the same observations and rewards in another process.")
+@must("C-80", "Equal version, seeds, options and actions give equal observations and rewards in another process.")
 async def two_processes(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded(await probe.other_process())

@@ -19,8 +19,7 @@ RESEED = pb.FORK_RANDOMNESS_RESEED
 
 @must(
     "F-01",
-    "Fork returns `count` copies (0 means 1) with ids of their own, epoch 1, the original's step_index and its "
-    "present observation.",
+    "Fork returns `count` copies (0 means 1) with own ids, epoch 1, the original's step_index and present observation.",
 )
 async def places(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
@@ -45,7 +44,7 @@ async def keep(probe: Probe) -> None:
         await probe.expect_script(copy, "the rest of the episode in a copy", fix)
 
 
-@must("F-03", "A fork and what happens to its copies leave the original and the other copies as they are.")
+@must("F-03", "A fork and what happens to its copies leave the original and the others as they are.")
 async def independent(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     first, second, third = await probe.fork(handle, count=3)
@@ -65,7 +64,7 @@ async def survivors(probe: Probe) -> None:
     await copy.step()
 
 
-@must("F-05", "With RESEED each copy uses the dynamics seed given for it, and the same seed gives the same episode.")
+@must("F-05", "With RESEED each copy uses its given dynamics seed, and the same seed gives the same episode.")
 async def reseeded(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
@@ -81,7 +80,7 @@ async def reseeded(probe: Probe) -> None:
 
 @must(
     "F-06",
-    "With RESEED and no seeds each copy gets another dynamics seed, and the same fork again derives the same ones.",
+    "With RESEED and no seeds each copy gets another dynamics seed; the same fork again derives the same ones.",
 )
 async def derived(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -106,7 +105,7 @@ async def exact(probe: Probe) -> None:
 @must(
     "F-08",
     "Fork again with the same key returns the same copies, also at the same time and after the original was "
-    "stepped; another request under it, of this kind or another, is FAILED_PRECONDITION.",
+    "stepped; another request under it is FAILED_PRECONDITION.",
 )
 async def keyed(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -141,8 +140,7 @@ async def unsupported(probe: Probe) -> None:
 
 @must(
     "F-11",
-    "first_member of a Fork numbers the copies from there, and with RESEED their derived seeds are those of "
-    "these members.",
+    "first_member of a Fork numbers the copies, and with RESEED their derived seeds go by it.",
 )
 async def member_alone(probe: Probe) -> None:
     handle = await probe.seeded()

@@ -19,7 +19,7 @@ UNKNOWN_FIELD = b"\xfa\xff\xff\xff\x0f\x03new"
 LARGEST = 256 * 2**20
 
 
-@must("C-83", "Any call on an unknown session is NOT_FOUND (with an empty id, INVALID_ARGUMENT will do).")
+@must("C-83", "Any call on an unknown session is NOT_FOUND (or, with an empty id, INVALID_ARGUMENT).")
 async def unknown_session(probe: Probe) -> None:
     for session_id in ("no-such-session", "\u2603" * 1000, ""):
         requests: list[Message] = [
@@ -36,7 +36,7 @@ async def unknown_session(probe: Probe) -> None:
             await probe.refused(f"{method_of(request)} in the session {session_id[:16]!r}", request, *codes)
 
 
-@must("C-84", "An action of which no kind is set is INVALID_ARGUMENT and changes nothing.")
+@must("C-84", "An action of no kind is INVALID_ARGUMENT and changes nothing.")
 async def kindless(probe: Probe) -> None:
     handle = await probe.seeded()
     good = probe.choices(handle.session.observation)[0]
@@ -46,7 +46,7 @@ async def kindless(probe: Probe) -> None:
         await probe.expect_script(handle, "the episode after a malformed Step", "look at all actions before the first")
 
 
-@must("C-85", "More sub-actions than max_step_actions in one Step are INVALID_ARGUMENT and change nothing.")
+@must("C-85", "More sub-actions than max_step_actions are INVALID_ARGUMENT and change nothing.")
 async def too_many_actions(probe: Probe) -> None:
     most = probe.server.limits.max_step_actions
     needs(0 < most <= 1_000_000, "the server limits the sub-actions of a Step to none that could be sent")
@@ -58,7 +58,7 @@ async def too_many_actions(probe: Probe) -> None:
 
 @must(
     "C-86",
-    "A message larger than max_message_bytes is RESOURCE_EXHAUSTED, and costs neither the session nor the server.",
+    "A message above max_message_bytes is RESOURCE_EXHAUSTED, and harms neither session nor server.",
 )
 async def oversized(probe: Probe) -> None:
     most = probe.server.limits.max_message_bytes
@@ -69,7 +69,7 @@ async def oversized(probe: Probe) -> None:
     await handle.step()
 
 
-@must("C-87", "Fields that the server does not know are ignored.")
+@must("C-87", "Unknown fields are ignored.")
 async def unknown_fields(probe: Probe) -> None:
     handle = await probe.seeded()
     for request in (pb.DescribeRequest(), handle.request(), pb.RenewRequest(session_ids=[handle.id])):
@@ -80,7 +80,7 @@ async def unknown_fields(probe: Probe) -> None:
             raise Unmet(f"{method} with a field of the future to be served", str(from_error(error))) from error
 
 
-@must("C-88", "Bytes that are no message are refused, and cost neither the session nor the server.")
+@must("C-88", "Bytes that are no message are refused, and harm neither session nor server.")
 async def garbage(probe: Probe) -> None:
     handle = await probe.seeded()
     for method in ("Open", "Step", "Describe"):
@@ -96,8 +96,7 @@ async def garbage(probe: Probe) -> None:
 
 @must(
     "C-89",
-    "Every error carries google.rpc.ErrorInfo with the domain starpod.v1, the reason that the table gives and "
-    "its advice.",
+    "Every error carries google.rpc.ErrorInfo with the domain starpod.v1, and the reason and advice of the table.",
 )
 async def error_info(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
@@ -121,7 +120,7 @@ async def error_info(probe: Probe) -> None:
     await _informed(probe, "EPISODE_OVER", handle.request())
 
 
-@must("C-90", "INVALID_ARGUMENT carries google.rpc.BadRequest, which names the field: for an option its name.")
+@must("C-90", "INVALID_ARGUMENT carries google.rpc.BadRequest, which names the field or the option.")
 async def bad_request(probe: Probe) -> None:
     handle = await probe.seeded()
     cases: dict[str, Message] = {
@@ -139,8 +138,7 @@ async def bad_request(probe: Probe) -> None:
 
 @must(
     "C-91",
-    "UNKNOWN_ENVIRONMENT tells the nearest ids and UNKNOWN_VERSION the available versions in the metadata of "
-    "their ErrorInfo.",
+    "UNKNOWN_ENVIRONMENT tells the nearest ids and UNKNOWN_VERSION the available versions in their metadata.",
 )
 async def helpful(probe: Probe) -> None:
     mistyped = probe.spec.id.replace("-v", "_-v")

@@ -51,7 +51,7 @@ async def strange_lease(probe: Probe) -> None:
             expect(sound, f"a positive, finite lease where {lease} was asked for", reply.lease_seconds)
 
 
-@must("C-73", "A session that is not called for longer than its lease is reaped: then its calls are NOT_FOUND.")
+@must("C-73", "A session without a call for longer than its lease is reaped: then its calls are NOT_FOUND.")
 async def expiry(probe: Probe) -> None:
     handles = await probe.several(len(PATIENCE), lease_seconds=LEASE)
     await expect_reaped(probe, handles, PATIENCE, "session", "the session", "reap sessions whose lease ran out")
@@ -163,7 +163,7 @@ async def missing(probe: Probe) -> None:
         expect(list(reply.missing) == ["no-such-session"], "missing: no-such-session", list(reply.missing))
 
 
-@must("C-76", "Close ends a session: its calls are NOT_FOUND; closing again, or an unknown session, is not an error.")
+@must("C-76", "Close ends a session: its calls are NOT_FOUND; closing again, or an unknown one, is no error.")
 async def closing(probe: Probe) -> None:
     handle, other = await probe.seeded(), await probe.seeded()
     for _ in range(2):
@@ -172,7 +172,7 @@ async def closing(probe: Probe) -> None:
     await other.step()
 
 
-@must("C-77", "A session outlives its connection: any other connection goes on with it, and has the same replies.")
+@must("C-77", "A session outlives its connection: another one goes on with it, and has the same replies.")
 async def lost_connection(probe: Probe) -> None:
     script = probe.script()
     connection = probe.second_connection()

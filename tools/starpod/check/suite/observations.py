@@ -32,7 +32,7 @@ async def nothing_unasked(probe: Probe) -> None:
     expect(not last.HasField("expert_action"), "no expert_action after the end", "one")
 
 
-@must("C-61", "What the capabilities declare is there when it is wanted; to want what they lack is UNIMPLEMENTED.")
+@must("C-61", "What the capabilities declare is there when wanted; to want what they lack is UNIMPLEMENTED.")
 async def wanted(probe: Probe) -> None:
     can = probe.spec.capabilities
     for name in ("valid_actions", "state_key", "expert_action", "score"):
@@ -59,8 +59,7 @@ async def for_one_call(probe: Probe) -> None:
 
 @must(
     "C-63",
-    "state_key has 1 to 32 bytes, is equal for equal starts, and depends on the state alone: what changes "
-    "nothing leaves it as it is.",
+    "state_key has 1 to 32 bytes, is equal for equal starts, and changes with the state alone.",
 )
 async def state_key(probe: Probe) -> None:
     needs(probe.spec.capabilities.state_key, "the environment has no state_key")
@@ -155,7 +154,7 @@ async def unknown_mode(probe: Probe) -> None:
     await probe.refused("the render mode 'hologram'", request, "INVALID_ARGUMENT")
 
 
-@must("C-69", "Render changes nothing: an episode with a Render after every Step comes out undisturbed.")
+@must("C-69", "Render changes nothing.")
 async def render_changes_nothing(probe: Probe) -> None:
     async def render_all(_: object) -> None:
         for mode in probe.spec.render_modes:

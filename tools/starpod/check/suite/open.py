@@ -44,8 +44,7 @@ async def session_ids(probe: Probe) -> None:
 
 @must(
     "C-08",
-    "A session tells its seed and dynamics_seed: as asked, over the whole range of 64 bits, or else as drawn or "
-    "derived.",
+    "A session tells its seed and dynamics_seed: as asked, over all 64 bits, or else as drawn or derived.",
 )
 async def seeds(probe: Probe) -> None:
     for asked in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
@@ -57,7 +56,7 @@ async def seeds(probe: Probe) -> None:
     expect(len(set(drawn)) > 1, "another seed for each Open that gives none", drawn, "draw it at random")
 
 
-@must("C-09", "Opening again with the seed and dynamics_seed that a session tells gives the same episode.")
+@must("C-09", "Opening again with a session's seed and dynamics_seed gives the same episode.")
 async def reopened(probe: Probe) -> None:
     script = probe.script()
     for fields in ({}, {"seed": SEED}):
@@ -68,7 +67,7 @@ async def reopened(probe: Probe) -> None:
         expect_played(await first.play(script.turns), await again.play(script.turns), "the episode opened again", fix)
 
 
-@must("C-10", "The members of a group start from the same seed and the same first observation.")
+@must("C-10", "The members of a group share the seed and the first observation.")
 async def common_start(probe: Probe) -> None:
     probe.script()
     sessions = (await probe.open(seed=SEED, count=3)).sessions
@@ -81,8 +80,7 @@ async def common_start(probe: Probe) -> None:
 
 @must(
     "C-11",
-    "Each member's dynamics_seed is derived and differs from the others', unless Open gives one, which all "
-    "members use.",
+    "Each member's dynamics_seed is derived and differs from the others', unless Open gives one for all.",
 )
 async def dynamics_seeds(probe: Probe) -> None:
     groups = [(await probe.open(seed=SEED, count=3)).sessions for _ in range(2)]
@@ -111,7 +109,7 @@ async def same_key(probe: Probe) -> None:
     expect(expected == got, f"sessions {expected} under the same key", got, "remember the reply by its key")
 
 
-@must("C-14", "Opens with the same key that run at the same time return the same sessions.")
+@must("C-14", "Opens with the same key at the same time return the same sessions.")
 async def same_key_at_once(probe: Probe) -> None:
     request = probe.open_request(key=probe.key())
     replies = await asyncio.gather(*(probe.create(request) for _ in range(6)))
@@ -119,7 +117,7 @@ async def same_key_at_once(probe: Probe) -> None:
     expect(len(ids) == 1, "one session from six Opens at once with one key", len(ids), "let later ones wait")
 
 
-@must("C-15", "Open with a key that was used for another request is FAILED_PRECONDITION.")
+@must("C-15", "Open with the key of another request is FAILED_PRECONDITION.")
 async def key_reused(probe: Probe) -> None:
     key = probe.key()
     await probe.create(probe.open_request(seed=1, key=key))
@@ -133,7 +131,7 @@ async def long_key(probe: Probe) -> None:
     await probe.refused("a key of 129 bytes", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
 
 
-@must("C-17", "Open of an environment that is not hosted is NOT_FOUND.")
+@must("C-17", "Open of an unknown environment is NOT_FOUND.")
 async def unknown_environment(probe: Probe) -> None:
     for name in ("no_such_environment-v1", ""):
         request = probe.open_request(environment_id=name, version="")
@@ -143,8 +141,8 @@ async def unknown_environment(probe: Probe) -> None:
 
 @must(
     "C-18",
-    "Open takes the newest hosted version that fits all comparators; where none fits it is NOT_FOUND, where one "
-    "cannot be read INVALID_ARGUMENT.",
+    "Open takes the newest version that fits all comparators; if none fits it is NOT_FOUND, if one cannot be "
+    "read INVALID_ARGUMENT.",
 )
 async def versions(probe: Probe) -> None:
     version = probe.spec.version
@@ -166,7 +164,7 @@ async def unknown_option(probe: Probe) -> None:
     await probe.refused("an unknown option", request, "INVALID_ARGUMENT", fix="never ignore an option")
 
 
-@must("C-20", "An option whose type, bounds or choices its schema does not allow is INVALID_ARGUMENT.")
+@must("C-20", "An option that its schema does not allow is INVALID_ARGUMENT.")
 async def wrong_option(probe: Probe) -> None:
     shown = False
     for name, value in _wrong_values(json.loads(probe.spec.options_schema_json)):
@@ -176,7 +174,7 @@ async def wrong_option(probe: Probe) -> None:
     needs(shown, "the environment has no option whose schema forbids anything")
 
 
-@must("C-21", "An option given with its schema's default opens the same episode as when it is left out.")
+@must("C-21", "An option at its schema's default opens the same episode as without it.")
 async def default_options(probe: Probe) -> None:
     script = probe.script()
     properties = json.loads(probe.spec.options_schema_json).get("properties", {})
@@ -198,7 +196,7 @@ async def huge_group(probe: Probe) -> None:
 
 @must(
     "C-23",
-    "first_member places the sessions in their group: opened alone, a member has the seeds it has in the whole group.",
+    "first_member places the sessions in their group: opened alone, a member has the seeds it has in the group.",
 )
 async def member_alone(probe: Probe) -> None:
     whole = (await probe.open(seed=SEED, count=3)).sessions

@@ -21,8 +21,8 @@ TRIED = 8
 
 @must(
     "C-41",
-    "A Step has one outcome per sub-action, its reward is finite and the sum of theirs, and reward_parts sum to "
-    "it where given.",
+    "A Step has one outcome per sub-action; its reward is finite and the sum of theirs, and of reward_parts "
+    "where given.",
 )
 async def rewards(probe: Probe) -> None:
     handle = await probe.session(want=probe.acting_want())
@@ -73,7 +73,7 @@ async def _after_the_last(probe: Probe) -> None:
     expect(found == [(False, 0.0)], "executed=False and reward 0 after the sub-action that ends the episode", found)
 
 
-@must("C-43", "max_turns ends the episode as truncated with END_REASON_MAX_TURNS; a turn without an action counts.")
+@must("C-43", "max_turns truncates the episode with END_REASON_MAX_TURNS; a turn without an action counts.")
 async def max_turns(probe: Probe) -> None:
     reply = await probe.open(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
     expect(reply.limits.max_turns == 2, "max_turns 2 in OpenResponse.limits", reply.limits.max_turns)
@@ -85,7 +85,7 @@ async def max_turns(probe: Probe) -> None:
 
 @must(
     "C-44",
-    "max_actions ends the episode as truncated with END_REASON_MAX_ACTIONS once so many sub-actions were executed.",
+    "max_actions truncates the episode with END_REASON_MAX_ACTIONS once so many sub-actions were executed.",
 )
 async def max_actions(probe: Probe) -> None:
     for seed in range(8):
@@ -108,7 +108,7 @@ async def max_actions(probe: Probe) -> None:
 
 @must(
     "C-45",
-    "Limit overrides replace the environment's limits field by field: absent fields keep theirs and 0 lifts one.",
+    "Limit overrides replace single fields: absent ones keep theirs and 0 lifts one.",
 )
 async def overrides(probe: Probe) -> None:
     own = probe.spec.limits
@@ -125,7 +125,7 @@ async def overrides(probe: Probe) -> None:
 
 @must(
     "C-46",
-    "terminated and truncated are never set together, end_reason is set exactly if one of them is, and agrees with it.",
+    "terminated and truncated are never set together; end_reason is set exactly with one of them, and agrees.",
 )
 async def ends(probe: Probe) -> None:
     for limits in (UNLIMITED, pb.LimitOverrides(max_turns=6)):
@@ -141,8 +141,8 @@ async def ends(probe: Probe) -> None:
 
 @must(
     "C-48",
-    "An action that makes no sense is an outcome with valid=false, not an error; a name that ActionSpace.names "
-    "lacks is not executed.",
+    "An action that makes no sense is an outcome with valid=false; a name that ActionSpace.names lacks is "
+    "not executed.",
 )
 async def invalid_action(probe: Probe) -> None:
     space = probe.spec.action_space
@@ -166,8 +166,7 @@ async def invalid_action(probe: Probe) -> None:
 
 @must(
     "C-49",
-    "A well-formed action of a kind that the environment does not know is an outcome with valid=false or "
-    "INVALID_ARGUMENT, and changes nothing.",
+    "A well-formed action of an unknown kind is an outcome with valid=false or INVALID_ARGUMENT, and changes nothing.",
 )
 async def foreign_kinds(probe: Probe) -> None:
     script = probe.script()

@@ -20,7 +20,7 @@ TRIED = 8
 
 @must(
     "C-50",
-    "Reset raises the epoch by one, sets step_index to 0, keeps the session id and tells the seeds as Open does.",
+    "Reset raises the epoch by one, sets step_index to 0, keeps the session id and tells the seeds.",
 )
 async def plain(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -37,7 +37,7 @@ async def plain(probe: Probe) -> None:
 
 @must(
     "C-51",
-    "Reset with given seeds starts the episode that Open with these seeds starts, whatever was played before.",
+    "Reset with given seeds starts the episode that Open with them starts, whatever was played before.",
 )
 async def as_open(probe: Probe) -> None:
     script = probe.script()
@@ -49,7 +49,7 @@ async def as_open(probe: Probe) -> None:
     await probe.expect_script(handle, "the episode after a Reset", fix)
 
 
-@must("C-52", "The same Reset again, before any Step, has the same reply and does not raise the epoch again.")
+@must("C-52", "The same Reset again, before any Step, has the same reply and keeps the epoch.")
 async def repeated(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.reset_request()
@@ -61,8 +61,7 @@ async def repeated(probe: Probe) -> None:
 
 @must(
     "C-53",
-    "Reset with an old epoch is FAILED_PRECONDITION once the new episode was stepped, or if the request is "
-    "another; so is a future epoch.",
+    "Reset with an old epoch is FAILED_PRECONDITION after a Step, or if the request is another; so is a future epoch.",
 )
 async def fenced(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -88,7 +87,7 @@ async def after_the_end(probe: Probe) -> None:
     expect(transition.truncated, "the session's limit max_turns=1 to hold in the new episode", "no end after turn 1")
 
 
-@must("C-55", "Reset keeps what the session wants and its limits where it names none, and replaces them where it does.")
+@must("C-55", "Reset keeps wants and limits where it names none, and replaces them where it does.")
 async def kept(probe: Probe) -> None:
     can = probe.spec.capabilities.state_key
     handle = await probe.seeded(want=pb.Want(state_key=can), limits=pb.LimitOverrides(max_turns=9))
@@ -109,7 +108,7 @@ async def refused(probe: Probe) -> None:
     await probe.expect_script(handle, "the episode after a refused Reset", "validate before anything changes")
 
 
-@must("C-57", "Reset keeps the options of the session where it names none.")
+@must("C-57", "Reset keeps the options where it names none.")
 async def options_kept(probe: Probe) -> None:
     probe.script()
     usual = await probe.open(seed=SEED)

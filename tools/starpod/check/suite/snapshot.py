@@ -31,8 +31,8 @@ async def digest(probe: Probe) -> None:
 
 @must(
     "N-02",
-    "A restored session has epoch 1, the snapshot's step_index and observation, and goes on exactly as the "
-    "original would, even when that is closed.",
+    "A restored session has epoch 1, the snapshot's step_index and observation, and goes on as the original "
+    "would, even when that is closed.",
 )
 async def restored(probe: Probe) -> None:
     handle, _ = await probe.before_the_end()
@@ -42,7 +42,7 @@ async def restored(probe: Probe) -> None:
     await _expect_continued(probe, handle, copy)
 
 
-@must("N-03", "Snapshot changes nothing: the original goes on undisturbed.")
+@must("N-03", "Snapshot changes nothing.")
 async def harmless(probe: Probe) -> None:
     probe.script()
     handle = await probe.seeded()
@@ -68,7 +68,7 @@ async def tampered(probe: Probe) -> None:
 
 @must(
     "N-05",
-    "A state that the environment did not write, under a digest that fits, is refused and costs the server nothing.",
+    "A state that the environment did not write, under a digest that fits, is refused and harms nothing.",
 )
 async def foreign_state(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -120,8 +120,8 @@ async def group(probe: Probe) -> None:
 
 @must(
     "N-08",
-    "Restore again with the same key returns the same sessions, also at the same time; another request under it, of "
-    "this kind or another, is FAILED_PRECONDITION.",
+    "Restore again with the same key returns the same sessions, also at the same time; another request under "
+    "it is FAILED_PRECONDITION.",
 )
 async def keyed(probe: Probe) -> None:
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
@@ -152,7 +152,7 @@ async def limits_kept(probe: Probe) -> None:
 
 @must(
     "N-10",
-    "A snapshot can be restored in another process that hosts the same version, and goes on as the original would.",
+    "A snapshot can be restored in another process that hosts the same version.",
 )
 async def elsewhere(probe: Probe) -> None:
     handle, _ = await probe.before_the_end()

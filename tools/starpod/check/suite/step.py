@@ -16,7 +16,7 @@ from starpod.v1 import environment_pb2 as pb
 OTHER = (pb.Action(text="another action"),)
 
 
-@must("C-30", "A Step answers with a transition of one observation and with the index after its own.")
+@must("C-30", "A Step answers with one observation and with the index after its own.")
 async def plain(probe: Probe) -> None:
     if probe.target.unplayed is not None:
         raise probe.target.unplayed
@@ -45,7 +45,7 @@ async def repeated(probe: Probe) -> None:
         handle.index += 1
 
 
-@must("C-32", "A repeated Step is not played again: an episode whose every Step is sent twice comes out undisturbed.")
+@must("C-32", "A repeated Step is not played again.")
 async def repeated_throughout(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
@@ -96,7 +96,7 @@ async def gap(probe: Probe) -> None:
         await _out_of_order(probe, f"an index {ahead} too high", handle.request(ahead=ahead))
 
 
-@must("C-36", "An index before the last one is FAILED_PRECONDITION, even with the actions that were played there.")
+@must("C-36", "An index before the last one is FAILED_PRECONDITION, whatever the actions.")
 async def late(probe: Probe) -> None:
     handle = await probe.seeded()
     late = handle.request()
@@ -117,7 +117,7 @@ async def fenced(probe: Probe) -> None:
 
 @must(
     "C-38",
-    "OUT_OF_ORDER and EPISODE_OVER tell expected_epoch and expected_step_index in the metadata of their ErrorInfo.",
+    "OUT_OF_ORDER and EPISODE_OVER tell expected_epoch and expected_step_index in their metadata.",
 )
 async def expected_place(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
@@ -133,7 +133,7 @@ async def expected_place(probe: Probe) -> None:
     await _place_told(probe, "a Step after the end", handle.request(), handle)
 
 
-@must("C-39", "Refused, late and repeated Steps change nothing: the episode around them comes out undisturbed.")
+@must("C-39", "Refused, late and repeated Steps change nothing.")
 async def noise(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
@@ -152,7 +152,7 @@ async def noise(probe: Probe) -> None:
 
 @must(
     "C-40",
-    "Steps of one session that arrive at once are played in the order of their indices or refused, never mixed.",
+    "Steps of one session that arrive at once are played in the order of their indices or refused.",
 )
 async def at_once(probe: Probe) -> None:
     script = probe.script()
@@ -179,7 +179,7 @@ async def at_once(probe: Probe) -> None:
 
 @must(
     "C-47",
-    "A Step after the end of the episode is FAILED_PRECONDITION, while the last Step again still has its reply.",
+    "A Step after the end is FAILED_PRECONDITION, while the last Step again still has its reply.",
 )
 async def after_the_end(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))

@@ -68,7 +68,7 @@ async def _copied(probe: Probe, stream: StreamConnection, handle: Handle) -> lis
     return [reply.call_id for reply in asked]
 
 
-@must("S-02", "The calls of one session on a Stream are worked on in the order in which they were sent.")
+@must("S-02", "The calls of one session on a Stream are worked on in the order sent.")
 async def in_order(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
@@ -81,7 +81,7 @@ async def in_order(probe: Probe) -> None:
     expect_played(script.transitions, [_transition(reply) for reply in replies], "the episode in one message", fix)
 
 
-@must("S-03", "A Stream may interleave many sessions in one message; each plays its episode undisturbed.")
+@must("S-03", "A Stream may interleave many sessions in one message.")
 async def interleaved(probe: Probe) -> None:
     script = probe.script()
     handles = [await probe.seeded() for _ in range(4)]
@@ -97,7 +97,7 @@ async def interleaved(probe: Probe) -> None:
         expect_played(script.transitions, got, f"the episode of session {number} of 4 in one message")
 
 
-@must("S-04", "A bad call on a Stream fails alone: it gets an error reply, and the others and the stream go on.")
+@must("S-04", "A bad call on a Stream gets an error reply; the others and the stream go on.")
 async def fails_alone(probe: Probe) -> None:
     handle, other = await probe.seeded(), await probe.seeded()
     async with probe.connection.stream() as stream:
@@ -209,8 +209,7 @@ async def hollow(probe: Probe) -> None:
 
 @must(
     "S-11",
-    "A row of StepColumns does exactly what the Step with its fields does; action_counts tells which actions "
-    "are a row's.",
+    "A row of StepColumns does what the Step with its fields does; action_counts tells which actions are a row's.",
 )
 async def columns(probe: Probe) -> None:
     _needs_columns(probe)
@@ -237,8 +236,7 @@ async def columns(probe: Probe) -> None:
 
 @must(
     "S-12",
-    "Rows of several sub-actions, of state keys and of ends come back in columns or replies with all that the "
-    "Step's reply has.",
+    "Rows of several sub-actions, of state keys and of ends come back with all that the Step's reply has.",
 )
 async def full_rows(probe: Probe) -> None:
     _needs_columns(probe)
@@ -303,8 +301,7 @@ async def ragged(probe: Probe) -> None:
 
 @must(
     "S-15",
-    "The timing of a StreamResponse, where there is one, is finite and not negative, and environment_ms is at most"
-    " total_ms.",
+    "StreamResponse.timing is finite and not negative, and its environment_ms at most total_ms.",
 )
 async def timing(probe: Probe) -> None:
     handles = await probe.several(2)
@@ -323,8 +320,7 @@ async def timing(probe: Probe) -> None:
 
 @must(
     "S-16",
-    "Rows of one session in one StepColumns are worked on in their order, each as if it came alone: played, repeated "
-    "or refused.",
+    "Rows of one session in one StepColumns are worked on in their order, each as if it came alone.",
 )
 async def rows_of_one_session(probe: Probe) -> None:
     _needs_columns(probe)
