@@ -176,7 +176,7 @@ class Interval:
 
     place: int = -1
     latencies: defaultdict[LatencyKey, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
-    steps: Counter[int] = field(default_factory=Counter)
+    steps: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     calls: int = 0
     errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
     late: list[float] = field(default_factory=list)
@@ -284,7 +284,7 @@ class Point:
     latencies: dict[str, str] = field(default_factory=dict)
 
     def add(self, interval: Interval) -> None:
-        self.steps += interval.steps.total()
+        self.steps += sum(interval.steps.values())
         self.errors += sum(failures.count for failures in interval.errors.values())
         for (_, call, sent), seconds in interval.latencies.items():
             if not sent:
