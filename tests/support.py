@@ -140,6 +140,20 @@ def start_server(
         server.close()
 
 
+def credentials(folder: Path) -> dict[str, Path]:
+    """Files of a certificate authority ("ca"), a "certificate" of 127.0.0.1 with its "key", and a "token"."""
+    import trustme
+
+    files = {name: folder / name for name in ("ca", "certificate", "key", "token")}
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(files["ca"])
+    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
+    certificate.private_key_pem.write_to_path(files["key"])
+    files["token"].write_text("secret-of-a-test\n")
+    return files
+
+
 def children_of(pid: int) -> list[int]:
     """The processes that a process's main thread started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -21,7 +21,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(calls=CALLS, closed_at=st.none() | st.integers(0, 8))
 def test_every_call_ends_and_the_session_is_free_then(
     calls: list[tuple[str, int | None]], closed_at: int | None

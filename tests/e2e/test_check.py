@@ -9,11 +9,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import trustme
 
 from starpod.check.suite import REQUIREMENTS
 from tests.skipped import not_by_time
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, ServerProcess, credentials, start_server
 
 ENVIRONMENTS = ("bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1", "webshop-v1")
 NEVER_SHOWN = {
@@ -89,13 +88,7 @@ def test_json_alone_on_standard_output(server: ServerProcess) -> None:
 
 def test_a_guarded_and_small_server_keeps_the_contract(tmp_path: Path) -> None:
     """mTLS, a token, and so few sessions that the check can fill it."""
-    authority = trustme.CA()
-    files = {name: tmp_path / name for name in ("ca", "certificate", "key", "token")}
-    certificate = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(files["ca"])
-    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
-    certificate.private_key_pem.write_to_path(files["key"])
-    files["token"].write_text("secret\n")
+    files = credentials(tmp_path)
     serving = {"tls-certificate": "certificate", "tls-key": "key", "tls-client-ca": "ca", "token-file": "token"}
     calling = {"certificate": "certificate", "key": "key", "ca": "ca"}
     options = [word for option, name in serving.items() for word in (f"--{option}", str(files[name]))]

@@ -98,7 +98,7 @@ async def test_columns_equal_calls(client: Client) -> None:
             assert got == await client.step(session, index, *actions)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["Left", "Right", "report", "stop", "?"])), max_size=8),

@@ -45,7 +45,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{'-'.join(case[1]) or 'default'}")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS, dynamics_seed=SEEDS, choices=SEEDS, turns=st.integers(0, 5))
 def test_forks_and_snapshots_go_on_the_same(
     case: Case, seed: int, dynamics_seed: int, choices: int, turns: int
@@ -60,7 +60,7 @@ def test_forks_and_snapshots_go_on_the_same(
     assert play(restored, choices) == expected
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS, dynamics_seed=SEEDS)
 def test_caches_are_no_state(seed: int, dynamics_seed: int) -> None:
     for case in CASES:

@@ -39,7 +39,7 @@ def chance(policy: Policy, episode: Episode) -> float:
 # --- the cut ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.integers(1, 120),
     st.sampled_from(["starpo-ppo", "starpo-grpo", "dr-grpo", "gigpo"]),

@@ -42,7 +42,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(np.array_equal(one, other))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(actions, st.integers(0, 1000))
 def test_what_is_written_is_read_again(space: Space[Any], seed: int) -> None:
     space.seed(seed)
@@ -54,7 +54,7 @@ def test_what_is_written_is_read_again(space: Space[Any], seed: int) -> None:
     assert words(space)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(boxes, st.integers(0, 1000))
 def test_numbers_keep_every_bit(space: spaces.Box, seed: int) -> None:
     space.seed(seed)
@@ -71,7 +71,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(actions, junk)
 def test_any_value_is_read_or_refused(space: Space[Any], value: Any) -> None:
     try:

@@ -49,7 +49,6 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> tuple[str, float | None, lis
     return f"({left}){operator}{blank}({right})", value, first + second
 
 
-@settings(deadline=None)
 @given(expressions())
 def test_values_are_those_of_arithmetic(case: tuple[str, float | None, list[int]]) -> None:
     text, value, numbers = case
@@ -192,7 +191,6 @@ def test_rewards_are_options() -> None:
         assert answer(text, [3, 5], 8, **options).reward == reward
 
 
-@settings(deadline=None)
 @given(
     seed=SEEDS,
     counts=st.tuples(st.integers(2, 4), st.integers(2, 4)).map(sorted),
@@ -227,7 +225,7 @@ def test_the_solver_finds_what_needs_fractions_and_knows_when_there_is_nothing()
     assert start(numbers=(1, 1, 1, 1), target=9).environment.expert_action() is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.randoms(use_true_random=False))
 def test_the_solver_solves_what_it_can(numbers: list[int], rng: random.Random) -> None:
     """Any expression of the numbers sets a target that the solver must reach."""

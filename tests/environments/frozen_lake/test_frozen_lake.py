@@ -32,7 +32,7 @@ SHAPES = st.fixed_dictionaries(
 start = functools.partial(episodes.start, FrozenLake)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=SEEDS, shape=SHAPES)
 def test_transitions_are_gymnasiums(seed: int, shape: dict[str, Any]) -> None:
     environment = start(seed, **shape).environment
@@ -75,7 +75,6 @@ def test_slips_are_as_likely_as_they_should_be() -> None:
     assert abs(shares[5] - 0.1) < 0.01
 
 
-@settings(deadline=None)
 @given(seed=SEEDS, luck=SEEDS)
 def test_the_seed_fixes_the_map_alone(seed: int, luck: int) -> None:
     assert start(seed, 1).environment.map == start(seed, luck).environment.map
@@ -96,7 +95,7 @@ def test_slips_know_nothing_of_the_map() -> None:
         assert count / whole < 0.2
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=SEEDS, shape=SHAPES)
 def test_drawn_maps_can_be_solved(seed: int, shape: dict[str, Any]) -> None:
     environment = start(seed, **shape).environment
@@ -114,7 +113,7 @@ def test_drawn_maps_have_as_many_holes_as_asked() -> None:
         assert abs(share - (1 - probability)) < 0.025
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=SEEDS)
 def test_the_expert_needs_the_fewest_moves_without_slip(seed: int) -> None:
     episode = start(seed, size=6, frozen_probability=0.7, success_rate=1.0)

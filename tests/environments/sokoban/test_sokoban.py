@@ -32,7 +32,7 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 @given(seeds, rooms)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_generated_room_is_fit_to_play_and_solvable(seed: int, options: dict[str, int]) -> None:
     environment = start(seed, **options).environment
     board, player, boxes = environment.board, environment.player, environment.boxes
@@ -47,7 +47,7 @@ def test_every_generated_room_is_fit_to_play_and_solvable(seed: int, options: di
 
 
 @given(seeds, st.integers(1, 6), st.integers(0, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_solution_is_as_long_as_asked(seed: int, least: int, more: int) -> None:
     environment = start(seed, min_solution=least, max_solution=least + more).environment
     plan = solve(environment.board, environment.player, environment.boxes)
@@ -100,7 +100,7 @@ def test_generation_leaves_the_global_stream_alone() -> None:
 
 
 @given(seeds, rooms)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_expert_solves_in_the_fewest_moves(seed: int, options: dict[str, int]) -> None:
     episode = start(seed, **options)
     environment = episode.environment
@@ -121,7 +121,7 @@ def test_the_expert_solves_in_the_fewest_moves(seed: int, options: dict[str, int
 
 
 @given(seeds, st.lists(st.sampled_from(tuple(MOVES)), min_size=1, max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_state_key_is_the_state_without_its_history(seed: int, actions: list[str]) -> None:
     episode = start(seed, rows=6, columns=6, search_depth=20)
     environment = episode.environment
@@ -249,7 +249,7 @@ symbol_sets = st.lists(
 
 
 @given(seeds, symbol_sets)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_custom_symbols_are_what_board_and_legend_show(seed: int, characters: list[str]) -> None:
     names = ("wall", "empty", "target", "box_on_target", "box", "player", "player_on_target")
     symbols = dict(zip(names, characters, strict=True))

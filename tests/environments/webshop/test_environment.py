@@ -155,7 +155,7 @@ def test_a_poor_purchase_is_paid_in_part() -> None:
 # --- what is seen ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, choices=SEEDS, goals=st.sampled_from(["human", "synthetic"]))
 def test_listed_actions_are_valid_and_the_rest_of_the_rules_hold(seed: int, choices: int, goals: str) -> None:
     environment, rng = opened(seed, goals=goals, show_attrs=bool(seed % 2)), random.Random(choices)
@@ -222,7 +222,7 @@ def test_state_keys_are_of_the_state_alone() -> None:
 # --- sessions ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, choices=SEEDS, turns=st.integers(0, 8), past=st.integers(0, 2))
 def test_forks_and_snapshots_go_on_the_same(seed: int, choices: int, turns: int, past: int) -> None:
     rng = random.Random(choices)
@@ -304,7 +304,7 @@ def every_choice(item: Any) -> Iterator[dict[str, str]]:
         yield {group: value for group, value in zip(groups, values, strict=True) if value}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, choices=SEEDS)
 def test_the_expert_finds_its_way_from_anywhere(seed: int, choices: int) -> None:
     environment, rng = opened(seed), random.Random(choices)

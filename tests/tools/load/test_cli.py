@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, ServerProcess, credentials, start_server
 from tests.tools.load.conftest import LAZY, command, run_load
 
 minutes = pytest.mark.minutes
@@ -194,13 +193,7 @@ def test_what_is_recorded_is_played_again(server: ServerProcess, tmp_path: Path)
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[tuple[ServerProcess, list[str]]]:
     """Two workers behind mTLS and a token, and what it takes to reach them."""
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    files = {name: tmp_path / name for name in ("ca", "certificate", "key", "token")}
-    authority.cert_pem.write_to_path(files["ca"])
-    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
-    certificate.private_key_pem.write_to_path(files["key"])
-    files["token"].write_text("secret\n")
+    files = credentials(tmp_path)
     serving = {"tls-certificate": "certificate", "tls-key": "key", "tls-client-ca": "ca", "token-file": "token"}
     options = [word for option, name in serving.items() for word in (f"--{option}", str(files[name]))]
     access = [word for name, file in files.items() for word in (f"--{name.replace('token', 'token-file')}", str(file))]

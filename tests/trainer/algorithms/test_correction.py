@@ -45,7 +45,7 @@ def test_an_episode_can_have_the_product_of_its_tokens() -> None:
 
 @pytest.mark.parametrize("options", MODES)
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_fresh_tokens_weigh_exactly_one(options: dict[str, Any], seed: int) -> None:
     mask, _ = random_layout(seed, 3, 5)
     old = random_doubles(seed, 3, 5).float()

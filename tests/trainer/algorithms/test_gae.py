@@ -101,7 +101,7 @@ def test_bilevel_gae_bootstraps_from_the_last_turn() -> None:
 
 
 @given(seed=st.integers(0, 10_000), gamma=st.sampled_from([1.0, 0.9]), lam=st.sampled_from([1.0, 0.95, 0.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_gae_equals_the_sum_that_defines_it(seed: int, gamma: float, lam: float) -> None:
     mask, _ = random_layout(seed, 3, 9)
     rewards, values = random_doubles(seed, 3, 9), random_doubles(seed + 1, 3, 9)
@@ -117,7 +117,7 @@ def test_gae_equals_the_sum_that_defines_it(seed: int, gamma: float, lam: float)
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_with_nothing_discounted_both_levels_are_return_minus_value(seed: int) -> None:
     mask, turns = random_layout(seed, 3, 9)
     # A KL penalty rewards every token, not only the last ones of turns.
@@ -130,7 +130,7 @@ def test_with_nothing_discounted_both_levels_are_return_minus_value(seed: int) -
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_first_token_of_a_turn_has_the_turns_advantage(seed: int) -> None:
     mask, turns = random_layout(seed, 3, 9)
     rewards, values = torch.where(mask, random_doubles(seed, 3, 9), 0.0), random_doubles(seed + 1, 3, 9)

@@ -54,7 +54,7 @@ def test_an_episode_alone_in_its_group_has_advantage_zero(name: str) -> None:
 
 @pytest.mark.parametrize("name", PER_EPISODE)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_groups_are_told_by_id_and_order_does_not_matter(name: str, data: st.DataObject) -> None:
     returns = data.draw(st.lists(st.floats(0, 10), min_size=1, max_size=12))
     groups = data.draw(st.lists(st.sampled_from([-4, 0, 3, 10**12]), min_size=len(returns), max_size=len(returns)))
@@ -65,7 +65,7 @@ def test_groups_are_told_by_id_and_order_does_not_matter(name: str, data: st.Dat
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=20), st.floats(-50, 50))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_leave_one_out_is_what_it_says_and_ignores_a_shift(returns: list[float], shift: float) -> None:
     expected = [r - (sum(returns) - r) / (len(returns) - 1) for r in returns]
     assert of(rloo, returns, [0] * len(returns)) == pytest.approx(expected, abs=1e-9)
@@ -248,7 +248,7 @@ def test_soft_reweighting_scales_by_the_groups_deviation_of_raw_returns() -> Non
 
 
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_advantages_move_with_their_episodes_when_the_batch_is_shuffled(seed: int) -> None:
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed)).tolist()
     rewards, values = random_doubles(seed, 6, 3).tolist(), random_doubles(seed + 1, 6, 3).tolist()

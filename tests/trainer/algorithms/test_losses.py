@@ -167,7 +167,7 @@ def test_a_falling_prefix_is_left_out_too() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int) -> None:
     mask, turns = random_layout(seed, 4, 7)
     old = random_doubles(seed, 4, 7)
@@ -334,7 +334,7 @@ def test_an_empty_batch_has_no_weights_and_an_unknown_average_is_refused() -> No
 
 @pytest.mark.parametrize("average", AVERAGES)
 @given(seed=st.integers(0, 10_000), data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_no_split_into_micro_batches_changes_the_gradient(average: str, seed: int, data: st.DataObject) -> None:
     rows, columns = 6, 5
     mask, turns = random_layout(seed, rows, columns)

@@ -110,7 +110,7 @@ def test_a_run_that_went_back_forgets_its_future(tmp_path):
     assert_is(checkpoints.best(), 4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         nps.arrays(
@@ -167,7 +167,7 @@ def draw() -> list[object]:
     return [torch.randn(3).tolist(), np.random.normal(size=3).tolist(), random.random(), random.gauss(0, 1)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 700))
 def test_random_streams_go_on_where_they_stood(tmp_path_factory, seed, drawn):
     torch.manual_seed(seed)
@@ -183,7 +183,7 @@ def test_random_streams_go_on_where_they_stood(tmp_path_factory, seed, drawn):
     assert draw() == expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 2**31),
     st.integers(0, 3),
@@ -240,7 +240,7 @@ def two_checkpoints(tmp_path_factory) -> Path:
     return checkpoints.folder
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_seen_and_the_one_before_is_used(two_checkpoints, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged") / "checkpoints"

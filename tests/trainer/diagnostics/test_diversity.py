@@ -1,7 +1,7 @@
 """How alike replies are."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.data.episode import Episode
@@ -23,7 +23,6 @@ def test_layout_does_not_make_a_reply_different() -> None:
     assert response_diversity([member(1, "Go  Up\n"), member(1, "go up")]) == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=8), st.integers(2, 4))
 def test_more_groups_of_the_same_kind_leave_it_as_it_is(texts: list[str], times: int) -> None:
     batch = [member(group, text) for group in range(times) for text in texts]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.diagnostics.config import EchoTrapConfig, MonitorConfig
@@ -41,7 +41,6 @@ def test_a_healthy_run_is_not_warned_of() -> None:
     assert warnings == []
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_single_steps_never_warn(seed: int) -> None:
     # One value in seven is as bad as can be: more than a plateau with outliers, less than a change.
@@ -151,7 +150,6 @@ def test_steps_without_a_metric_change_nothing() -> None:
     assert trap.metrics == same.metrics
 
 
-@settings(deadline=None)
 @given(st.integers(1, 99))
 def test_a_resumed_watch_says_what_an_undisturbed_one_says(cut: int) -> None:
     curves: dict[str, Curve] = {

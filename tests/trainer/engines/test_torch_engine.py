@@ -79,7 +79,7 @@ async def alone(names: list[int]) -> dict[int, Play]:
     st.sampled_from([1, 7, 2048]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_reply_is_the_same_bit_for_bit_in_any_company(
     names: list[int], slots: int, prefill_rows: int, rng: random.Random
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_reply_is_the_same_bit_for_bit_in_any_company(
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_sampler_and_the_trainer_agree(name: int) -> None:
     async def run() -> Play:
         async with an_engine() as engine:

@@ -74,7 +74,7 @@ def test_the_gradient_of_log_probabilities_alone() -> None:
 
 
 @given(st.integers(0, 100))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_neither_padding_nor_companions_change_a_score(seed: int) -> None:
     tokens_BL, lengths_B, sampled_BL = a_batch(POLICY, seed)
     with torch.no_grad():

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.training.comparison import RETURN, write_comparison
@@ -188,7 +188,6 @@ def test_a_metric_that_no_run_has_gets_no_chart(tmp_path: Path) -> None:
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
 
-@settings(deadline=None)
 @given(st.lists(numbers, min_size=1, max_size=20), st.booleans())
 def test_an_axis_encloses_its_values_in_few_round_steps(values: list[float], zero: bool) -> None:
     ticks = axis(values, zero=zero)
@@ -198,7 +197,6 @@ def test_an_axis_encloses_its_values_in_few_round_steps(values: list[float], zer
     assert not zero or ticks[0] <= 0 <= ticks[-1]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(allow_nan=True, allow_infinity=True)), max_size=30))
 def test_any_values_make_a_chart_that_parses(points: list[tuple[float, float]]) -> None:
     points = [(x, y) for x, y in points if not abs(y) > 1e100] + [(0.0, float("nan"))]
@@ -216,7 +214,6 @@ def test_labels_of_close_rules_do_not_overlap() -> None:
     assert places["one"] - places["two"] >= 12
 
 
-@settings(deadline=None)
 @given(st.lists(numbers, min_size=1, max_size=300))
 def test_smoothing_keeps_length_and_range(values: list[float]) -> None:
     points = list(enumerate(values))

@@ -151,7 +151,7 @@ def test_the_screen_shows_everything_and_leaves_a_summary() -> None:
     screen.close()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(20, 200), st.integers(5, 70))
 def test_it_fits_whatever_room_there_is(width: int, height: int) -> None:
     view = View()
@@ -240,7 +240,6 @@ def test_durations() -> None:
     assert [duration(seconds) for seconds in (7, 245, 3729)] == ["0:07", "4:05", "1:02:09"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=80), st.integers(1, 30))
 def test_sparklines_take_any_values(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) <= width

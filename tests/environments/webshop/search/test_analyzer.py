@@ -6,7 +6,7 @@ import string
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from nltk.stem.porter import PorterStemmer
 
@@ -72,14 +72,12 @@ ALPHABET = (
 )
 
 
-@settings(deadline=None)
 @given(st.text(st.sampled_from(ALPHABET), max_size=20))
 @example("_" * 600 + "a" + "\u200d" * 600 + "★")
 def test_the_fast_way_finds_the_same_words(text: str) -> None:
     assert words(text) == _longest(text)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30) | st.text(st.sampled_from(ALPHABET), max_size=20))
 def test_words_lie_in_the_text_in_order(text: str) -> None:
     rest = text
@@ -135,13 +133,11 @@ ENDINGS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.builds("{}{}{}".format, LETTERS, st.just("") | ENDINGS, st.just("") | ENDINGS))
 def test_stems_as_an_independent_program_makes_them(word: str) -> None:
     assert stem(word) == PorterStemmer(mode=PorterStemmer.MARTIN_EXTENSIONS).stem(word)
 
 
-@settings(deadline=None)
 @given(st.text(string.ascii_letters, min_size=1))
 def test_case_does_not_matter(word: str) -> None:
     assert term_of(word.upper()) == term_of(word.lower())

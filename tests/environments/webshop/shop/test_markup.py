@@ -206,7 +206,7 @@ def test_hostile_texts_stay_texts(text: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=40).filter(str.strip))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_text_stays_text(text: str) -> None:
     for page, plain in zip(hostile_walk(text), hostile_walk("plain words"), strict=True):
         same_elements(page, plain)

@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import trustme
 from click.testing import CliRunner
 
 from starpod.env_server.config import TLS, ServerConfig, ServerLimits
@@ -29,7 +28,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.environments.webshop.html_text import Reader
 from tests.environments.webshop.little import LittleWebShop
-from tests.support import ServerProcess
+from tests.support import ServerProcess, credentials
 
 
 @dataclass
@@ -482,13 +481,7 @@ async def test_a_lost_path_and_a_server_without_the_shop_are_pages(visit: Visit,
 
 
 async def test_token_and_certificate_are_shown_to_the_server(visit: Visit, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    files = {name: tmp_path / name for name in ("ca", "certificate", "key", "token")}
-    authority.cert_pem.write_to_path(files["ca"])
-    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
-    certificate.private_key_pem.write_to_path(files["key"])
-    files["token"].write_text("let-me-in\n")
+    files = credentials(tmp_path)
     config = {"token_file": files["token"], "tls": TLS(files["certificate"], files["key"])}
     visitor = await visit(security=Security(files["token"], files["ca"]), **config)
     await visitor.start()

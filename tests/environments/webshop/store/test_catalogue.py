@@ -70,7 +70,7 @@ def test_a_product_comes_back_as_it_was(product: Product) -> None:
     assert decode(encode(product)) == product
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(catalogues, st.integers(0, 12))
 def test_catalogues_of_both_kinds_give_what_a_plain_search_finds(goods: list[Product], loaded: int) -> None:
     loaded = min(loaded, len(goods))
