@@ -3,7 +3,9 @@
 `lint-imports` enforces the contracts of pyproject.toml; these tests show that the contracts say all that they should.
 """
 
+import ast
 import importlib
+import importlib.util
 import tomllib
 from functools import cache
 from typing import Any
@@ -70,6 +72,33 @@ def test_circles_are_found() -> None:
 
 def test_no_circle_of_files() -> None:
     assert circles(_imports()) == []
+
+
+def _names_from_starpod() -> list[tuple[str, str, str]]:
+    """What benchmarks and examples import from the product: file, module and name."""
+    files = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    return [
+        (str(path.relative_to(ROOT)), node.module, alias.name)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("starpod.") and node.module
+        for alias in node.names
+    ]
+
+
+def test_what_benchmarks_and_examples_import_is_there() -> None:
+    """Most of them run by hand, and some beside packages that are not installed here."""
+    names = _names_from_starpod()
+    assert len(names) > 50
+    missing = []
+    for file, module, name in names:
+        try:
+            found = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+        except ModuleNotFoundError as error:
+            found = not (error.name or "").startswith("starpod")
+        if not found:
+            missing.append(f"{file}: {module}.{name}")
+    assert missing == []
 
 
 def _pyproject() -> Any:
