@@ -1,4 +1,4 @@
-"""Several processes as one trainer: torchrun starts them, FSDP2 shares the model out among them.
+"""Data-parallel training: torchrun starts the processes, FSDP2 shards the model among them.
 
 A program that was started plainly is one process without any process group, and every method here is then trivial.
 

@@ -13,7 +13,7 @@ def read_off(value: Any) -> Any:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. The message says which key, what was wrong and what would do."""
+    """The configuration cannot be used. The message names the key, what was wrong and what to set instead."""
 
 
 class Section(BaseModel):
@@ -26,7 +26,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     SHORTHAND: ClassVar[str] = ""
-    """The field that a single word fills where the section itself is meant; empty: a word will not do."""
+    """The field that a single word fills where the section itself is meant; empty: a single word is refused."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Agents: each plays one episode, turn by turn, and a source makes one for every episode."""
+"""Interface of agents, which play one episode each, and of their factories."""
 
 from __future__ import annotations
 
@@ -130,5 +130,5 @@ class Agents(ABC):
         return {}
 
     async def close(self) -> None:
-        """Gives back what they hold; they play no more."""
+        """Releases the agents' resources."""
         return

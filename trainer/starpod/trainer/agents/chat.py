@@ -1,4 +1,4 @@
-"""Agents that ask a model behind an OpenAI-compatible endpoint."""
+"""Agents that query an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ChatAgents(Agents):
             raise AgentError(f"no reply within {TIMEOUT_SECONDS:.0f} s") from error
         except openai.APIConnectionError as error:
             reason = f"no answer from {self._client.base_url}: {error.__cause__ or error.message}"
-            # It was there before: this episode is lost, and others may not be.
+            # The model answered before: this episode is lost, others may succeed.
             raise (AgentError if self._answered else AgentRefused)(reason) from error
         except openai.APIError as error:
             raise AgentError(error.message) from error

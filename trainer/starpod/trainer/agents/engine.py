@@ -1,4 +1,4 @@
-"""Agents whose tokens an engine samples: the policy that is trained or evaluated."""
+"""Agents that sample from an engine: the policy that is trained or evaluated."""
 
 from __future__ import annotations
 

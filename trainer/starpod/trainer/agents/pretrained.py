@@ -1,4 +1,4 @@
-"""Agents of a model that is loaded here: a run folder, a checkpoint, a Hugging Face model."""
+"""Agents that load a model: a run folder, a checkpoint, a Hugging Face model."""
 
 from __future__ import annotations
 

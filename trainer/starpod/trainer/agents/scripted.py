@@ -1,4 +1,4 @@
-"""Reference policies: agents without a model, beside which a learning curve is read."""
+"""Reference policies: agents without a model, for comparison with learning curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithm trains the policy: presets by name, and every choice they are made of."""
+"""Configuration of the algorithm: presets by name, and the choices they are made of."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "filter": {"strategy": "top_p", "value": 0.9},
     },
 }
-"""What each preset chooses; all else is as `AlgorithmConfig` has it."""
+"""Values of each preset; others are the defaults of `AlgorithmConfig`."""
 
 DEFAULT_PRESET = "starpo-s"
 

@@ -1,5 +1,4 @@
-"""Groups that are worth an update: StarPO-S (arXiv 2504.20073), RAGEN-2 (arXiv 2604.06268), and dynamic sampling (DAPO,
-arXiv 2503.14476)."""
+"""Filters of groups: StarPO-S (arXiv 2504.20073), RAGEN-2 (arXiv 2604.06268), dynamic sampling (arXiv 2503.14476)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Loaded:
 class Checkpoints:
     """The checkpoints of one run. One process writes them; any number may read.
 
-    report: is told, in one sentence, of each checkpoint that could not be used.
+    report: called with a sentence for each checkpoint that could not be used.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Checkpoints:
         return final
 
     def clean(self) -> None:
-        """Removes what a killed process left half written or half removed."""
+        """Removes incomplete folders that a killed process left."""
         for path in self.folder.glob(TEMPORARY + "*"):
             if path.is_dir():
                 shutil.rmtree(path)

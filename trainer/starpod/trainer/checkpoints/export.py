@@ -16,7 +16,7 @@ from starpod.trainer.models.trunk import plain
 from starpod.trainer.output.run_folder import RunFolder
 
 PRIVATE = {"addresses", "token_file", "ca", "certificate", "key"}
-"""Of the environment's section: where servers and secrets lie, which is nobody else's. Not in the model card."""
+"""Keys of the environment's section with addresses and paths of secrets: left out of the model card."""
 
 
 class ExportError(Exception):

@@ -1,5 +1,5 @@
-"""Whether a run is resumed, and checks of one that is: its model cannot change, its task and its estimator only where
-that is said twice."""
+"""Resuming: whether a run goes on, and checks of one that does: its model cannot change, its task and its estimator only
+with `--change`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.section import ConfigError
 
 GUARDED = ("environment.id", "environment.version", "environment.options", "algorithm.advantage")
-"""Keys that make another experiment of a run: a slip there would train a policy on what it was not made for."""
+"""Keys that make another experiment of a run, and so need a confirmation."""
 
 
 USUAL = "frozen_lake"

@@ -1,4 +1,4 @@
-"""A trained policy, back from a checkpoint of its run."""
+"""Loads a trained policy from a checkpoint of its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one record of what happened, from the environment's reply to the loss: turns, episodes, groups."""
+"""Records of turns, episodes and groups, from the environment's reply to the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training again on episodes that are there already: the same batch, a buffer of recent ones, or files alone."""
+"""Replay buffer of recent groups, and the configuration of repeated updates and offline files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collects groups of episodes: one coroutine each, so that a slow one never holds up the others."""
+"""Collects groups of episodes: one coroutine for each, so that slow episodes delay no others."""
 
 from __future__ import annotations
 

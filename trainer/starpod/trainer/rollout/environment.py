@@ -1,4 +1,4 @@
-"""The environment that is played: its configuration, and its services where the run starts them."""
+"""Configuration of the environment, and its services where the run starts them."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
     Raises ServiceFailed with the server's own words if it does not become ready, ConfigError where it was called wrong.
     """
     command = [sys.executable, "-m", "starpod.cli.main", "serve", *environments]
-    # With its end of the pipe the trainer takes the services along, even if it is killed outright. No function between
-    # fork and exec, which could ask the system for that: fork is no safe call in a process with gRPC's threads.
+    # The services end when the trainer's end of the pipe closes, even if it is killed. A preexec_fn could ask for
+    # that, but Python code between fork and exec is unsafe beside gRPC's threads.
     command += ["--port", "0", "--workers", str(workers), "--end-with-stdin", *arguments]
     with (
         tempfile.TemporaryFile(mode="w+") as log,
@@ -130,7 +130,7 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
             if not line:
                 process.wait(STOP_SECONDS)
                 log.seek(0)
-                # As every command of ours, it says by 2 that the call was wrong.
+                # Exit status 2: the call was wrong, as with every command.
                 raise (ConfigError if process.returncode == 2 else ServiceFailed)(
                     f"the environment service did not start (`{' '.join(command)}`): "
                     + (log.read().strip() or f"it ended with status {process.returncode} and said nothing")

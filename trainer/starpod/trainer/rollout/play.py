@@ -11,7 +11,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 
 MOST_TURNS = 1000
-"""Of one episode, where neither the environment nor the task has a limit: an agent may never find a way to end it."""
+"""Turns of an episode where neither the environment nor the task has a limit: an agent may never end it."""
 
 OWN_REWARD = Rewards(RewardConfig(format_penalty=0.0))
 """The environment's own reward, with no penalty and no shaping."""
