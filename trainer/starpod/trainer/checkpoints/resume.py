@@ -1,5 +1,5 @@
-"""Resuming: whether a run goes on, and checks of one that does: its model cannot change, its task and its estimator only
-with `--change`."""
+"""Resuming: whether a run goes on, and checks of one that does. Its model cannot change, its task and its estimator
+only with `--change`."""
 
 from __future__ import annotations
 
