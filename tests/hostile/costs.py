@@ -139,7 +139,9 @@ class Search:
     def run(self, count: int, size: int) -> None:
         """So many requests of up to `size` bytes. Every second one is a change of one of the worst so far."""
         for number in range(count):
-            worst = sorted(self.costs, key=lambda cost: -cost.excess)[:8]
+            # Of each place in a request the worst, so that one costly place does not hide the others.
+            places = {(each.shape.method, each.shape.path): each for each in sorted(self.costs, key=lambda c: c.excess)}
+            worst = sorted(places.values(), key=lambda cost: -cost.excess)[:8]
             shape = self._changed(self._draw.choice(worst).shape) if worst and number % 2 else self._drawn(size)
             self.costs.append(self.measure(shape))
 

@@ -41,7 +41,7 @@ _REAP_SECONDS = 1.0
 _SHORT_LIVED_CALLS = 1_000
 """Calls at once beside those that have limits of their own: those that are being refused."""
 _TRIM_BYTES = 16 * 2**20
-"""Of large requests, after which memory is given back to the system."""
+"""Of large requests, after which memory is given back to the system; after fewer, once no more of them come."""
 _CALLS_PER_CONNECTION = 2_048
 _OTHER_DESCRIPTORS = 1_024
 _IDLE_KEEPALIVES = 2
@@ -222,6 +222,7 @@ class EnvironmentServer:
                     logger.warning("shut connections beyond those of one address", extra={"connections": count})
 
     async def _reap(self) -> None:
+        seen = 0
         while True:
             asleep = time.monotonic()
             await asyncio.sleep(_REAP_SECONDS)
@@ -236,9 +237,10 @@ class EnvironmentServer:
             except Exception:
                 logger.exception("the reaper failed; it tries again")
                 continue
-            if self.worker.large_bytes > _TRIM_BYTES:
-                self.worker.large_bytes = 0
+            if (large := self.worker.large_bytes) > _TRIM_BYTES or 0 < large == seen:
+                self.worker.large_bytes = large = 0
                 await asyncio.to_thread(memory.give_back)
+            seen = large
             if reaped:
                 logger.info("reaped sessions whose lease ran out", extra={"sessions": reaped})
 
