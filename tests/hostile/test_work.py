@@ -29,8 +29,8 @@ def test_an_attack_costs_the_attacker_alone(name: str) -> None:
     [
         (1, 60, 60_000),
         (2, 40, 1_500_000),
-        pytest.param(3, 600, 100_000, marks=pytest.mark.minutes),
-        pytest.param(4, 500, 8_000_000, marks=pytest.mark.minutes),
+        pytest.param(3, 300, 100_000, marks=pytest.mark.minutes),
+        pytest.param(4, 400, 8_000_000, marks=pytest.mark.minutes),
     ],
 )
 def test_no_request_costs_more_than_its_bytes_and_calls_allow(seed: int, count: int, size: int) -> None:

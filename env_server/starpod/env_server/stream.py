@@ -122,7 +122,7 @@ class StreamServer:
                 begun = self._start_slice(calls, begun, arrived, transitions)
             # A message for every slice would cost more than the slice. None waits for the tenant's next turn.
             if (
-                calls[begun - 1][1] in _BULKY
+                transitions.message.ByteSize() > _MESSAGE_BYTES
                 or len(transitions) >= ROWS_AT_ONCE
                 or self._worker.share.exceeded(self._tenant)
             ):
@@ -196,11 +196,13 @@ class StreamServer:
 
         Returns the place to go on from.
         """
-        late = clock() + SLICE_SECONDS
+        late, size = clock() + SLICE_SECONDS, 0
         for place, (call, verb) in enumerate(calls[start:], start):
             bulky = verb in _BULKY
             self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, transitions, bulky)
-            if (bulky and transitions.message.replies) or len(transitions) >= ROWS_AT_ONCE or clock() > late:
+            if bulky and transitions.message.replies:
+                size += transitions.message.replies[-1].ByteSize()
+            if size > _MESSAGE_BYTES or len(transitions) >= ROWS_AT_ONCE or clock() > late:
                 return place + 1
         return len(calls)
 
