@@ -1,5 +1,6 @@
 """Properties of sudoku-v1."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from starpod.env_server.episode import EndReason, Want
 from starpod.environments.sudoku import Sudoku
 from starpod.environments.sudoku.generation import CLEARED, generate
-from starpod.environments.sudoku.grid import clashes
+from starpod.environments.sudoku.grid import clashes, peers
 from starpod.environments.sudoku.reading import read_action
 from starpod.environments.sudoku.solver import solutions
 from tests.environments import episodes
@@ -247,7 +248,7 @@ def test_every_cell_that_holds_its_digit_without_a_clash_has_paid(seed: int, pla
             earned += episode.turn([",".join(map(str, placement))], Want()).reward
     for cell, fixed in enumerate(sudoku.puzzle):
         digit = sudoku.grid[cell]
-        if not fixed and digit == sudoku.solution[cell] and not clashes(sudoku.grid, cell, digit):
+        if not fixed and digit == sudoku.solution[cell] and not clashes(sudoku.grid, sudoku.size, cell, digit):
             assert sudoku.paid[cell] == 1.0
     assert earned == sum(sudoku.paid.values()) + 10.0 * sudoku._solved()
 
@@ -347,3 +348,14 @@ def test_the_instructions_fit_the_options() -> None:
     text = start(size=4).environment.instructions()
     assert "4 rows" in text and "2x2 box" in text
     assert "After 16 actions at the latest" in text and "You have" not in text  # limits of the episode may be narrower
+
+
+@pytest.mark.parametrize("observation", ["simple", "detailed", "with_feedback"])
+def test_a_grid_of_another_size_is_never_searched_for_its_peers(observation: str) -> None:
+    """As a forged snapshot may hold one: its peers would take hours."""
+    sudoku = start(observation=observation, conflicts="place").environment
+    sudoku.grid = sudoku.puzzle = bytes(40_000)
+    for call in (sudoku.observe, sudoku.valid_actions, sudoku.expert_action):
+        with contextlib.suppress(IndexError):
+            call()
+    assert peers.cache_info().currsize <= 3

@@ -60,9 +60,9 @@ class Sudoku(Environment):
         if self.grid[cell] == number:
             message = f"({row},{column}) holds {number} already"
             return self._refuse(message, {"error": message}, late)
-        conflicts = clashes(self.grid, cell, number)
+        conflicts = clashes(self.grid, self.size, cell, number)
         if conflicts and self.options.conflicts == "refuse":
-            valid = candidates(self.grid, cell) if not self.grid[cell] else []
+            valid = candidates(self.grid, self.size, cell) if not self.grid[cell] else []
             message = f"Invalid placement: {number} conflicts with {conflicts}"
             if valid:
                 message += f"\n   Valid numbers for ({row},{column}): {valid}"
@@ -124,7 +124,7 @@ class Sudoku(Environment):
         if not number:
             return []
         same = [peer for peer in sorted(peers(self.size)[cell]) if self.grid[peer] == number]
-        return [peer for peer in same if not self.puzzle[peer] and not clashes(self.grid, peer, number)]
+        return [peer for peer in same if not self.puzzle[peer] and not clashes(self.grid, self.size, peer, number)]
 
     def observe(self) -> str:
         return self._view().text(self.options)
@@ -141,7 +141,8 @@ class Sudoku(Environment):
 
     def _view(self) -> View:
         marked = self.options.conflicts == "place" and self.options.show_conflicts
-        return View(self.puzzle, self.grid, clashing(self.grid) if marked else (), self.feedback, self.steps)
+        cells = clashing(self.grid, self.size) if marked else ()
+        return View(self.size, self.puzzle, self.grid, cells, self.feedback, self.steps)
 
     def instructions(self) -> str:
         return instructions(self.options)
@@ -153,7 +154,7 @@ class Sudoku(Environment):
             for cell, given in enumerate(self.puzzle)
             if not given
             for number in (
-                range(1, self.size + 1) if self.options.conflicts == "place" else candidates(self.grid, cell)
+                range(1, self.size + 1) if self.options.conflicts == "place" else candidates(self.grid, self.size, cell)
             )
             if number != self.grid[cell]
         ]
@@ -180,12 +181,12 @@ class Sudoku(Environment):
         todo = wrong + [cell for cell, digit in enumerate(self.grid) if not digit]
         free_for_all = self.options.conflicts == "place"
         for cell in todo:
-            if free_for_all or not clashes(self.grid, cell, self.solution[cell]):
+            if free_for_all or not clashes(self.grid, self.size, cell, self.solution[cell]):
                 return self._write(cell, self.solution[cell])
         for cell in todo:
             blockers = [peer for peer in peers(self.size)[cell] if self.grid[peer] == self.solution[cell]]
             if len(blockers) == 1:
-                for number in candidates(self.grid, blockers[0]):
+                for number in candidates(self.grid, self.size, blockers[0]):
                     if number != self.grid[blockers[0]]:
                         return self._write(blockers[0], number)
         return None
@@ -194,4 +195,4 @@ class Sudoku(Environment):
         return f"place {number} at row {cell // self.size + 1} col {cell % self.size + 1}"
 
     def _solved(self) -> bool:
-        return 0 not in self.grid and (self.grid == self.solution or not clashing(self.grid))
+        return 0 not in self.grid and (self.grid == self.solution or not clashing(self.grid, self.size))

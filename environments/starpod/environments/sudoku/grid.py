@@ -1,4 +1,7 @@
-"""A grid: cells, their rows, columns and boxes, and the digits that clash there."""
+"""A grid: cells, their rows, columns and boxes, and the digits that clash there.
+
+The size is always given: the length of a grid out of a forged snapshot could be any number.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +33,22 @@ def peers(size: int) -> tuple[frozenset[int], ...]:
     )
 
 
-def clashes(grid: Grid, cell: int, number: int) -> str:
+def clashes(grid: Grid, size: int, cell: int, number: int) -> str:
     """The row, column and box that hold the number already, as a text; empty if none does."""
-    size = math.isqrt(len(grid))
     side, here = math.isqrt(size), units(size)[cell]
     holding = [units(size)[peer] for peer in peers(size)[cell] if grid[peer] == number]
     labels = (f"row {here[0] + 1}", f"column {here[1] + 1}", f"box ({here[0] // side + 1},{here[1] // side + 1})")
     return ", ".join(labels[unit] for unit in range(3) if any(there[unit] == here[unit] for there in holding))
 
 
-def candidates(grid: Grid, cell: int) -> list[int]:
+def candidates(grid: Grid, size: int, cell: int) -> list[int]:
     """The numbers that clash with nothing in a cell."""
-    size = math.isqrt(len(grid))
     taken = {grid[peer] for peer in peers(size)[cell]}
     return [number for number in range(1, size + 1) if number not in taken]
 
 
-def clashing(grid: Grid) -> set[int]:
+def clashing(grid: Grid, size: int) -> set[int]:
     """Cells whose digit occurs again in their row, column or box."""
     return {
-        cell
-        for cell, near in enumerate(peers(math.isqrt(len(grid))))
-        if grid[cell] and any(grid[peer] == grid[cell] for peer in near)
+        cell for cell, near in enumerate(peers(size)) if grid[cell] and any(grid[peer] == grid[cell] for peer in near)
     }

@@ -16,6 +16,7 @@ LISTED_CELLS = 10
 class View(NamedTuple):
     """A grid as it stands. marked: cells shown as clashing. feedback: on the last action. steps: actions taken."""
 
+    size: int
     puzzle: Grid
     grid: Grid
     marked: Collection[int]
@@ -34,8 +35,7 @@ class View(NamedTuple):
 
     def _rows(self, cells: list[str], gap: str, rule: int) -> str:
         """Lays cells out with rulers between the boxes; a ruler below a band is `rule` dashes."""
-        size = math.isqrt(len(cells))
-        side = math.isqrt(size)
+        size, side = self.size, math.isqrt(self.size)
         lines = []
         for row in range(size):
             line = cells[row * size : (row + 1) * size]
@@ -46,15 +46,13 @@ class View(NamedTuple):
         return "\n".join(lines)
 
     def _simple(self) -> str:
-        size = math.isqrt(len(self.grid))
-        width = len(str(size))
+        size, width = self.size, len(str(self.size))
         cells = [f"{digit or '.':>{width}}" for digit in self.grid]
         return self._rows(cells, " ", size * (width + 1) + math.isqrt(size) - 1)
 
     def detailed(self) -> str:
         """The grid with given and clashing digits marked, and what the last action did."""
-        size = math.isqrt(len(self.grid))
-        width = len(str(size))
+        size, width = self.size, len(str(self.size))
         cells = []
         for cell, digit in enumerate(self.grid):
             left, right = "**" if cell in self.marked else "[]" if self.puzzle[cell] else "  "
@@ -68,7 +66,7 @@ class View(NamedTuple):
         return "\n".join(lines)
 
     def _with_feedback(self, options: SudokuOptions) -> str:
-        grid, size = self.grid, math.isqrt(len(self.grid))
+        grid, size = self.grid, self.size
         lines = [self.detailed()]
         if self.marked:
             lines += ["", "⚠ CONFLICTS DETECTED:"]
@@ -77,7 +75,7 @@ class View(NamedTuple):
         few = options.show_valid_numbers and len(empty) <= LISTED_CELLS
         if empty and (few or options.show_candidates):
             lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
-            listed = ((cell, candidates(grid, cell)) for cell in empty)
+            listed = ((cell, candidates(grid, size, cell)) for cell in empty)
             lines += [f"  - {place(cell, size)}: {numbers}" for cell, numbers in listed if numbers]
         given, filled = len(grid) - self.puzzle.count(0), len(grid) - len(empty)
         lines += ["", f"Progress: {filled}/{len(grid)} cells filled ({given} initial, {filled - given} placed)"]
