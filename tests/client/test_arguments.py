@@ -57,6 +57,9 @@ async def test_what_open_cannot_take_is_told_before_it_is_sent(wrong: Any, kind:
 def test_limits_are_whole_numbers() -> None:
     with pytest.raises(ValueError, match=r"max_turns=-1: .* 0 lifts the limit, None keeps"):
         Limits(max_turns=-1)
+    assert repr(Limits(max_turns=0, max_actions=3)) == (
+        "Limits(max_turns=0 (no limit), max_actions_per_turn=None, max_actions=3)"
+    )
     with pytest.raises(TypeError, match="max_actions='9': write a whole number"):
         Limits(max_actions="9")  # type: ignore[arg-type]
 

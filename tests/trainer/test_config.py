@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from starpod.trainer.algorithms.config import PRESETS
-from starpod.trainer.config import Config, ConfigError, load_config, parse_config, shipped
+from starpod.trainer.config import Config, ConfigError, load_config, parse_config
+from starpod.trainer.section import shipped
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

@@ -92,7 +92,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one episode. None keeps what the environment says, 0 lifts the limit."""
+    """Limits of one episode. None keeps what the environment says; 0 lifts the limit, as in the contract."""
 
     max_turns: int | None = None
     max_actions_per_turn: int | None = None
@@ -103,6 +103,11 @@ class Limits:
             if (value := getattr(self, name)) is not None:
                 hint = "write a whole number; 0 lifts the limit, None keeps what the environment says"
                 whole_number(name, value, 0, MAX_COUNT, hint)
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        shown = (f"{name}={'0 (no limit)' if value == 0 else value}" for name, value in values.items())
+        return f"Limits({', '.join(shown)})"
 
     def to_proto(self) -> pb.LimitOverrides:
         return pb.LimitOverrides(

@@ -1,13 +1,20 @@
 """A bug of the environment or the server is told once, whatever it makes impossible to show."""
 
 import asyncio
+import contextlib
+import signal
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from click.testing import CliRunner
 
-from starpod.check.runner import Result, check
+from starpod.check.cli import check as check_command
+from starpod.check.runner import Result, Unreachable, check
 from starpod.check.suite import REQUIREMENTS
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import start_server
 from tests.tools.check.reference_server import ReferenceService, serve
 
@@ -83,3 +90,27 @@ def test_a_server_that_raises_is_one_failure() -> None:
             return (await check(address, [each for each in REQUIREMENTS if each.id in ids])).results
 
     assert list(_failures(asyncio.run(examine()))) == ["C-30"]
+
+
+@pytest.mark.parametrize("level", ["fork", "snapshot", "stream"])
+def test_no_level_alone_passes_a_broken_step(tmp_path: Path, level: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(ENVIRONMENT.replace("{step}", "return 1.0").replace("{render}", "return ''"))
+    with start_server("--environment-module", str(file)) as server:
+        result = CliRunner().invoke(check_command, [server.address, "--level", level])
+    assert result.exit_code == 1
+    assert "C-30" in result.output
+
+
+def test_a_server_that_drains_is_told_once() -> None:
+    """It used to be 83 failures."""
+    opening = pb.OpenRequest(environment_id="bandit-v1", seed=1)
+    with start_server("bandit") as server, grpc.insecure_channel(server.address) as channel:
+        stub = EnvironmentServiceStub(channel)
+        stub.Open(opening)
+        server.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(grpc.RpcError):
+            while True:
+                stub.Open(opening)
+        with pytest.raises(Unreachable, match="is draining and opens no sessions"):
+            asyncio.run(check(server.address, REQUIREMENTS))

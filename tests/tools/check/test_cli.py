@@ -102,7 +102,7 @@ def test_output_and_exit_status(
 def test_json_holds_every_requirement_of_the_chosen_levels(addresses: dict[type[ReferenceService], str]) -> None:
     result = run(addresses[ReferenceService], "--level", "fork, snapshot", "--environment", "walk", "--json", "-")
     report = json.loads(result.stdout)
-    chosen = [requirement.id for requirement in REQUIREMENTS if requirement.level in ("fork", "snapshot")]
+    chosen = ["C-30"] + [each.id for each in REQUIREMENTS if each.level in ("fork", "snapshot")]
     assert [entry["id"] for entry in report["environments"][0]["results"]] == chosen
     assert report["passed"]
     assert result.exit_code == 0

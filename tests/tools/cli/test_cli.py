@@ -71,6 +71,11 @@ def test_a_group_without_a_command_shows_its_help(words: tuple[str, ...]) -> Non
         # no server package for commands of the client
         "for name in ('list', 'describe', 'play'): main.SUBCOMMANDS[name].load()\n"
         "assert not any(module.startswith('starpod.env_server') or module == 'pydantic' for module in sys.modules)",
+        # torch only where a configuration is read
+        "from click.testing import CliRunner\n"
+        "for words in (['--list'], ['--nothing']):\n"
+        "    CliRunner().invoke(main.SUBCOMMANDS['train'].load(), words)\n"
+        "assert 'torch' not in sys.modules",
     ],
 )
 def test_what_a_command_does_not_need_is_not_imported(code: str) -> None:
@@ -148,6 +153,18 @@ def test_output_that_cannot_be_written_is_one_line(server: ServerProcess) -> Non
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT)
     assert result.returncode == 1
     assert result.stderr == "starpod: cannot write or read: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", [("list",), ("describe", "frozen_lake"), ("describe", "frozen_lake", "--json")])
+def test_a_reader_that_has_gone_ends_it_without_a_word(server: ServerProcess, words: tuple[str, ...]) -> None:
+    """As `starpod list ADDRESS | head -1` does."""
+    command, *more = words
+    program = [sys.executable, "-m", "starpod.cli.main", command, server.address, *more]
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_an_error_with_a_sentence_of_its_own_gets_no_other() -> None:

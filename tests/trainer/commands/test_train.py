@@ -37,6 +37,18 @@ def test_a_wrong_call_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) -> None:
+    words = ["bandit", "environment.addresses=127.0.0.1:1", "environment.patience=1", "threads=1"]
+    result = run(*words, "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    told = result.output.splitlines()[-1]
+    assert "no server answers at 127.0.0.1:1: connection refused; start one with: starpod serve" in told
+    assert "give the same command again" in told
+    (tmp_path / "run/metrics.jsonl").write_text("")  # as after an iteration
+    again = run(*words, "--resume", "--run-dir", str(tmp_path / "run"))
+    assert f"go on with: starpod train --resume --run-dir {tmp_path}/run" in again.output
+
+
 def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:
     assert run("--dry-run", "environment=mine-v3", "environment.addresses=[127.0.0.1:1]").exit_code == 0
     assert run("--dry-run", "environment=mine-v3", "environment.serve=[--environment-module, mine.py]").exit_code == 0

@@ -90,8 +90,8 @@ def test_episodes_are_chosen(file: Path, arguments: tuple[str, ...], episodes: l
 @pytest.mark.parametrize(
     ("name", "arguments", "status", "words"),
     [
-        ("absent.jsonl", (), 1, "absent.jsonl does not exist"),
-        ("bare", (), 1, "holds no episodes"),
+        ("absent.jsonl", (), 2, "absent.jsonl does not exist"),
+        ("bare", (), 2, "holds no episodes"),
         ("run", ("--episode", "9"), 2, "holds 3 episodes, not 9"),
         ("run", ("--episode", "1", "--failed"), 2, "is solved: leave --failed out to see it"),
         ("solved.jsonl", ("--failed",), 1, "none of the 1 episodes"),

@@ -9,7 +9,7 @@ import click
 
 from starpod.check.report import Terminal, to_json, to_junit
 from starpod.check.requirement import LEVELS
-from starpod.check.runner import Report, Unreachable, WrongCall
+from starpod.check.runner import PLAYED, Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS
 from starpod.client.catalog import JSON, access_options, expect_address, expect_writable, write_report
@@ -81,7 +81,8 @@ def check(
     for value in filter(None, (address, also)):
         expect_address(value)
     expect_writable(json_file, junit_file)
-    requirements = [requirement for requirement in REQUIREMENTS if requirement.level in levels]
+    # Whatever the levels: where no episode can be played, none of them is shown.
+    requirements = [each for each in REQUIREMENTS if each.level in levels or each.id == PLAYED]
     console = safe_console(stderr=json_file == "-")
     with Terminal(console) as terminal:
         try:

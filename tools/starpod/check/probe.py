@@ -143,7 +143,10 @@ class Target:
         return self._script
 
     async def record(self) -> None:
-        """Plays the undisturbed episode several times, before anything else is tested."""
+        """Plays the undisturbed episode several times, before anything else is tested.
+
+        Raises AioRpcError where the server is draining: nothing can be tested then.
+        """
         probe = Probe(self)
         try:
             async with asyncio.timeout(RECORDING * self.connection.seconds):
@@ -154,7 +157,10 @@ class Target:
         except Unmet as error:
             self.unplayed = error
         except grpc.aio.AioRpcError as error:
-            self.unplayed = Unmet("an episode of some turns to be played", str(from_error(error)))
+            refusal = from_error(error)
+            if refusal.reason == "DRAINING":
+                raise
+            self.unplayed = Unmet("an episode of some turns to be played", str(refusal))
         except TimeoutError:
             limit = f"{RECORDING * self.connection.seconds:g} s"
             self.unplayed = Unmet(f"an episode of some turns to be played within {limit}", "no end of it")

@@ -204,7 +204,12 @@ async def _check(
         results[requirement.id] = result
         observer.ran(report, result)
 
-    await target.record()
+    try:
+        await target.record()
+    except grpc.aio.AioRpcError as error:
+        raise Unreachable(
+            f"{target.connection.address} is draining and opens no sessions: check it once it is started again"
+        ) from error
     bugs: dict[str, str] = {}  # the requirement that tells of it, by what the server says of the bug
     if isinstance(target.unplayed, Broken) and any(each.id == PLAYED for each in requirements):
         bugs[_kind(target.unplayed)] = PLAYED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks ends nothing
-    words = [word for word in words if word != "--debug"]
+    words, output = [word for word in words if word != "--debug"], sys.stdout
     sys.argv[1:] = words  # what `serve` hands on to its workers
     try:
         status = starpod.main(words, prog_name="starpod", standalone_mode=False)
@@ -123,6 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         _print_error(error.format_message(), debug)
         status = error.exit_code
+    except SystemExit as error:
+        # Where the reader of our output has gone, such as `head`, click replaces the stream and rich raises from the
+        # error, both with status 1. Other programs end by SIGPIPE.
+        gone = sys.stdout is not output or isinstance(error.__context__, BrokenPipeError)
+        status = 128 + signal.SIGPIPE if gone else error.code
     except Exception as error:
         _print_error(_sentence(error), debug)
         status = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.collect import CollectConfig
 from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.section import ConfigError as ConfigError
-from starpod.trainer.section import Section
+from starpod.trainer.section import Section, shipped
 from starpod.trainer.seeds import SeedsConfig
 from starpod.trainer.update import OptimizerConfig
 from starpod.trainer.warmstart import WarmStartConfig
@@ -89,12 +88,6 @@ SHORTHANDS = {
     name: word for name, field in Config.model_fields.items() if (word := getattr(field.annotation, "SHORTHAND", ""))
 }
 """Sections that may be given as one word, and the field that it fills."""
-
-
-def shipped() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
-    folder = Path(str(resources.files("starpod.trainer"))) / "configs"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def load_config(source: str, words: Sequence[str] = ()) -> Config:

@@ -1,7 +1,12 @@
-"""Base class of the configuration's sections, and the error for a wrong configuration."""
+"""Base class of the configuration's sections, the error for a wrong configuration, and those that are shipped.
+
+Free of torch, for what a command line can tell before it is needed.
+"""
 
 from __future__ import annotations
 
+from importlib import resources
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -10,6 +15,12 @@ from pydantic import BaseModel, ConfigDict, model_validator
 def read_off(value: Any) -> Any:
     """For fields that have a kind `off`: YAML reads the bare word as false."""
     return "off" if value is False else value
+
+
+def shipped() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    folder = Path(str(resources.files("starpod.trainer"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 class ConfigError(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -168,7 +167,7 @@ def evaluate(
     _show(console, report)
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     if json_file == "-":
-        sys.stdout.write(text)
+        click.echo(text, nl=False)
     elif json_file:
         Path(json_file).write_text(text, encoding="utf-8")
     failures = [episode.error for _, results in played for episode in results if episode.failed]

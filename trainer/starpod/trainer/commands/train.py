@@ -52,9 +52,7 @@ def train(
     part of it, e.g. algorithm=starpo-grpo collect.groups=16. Without CONFIG it is frozen_lake, or, with --resume, the
     configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
     """
-    from starpod.trainer.checkpoints.resume import USUAL, resolve_run
-    from starpod.trainer.config import ConfigError, shipped
-    from starpod.trainer.rollout.environment import check_installed
+    from starpod.trainer.section import ConfigError, shipped
 
     if list_configurations:
         for name, path in shipped().items():
@@ -62,6 +60,9 @@ def train(
         return 0
     if config is not None and "=" in config and not Path(config).exists():
         words, config = (config, *words), None
+    from starpod.trainer.checkpoints.resume import USUAL, resolve_run  # with torch, which takes seconds
+    from starpod.trainer.rollout.environment import check_installed
+
     try:
         resolved, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes
@@ -86,7 +87,7 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
     import torch
     import transformers
 
-    from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion
+    from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion, Unreachable
     from starpod.trainer.interrupts import Interrupts
     from starpod.trainer.loop import train as loop
     from starpod.trainer.output.live import make_screen
@@ -112,6 +113,8 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
             if run is not None and run.step:
                 raise
             raise click.UsageError(str(error)) from error
+        except Unreachable as error:
+            raise click.ClickException(f"{_unreachable(config, error)}; {_next(path)}") from error
 
     parallel = Parallel.start(config.device)
     with make_screen(config.monitor.screen if parallel.is_main else "off") as screen:
@@ -128,6 +131,23 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
             screen.done({"outcome": reason, **kept, "report": str(write_report(path)), **commands(path)})
     parallel.end(interrupts.status)
     return interrupts.status
+
+
+def _unreachable(config: Config, error: Exception) -> str:
+    """What is wrong with the servers; of addresses where none listens in a sentence of ours."""
+    from starpod.client.catalog import no_answer
+
+    addresses, details = config.environment.addresses, str(error)
+    return no_answer(", ".join(addresses), details) if addresses and "failed to connect" in details else details
+
+
+def _next(path: Path) -> str:
+    """What to do once the servers are back."""
+    from starpod.trainer.output.run_folder import RunFolder
+
+    if RunFolder(path).exists:
+        return f"once it answers, go on with: {commands(path)['go on']}"
+    return "once it answers, give the same command again: nothing was trained yet"
 
 
 def commands(path: Path) -> dict[str, str]:

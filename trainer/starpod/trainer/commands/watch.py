@@ -47,6 +47,9 @@ def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> 
     """
     try:
         files = episode_files(path)
+    except BadEpisodes as error:
+        raise click.UsageError(str(error)) from error
+    try:
         file = ([file for file in files if file.name.startswith(EVALUATION)] or files)[-1]
         console = safe_console(highlight=False)
         pause = 1 / speed if speed and console.is_terminal else 0.0
