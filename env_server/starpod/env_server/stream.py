@@ -145,7 +145,7 @@ class StreamServer:
         # The bytes of a row are looked at only where one may have too many.
         large = size > limits.max_step_bytes
         most = min(ROWS_AT_ONCE, 1 + len(rows) * _MESSAGE_BYTES // max(1, size))
-        stop = 0
+        stop, late = 0, clock() + SLICE_SECONDS
         while (start := stop) < len(rows):
             stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)))
             broken = list[Broken]()
@@ -163,8 +163,9 @@ class StreamServer:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
             await self._write(transitions, arrived)
             transitions = Transitions()
-            if stop < len(rows):
+            if stop < len(rows) and clock() > late:
                 await self._pause()
+                late = clock() + SLICE_SECONDS
 
     async def _pause(self) -> None:
         """Lets others have the event loop in the middle of a long batch."""
