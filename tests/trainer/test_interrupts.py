@@ -59,14 +59,24 @@ def test_the_first_signal_ends_after_the_step(number, status):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("body", ["asyncio.run(asyncio.sleep(600))", "import time; time.sleep(600)"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print('ready', flush=True); asyncio.run(asyncio.sleep(600))",
+        "import time; print('ready', flush=True); time.sleep(600)",
+        "from starpod.trainer.parallel import Parallel; import time\n"
+        "        work = lambda: (print('ready', flush=True), time.sleep(600))\n"
+        "        asyncio.run(Parallel().in_thread(work))",
+    ],
+    ids=["waits", "works", "works in a thread"],
+)
 def test_the_second_signal_ends_at_once_and_stops_what_was_started(number, body):
-    process = start(f"print('ready', flush=True); {body}")
+    process = start(body)
     assert process.stdout is not None
     process.send_signal(number)
     assert "once more stops at once" in process.stdout.readline()
     process.send_signal(number)
-    output, errors = process.communicate()
+    output, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in errors
     assert output.splitlines() == [f"{number.name} again: stopping without saving", "services stopped"]

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -131,14 +133,23 @@ class Parallel:
 
     async def in_thread(self, work: Callable[..., Item], /, *arguments: Any, **named: Any) -> Item:
         """Runs it in a thread, on this rank's device: a thread of its own begins on the first GPU, whatever the others
-        chose, and there FSDP would make its streams."""
+        chose, and there FSDP would make its streams.
 
-        def on_device() -> Item:
-            if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)
-            return work(*arguments, **named)
+        A program that is told to stop at once does not wait for the thread, as it would for one of asyncio's.
+        """
+        done: Future[Item] = Future()
+        done.set_running_or_notify_cancel()
 
-        return await asyncio.to_thread(on_device)
+        def on_device() -> None:
+            try:
+                if self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)
+                done.set_result(work(*arguments, **named))
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=on_device, daemon=True, name="starpod-work").start()
+        return await asyncio.wrap_future(done)
 
     def barrier(self) -> None:
         """Returns when all ranks have come here."""
