@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import chain, compress
 from typing import NamedTuple
 
@@ -65,8 +65,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.call_ids)
 
-    def until_repeated(self, start: int, stop: int) -> int:
-        """The end of the rows from `start` to `stop` in which no session comes twice."""
+    def until_repeated(self, start: int, stop: int, sessions: Container[str]) -> int:
+        """The end of the rows from `start` to `stop` in which none of these sessions comes twice."""
         ids = self.session_ids[start:stop]
         if len(set(ids)) == len(ids):
             return stop
@@ -74,7 +74,8 @@ class Rows:
         for row, session_id in enumerate(ids, start):
             if session_id in seen:
                 return row
-            seen.add(session_id)
+            if session_id in sessions:
+                seen.add(session_id)
         return stop
 
 
@@ -94,6 +95,11 @@ class Transitions:
     def __len__(self) -> int:
         """How many calls it answers."""
         return len(self.message.replies) + len(self.message.transitions.call_ids)
+
+    @property
+    def columns(self) -> bool:
+        """Whether it holds a batch of rows. It takes no second one: places are counted within the batch."""
+        return len(self.message.transitions.call_ids) > 0
 
     def take(
         self,

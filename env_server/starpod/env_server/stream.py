@@ -147,7 +147,7 @@ class StreamServer:
         most = min(ROWS_AT_ONCE, 1 + len(rows) * _MESSAGE_BYTES // max(1, size))
         stop, late = 0, clock() + SLICE_SECONDS
         while (start := stop) < len(rows):
-            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)))
+            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)), self._table)
             broken = list[Broken]()
             with self._tenant.working():
                 if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
@@ -161,9 +161,12 @@ class StreamServer:
                     transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
                 for row in others:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
-            await self._write(transitions, arrived)
-            transitions = Transitions()
-            if stop < len(rows) and clock() > late:
+            over = clock() > late
+            # Rows that repeat a session come one by one: a message for each would cost more than they do.
+            if over or stop == len(rows) or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
+                await self._write(transitions, arrived)
+                transitions = Transitions()
+            if over and stop < len(rows):
                 await self._pause()
                 late = clock() + SLICE_SECONDS
 
