@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 Item = TypeVar("Item")
 
+_WORK = "starpod-work"
 TIMEOUT = timedelta(hours=2)
 """For which a rank waits for the others: their environments may be far slower than its own."""
 
@@ -75,12 +76,13 @@ class Parallel:
             dist.destroy_process_group()
 
     def end(self, status: int) -> None:
-        """Ends the process with this status where it is one of several; all must have been written. Else does nothing.
+        """Ends the process with this status where it is one of several, or where a thread of `in_thread` is still at
+        work; all must have been written. Else does nothing.
 
         gloo's threads let go of what the last exchange held in their own time. If Python is being torn down by then,
-        the process aborts, and torchrun reports a failure of a run that was through.
+        the process aborts, and torchrun reports a failure of a run that was through. So it does under torch at work.
         """
-        if self.world > 1:
+        if self.world > 1 or any(thread.name == _WORK for thread in threading.enumerate()):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
@@ -148,7 +150,7 @@ class Parallel:
             except BaseException as error:
                 done.set_exception(error)
 
-        threading.Thread(target=on_device, daemon=True, name="starpod-work").start()
+        threading.Thread(target=on_device, daemon=True, name=_WORK).start()
         return await asyncio.wrap_future(done)
 
     def barrier(self) -> None:

@@ -119,9 +119,14 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
     parallel = Parallel.start(config.device)
     with make_screen(config.monitor.screen if parallel.is_main else "off") as screen:
         screen.start(config.title or config.environment.id, make_plan(config, path))
+        interrupts = Interrupts(notify=screen.warn)
         try:
-            with Interrupts(notify=screen.warn) as interrupts:
+            with interrupts:
                 reason = asyncio.run(main())
+        except KeyboardInterrupt:
+            screen.close()
+            parallel.end(interrupts.status)  # what is told to stop at once waits for nothing
+            raise
         finally:
             parallel.close()
         if parallel.is_main:
