@@ -105,9 +105,12 @@ class StreamServer:
         if count > CALLS_AT_ONCE:
             problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
             raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
-        with self._tenant.working():
-            calls = [(call, call.WhichOneof("request")) for call in message.calls]
-            extra = sum(extra_members(getattr(call, verb)) for call, verb in calls if verb in _CREATING)
+        calls: list[tuple[pb.Call, str | None]] = []
+        extra = 0
+        if message.calls:
+            with self._tenant.working():
+                calls = [(call, call.WhichOneof("request")) for call in message.calls]
+                extra = sum(extra_members(getattr(call, verb)) for call, verb in calls if verb in _CREATING)
         try:
             self._tenant.take_calls(count + extra, size)
         except CallError as error:
