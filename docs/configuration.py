@@ -71,7 +71,7 @@ def choices(annotation: Any, default: Any, differs: bool) -> str:
 
 
 def kinds(annotation: Any) -> list[str]:
-    """What a type takes, in words."""
+    """Describes the values that a type accepts."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return kinds(arguments[0])

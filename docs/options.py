@@ -52,7 +52,7 @@ def table(options: type[EnvironmentOptions]) -> str:
 
 
 def values(field: FieldInfo) -> str:
-    """What an option takes besides null: choices, a type, bounds."""
+    """Describes the values of an option, except null: choices, a type, bounds."""
     union = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
     told = " or ".join(_kind(each) for each in union if each is not type(None))
     bounds = {
@@ -73,7 +73,7 @@ def _kind(annotation: Any) -> str:
 
 
 def presets() -> str:
-    """What the shop's presets set, a column each."""
+    """Table of the shop's presets: a column for each, a row for each option that one of them sets."""
     rows = [f"| Preset | {' | '.join(f'`{name}`' for name in PRESETS)} |", f"|---|{'---|' * len(PRESETS)}"]
     set_ = {preset: WebShopOptions.model_validate({"preset": preset}).model_dump(mode="json") for preset in PRESETS}
     for name in WebShopOptions.model_fields:

@@ -107,7 +107,7 @@ def is_refused(step: Any, transition: Transition, parity: Parity) -> bool:
 
 
 def compare(parity: Parity, where: str, step: Any, transition: Transition, **deviations: str) -> None:
-    """What a step shows, pays and says. `deviations` names the chosen one that may change a part of it."""
+    """Compares a step with its record, part by part. deviations: by part, the deliberate one that may change it."""
     outcome, info = transition.outcomes[0], step["info"]
     assert outcome is not None
     still_open = "" if transition.end_reason else "open-success-unknown"

@@ -321,7 +321,7 @@ async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogC
 
 
 def refusal(environment: str, module: str, prefix: list[str]) -> str:
-    """What a server says that does not start."""
+    """The error output of a server that refuses to start."""
     command = [*prefix, sys.executable, "-m", "starpod.cli.main", "serve", environment, "--port", "0"]
     result = subprocess.run(
         [*command, "--environment-module", module, "--sandbox", "require"],

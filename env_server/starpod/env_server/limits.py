@@ -182,7 +182,9 @@ class LoopShare:
         return tenant.spent > tenant.free and not self._alone
 
     async def wait(self, tenant: Tenant) -> None:
-        """Until it is the tenant's turn. Its calls go on in the order in which they came."""
+        """Waits until it is the tenant's turn, if it has to. Its calls go on in the order in which they came."""
+        if not self.exceeded(tenant):
+            return
         async with tenant.queue:
             if not self.exceeded(tenant):
                 return
@@ -197,8 +199,7 @@ class LoopShare:
     async def pause(self, tenant: Tenant) -> None:
         """Lets others have the event loop in the middle of a long call."""
         await asyncio.sleep(0)
-        if self.exceeded(tenant):
-            await self.wait(tenant)
+        await self.wait(tenant)
 
     async def _take_turns(self) -> None:
         while self._waiting:

@@ -21,9 +21,9 @@ from starpod.env_server.calls import Calls
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.environment import Concurrency, Environment
 from starpod.env_server.errors import CallError, overloaded, release
-from starpod.env_server.limits import RECEIVED_SECONDS, Tenant
+from starpod.env_server.limits import Tenant
 from starpod.env_server.process_host import ProcessHost
-from starpod.env_server.requests import LARGE_BYTES, check_size, extra_members, is_large, measure, parse
+from starpod.env_server.requests import check_size, extra_members, is_large, measure, parse
 from starpod.env_server.session import SessionTable
 from starpod.env_server.stream import StreamServer
 from starpod.env_server.timing import begin, clock
@@ -140,9 +140,7 @@ class EnvironmentService:
                 tenant = self._authenticator.identify(context.invocation_metadata()).tenant
                 if method != "Describe":
                     worker.check_in_flight()
-                if len(data) > LARGE_BYTES:
-                    worker.large_bytes += len(data)
-                    tenant.spent += len(data) * RECEIVED_SECONDS
+                worker.count_received(tenant, len(data))
                 tenant.take_calls(1, len(data))
                 check_size(kind, len(data), worker.limits)
                 with tenant.working():
@@ -161,8 +159,7 @@ class EnvironmentService:
 
     async def _serve(self, tenant: Tenant, method: str, kind: type[Message], data: bytes) -> Any:
         """Reads the request and does what it asks for, when it is the tenant's turn."""
-        if self._worker.share.exceeded(tenant):
-            await self._worker.share.wait(tenant)
+        await self._worker.share.wait(tenant)
         if is_large(data):
             for _ in measure(kind, data):
                 await self._worker.share.pause(tenant)

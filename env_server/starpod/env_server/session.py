@@ -162,7 +162,7 @@ def unknown_session(session_id: str) -> CallError:
 
 
 def digest_request(request: Message) -> bytes:
-    """What a request is recognised by when it is sent again: a short one by itself, which is faster."""
+    """Identifies a request that is sent again: its bytes where they are few, which is faster, else their digest."""
     data = request.SerializeToString(deterministic=True)
     return data if len(data) <= _SHORT_BYTES else hashlib.sha256(data).digest()
 

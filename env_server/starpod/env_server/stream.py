@@ -16,8 +16,8 @@ from starpod.env_server.calls import Calls
 from starpod.env_server.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded, release
-from starpod.env_server.limits import RECEIVED_SECONDS, SLICE_SECONDS
-from starpod.env_server.requests import LARGE_BYTES, check_texts, extra_members, is_large, measure, parse
+from starpod.env_server.limits import SLICE_SECONDS
+from starpod.env_server.requests import check_texts, extra_members, is_large, measure, parse
 from starpod.env_server.responses import split_response
 from starpod.env_server.session import SessionTable
 from starpod.env_server.timing import Timing, begin, clock
@@ -88,11 +88,8 @@ class StreamServer:
 
     async def _parse(self, data: bytes) -> pb.StreamRequest:
         """The message, once it is its caller's turn."""
-        if self._worker.share.exceeded(self._tenant):
-            await self._worker.share.wait(self._tenant)
-        if len(data) > LARGE_BYTES:
-            self._worker.large_bytes += len(data)
-            self._tenant.spent += len(data) * RECEIVED_SECONDS
+        await self._worker.share.wait(self._tenant)
+        self._worker.count_received(self._tenant, len(data))
         if is_large(data):
             for _ in measure(pb.StreamRequest, data):
                 await self._pause()
@@ -204,7 +201,8 @@ class StreamServer:
         Returns the place to go on from.
         """
         late, size = clock() + SLICE_SECONDS, 0
-        for place, (call, verb) in enumerate(calls[start:], start):
+        for place in range(start, len(calls)):
+            call, verb = calls[place]
             bulky = verb in _BULKY
             self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, transitions, bulky)
             if bulky and transitions.message.replies:

@@ -14,10 +14,11 @@ from starpod.env_server.environment import Busy, Concurrency, Environment, Optio
 from starpod.env_server.episode import EpisodeOver, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
 from starpod.env_server.hosts import EnvironmentBug, Host, HostDied, LocalHost, Pools, StateTooLarge
-from starpod.env_server.limits import LoopShare
+from starpod.env_server.limits import RECEIVED_SECONDS, LoopShare, Tenant
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.registry import Registry
+from starpod.env_server.requests import LARGE_BYTES
 from starpod.env_server.rules import out_of_order, unsupported
 from starpod.env_server.sandbox import UNTRUSTING, Sandbox
 from starpod.env_server.seal import SnapshotSeal
@@ -97,6 +98,12 @@ class Worker:
             raise overloaded(
                 "max_processes", f"all {self.limits.max_processes} environment processes are in use", _RETRY_SECONDS
             )
+
+    def count_received(self, tenant: Tenant, size: int) -> None:
+        """Counts what a large request costs before anybody sees it."""
+        if size > LARGE_BYTES:
+            self.large_bytes += size
+            tenant.spent += size * RECEIVED_SECONDS
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Holds on to a call whose caller may go away: what was begun is finished, and in flight until it is."""

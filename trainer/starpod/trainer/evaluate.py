@@ -116,7 +116,7 @@ _HELD_OUT: dict[str, Any] = {"episodes": 0, "failed": 0, **_REFERENCE, "format_r
 
 def held_out_figures(collected: Collected) -> dict[str, Any]:
     """The figures of `summarise` that a run's evaluations keep; numbers even where all episodes failed."""
-    figures = summarise([episode for group in collected.groups for episode in group.episodes])
+    figures = summarise(collected.episodes)
     figures["failed"] = collected.failed
     return {name: usual if figures[name] is None else figures[name] for name, usual in _HELD_OUT.items()}
 

@@ -80,7 +80,8 @@ class Parallel:
         work; all must have been written. Else does nothing.
 
         gloo's threads let go of what the last exchange held in their own time. If Python is being torn down by then,
-        the process aborts, and torchrun reports a failure of a run that was through. So it does under torch at work.
+        the process aborts, and torchrun reports a failure of a run that was through. It aborts as well where a thread
+        is still inside torch.
         """
         if self.world > 1 or any(thread.name == _WORK for thread in threading.enumerate()):
             sys.stdout.flush()

@@ -412,7 +412,7 @@ class Run:
         began = perf_counter()
         seeds = self.config.seeds.evaluation_seeds(config.episodes)
         collected = await self._play_held_out(seeds, config.temperature)
-        episodes = [episode for group in collected.groups for episode in group.episodes]
+        episodes = collected.episodes
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         summary |= held_out_figures(collected)
         if last and config.greedy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -57,7 +58,7 @@ class Step:
         self.plain = True
 
 
-class Call(Generic[Request, Response]):
+class Call(ABC, Generic[Request, Response]):
     """Any other call on its way. Subclasses say who is told what became of it."""
 
     __slots__ = ("message", "method")
@@ -71,11 +72,11 @@ class Call(Generic[Request, Response]):
         """Somebody waits for the reply. A call that nobody waits for is not sent again."""
         return True
 
-    def answered(self, response: Response) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def answered(self, response: Response) -> None: ...
 
-    def refused(self, error: StarpodError) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def refused(self, error: StarpodError) -> None: ...
 
 
 class AwaitedCall(Call[Request, Response]):

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from starpod.client import TLS, BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
-from starpod.client.catalog import expect_writable, find_environment, parse_options
+from starpod.client import BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
+from starpod.client.catalog import JSON, access_options, expect_writable, find_environment, parse_options, write_report
 from starpod.client.spelling import near
+from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
@@ -31,7 +32,6 @@ from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.seeds import SeedsConfig
 from starpod.v1 import environment_pb2 as pb
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 CHAT = "openai:"
 
 
@@ -75,14 +75,9 @@ class Policy:
 )
 @click.option("--base-url", help="OpenAI-compatible endpoint, for openai:MODEL. Its key is read from OPENAI_API_KEY.")
 @click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests to it at a time.")
-@click.option(
-    "--json", "json_file", metavar="FILE", default="", help="Write the figures as JSON; - is standard output."
-)
+@JSON
 @click.option("--jsonl", "episodes_file", metavar="FILE", default="", help="Write the episodes (.jsonl or .jsonl.gz).")
-@click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
-@click.option("--ca", type=FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
-@click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
-@click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
+@access_options
 @click.pass_context
 def evaluate(
     context: click.Context,
@@ -105,10 +100,7 @@ def evaluate(
     concurrency: int,
     json_file: str,
     episodes_file: str,
-    token_file: Path | None,
-    ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
+    access: Transport,
 ) -> None:
     """Play MODEL_OR_CHECKPOINT on the servers at ADDRESS (host:port, several with commas) and tell how well it does.
 
@@ -118,8 +110,6 @@ def evaluate(
 
     Exit status: 0 done, 1 something failed, failed episodes included, 2 the call was wrong.
     """
-    if (certificate or key) and not (ca and certificate and key):
-        raise click.UsageError("--certificate and --key go together, and with --ca")
     expect_writable(json_file, episodes_file)
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
@@ -129,7 +119,7 @@ def evaluate(
     limits = Limits(turns, actions_per_turn, actions)
     choose_tasks = partial(_tasks, names=environments, assignments=assignments, version=version, limits=limits)
     try:
-        fleet = Fleet(address, token=token_file, tls=TLS(ca, certificate, key) if ca else None)
+        fleet = Fleet(address, token=access.token, tls=access.tls)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="ADDRESS") from error
     began = perf_counter()
@@ -165,11 +155,7 @@ def evaluate(
     if not console.is_terminal:
         console.width = max(console.width, 120)  # a log has no edge to wrap at
     _show(console, report)
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    if json_file == "-":
-        click.echo(text, nl=False)
-    elif json_file:
-        Path(json_file).write_text(text, encoding="utf-8")
+    write_report(json_file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     failures = [episode.error for _, results in played for episode in results if episode.failed]
     if failures:
         raise click.ClickException(f"{len(failures)} episodes failed, the first one by: {failures[0]}")

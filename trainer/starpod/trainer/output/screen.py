@@ -28,8 +28,7 @@ SHARES = (
 
 
 class Screen:
-    """Interface of screens, and the one that shows nothing. Close it, or use it in a `with`
-    statement."""
+    """Interface of screens, and the one that shows nothing. Close it, or use it in a `with` statement."""
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
         """title: what is trained. plan: what was decided, by name: model, environments, algorithm, budget.

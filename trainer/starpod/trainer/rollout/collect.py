@@ -66,6 +66,11 @@ class Collected:
     dropped: int = 0
     latencies: list[float] = field(default_factory=list)
 
+    @property
+    def episodes(self) -> list[Episode]:
+        """Those that did not fail, group after group, untrainable ones too."""
+        return [episode for group in self.groups for episode in group.episodes]
+
     @classmethod
     def joined(cls, parts: Sequence[Collected]) -> Collected:
         """Several as one, group after group."""
