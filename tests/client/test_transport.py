@@ -1,5 +1,6 @@
 """Certificates, addresses, versions and waits."""
 
+import random
 from pathlib import Path
 
 import grpc
@@ -112,3 +113,9 @@ def test_waits_grow_and_stay_bounded(first: float, longest: float, count: int) -
     backoff.reset()
     assert backoff.wait() <= first
     assert 20.0 <= backoff.wait(asked=20.0) <= 30.0
+
+
+def test_waits_leave_the_programs_random_stream_alone() -> None:
+    before = random.getstate()
+    Backoff().wait(asked=1.0)
+    assert random.getstate() == before

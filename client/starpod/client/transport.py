@@ -93,6 +93,10 @@ class Transport:
         return (("authorization", f"Bearer {token}"),)
 
 
+_JITTER = random.Random()
+"""Not the global stream: a program that seeds that one repeats its run, whenever connections fail."""
+
+
 class Backoff:
     """Exponentially growing waits with full jitter, so that clients do not come back all at once."""
 
@@ -112,7 +116,7 @@ class Backoff:
         """
         span = self._next
         self._next = min(span * 2, self.longest)
-        return max(span * random.uniform(0.5, 1.0), asked * random.uniform(1.0, 1.5))
+        return max(span * _JITTER.uniform(0.5, 1.0), asked * _JITTER.uniform(1.0, 1.5))
 
 
 def split_address(address: str) -> tuple[str, str]:
