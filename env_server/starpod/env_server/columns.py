@@ -42,7 +42,7 @@ class Rows:
         texts = columns.actions[:]
         counts = columns.action_counts
         rows = len(self.call_ids)
-        self.long = max(map(len, texts), default=0) * max(counts, default=1) > SHORT_TEXT
+        self.long = max(map(len, texts), default=0) * (max(counts) if counts else 1) > SHORT_TEXT
         if counts:
             self.actions: list[tuple[str, ...]] = []
             start = 0

@@ -43,6 +43,22 @@ class Quota:
 UNLIMITED = Quota()
 
 
+class Working:
+    """Counts what happens inside, which must not wait, as the tenant's time of the event loop."""
+
+    __slots__ = ("_started", "_tenant")
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = loop_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._tenant.spent += loop_time() - self._started
+
+
 class Tenant:
     """Whose sessions they are. `name` is for people and metrics; `id` tells tenants apart.
 
@@ -65,6 +81,7 @@ class Tenant:
         "sessions",
         "spent",
         "streams",
+        "working",
     )
 
     def __init__(self, id: str, name: str = UNNAMED, quota: Quota = UNLIMITED) -> None:
@@ -79,6 +96,7 @@ class Tenant:
         self.seen = -math.inf
         self.queue = asyncio.Lock()
         self.reading = asyncio.Lock()
+        self.working = Working(self)
         self._level = max(1.0, quota.calls_per_second)
         self._refilled = time.monotonic()
 
@@ -110,15 +128,6 @@ class Tenant:
     def charge(self, count: int) -> None:
         """Counts what a call that was let in turns out to ask for besides."""
         self._level -= count
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Counts what happens inside, which must not wait, as the tenant's time of the event loop."""
-        started = loop_time()
-        try:
-            yield
-        finally:
-            self.spent += loop_time() - started
 
     @contextmanager
     def stream(self) -> Iterator[None]:

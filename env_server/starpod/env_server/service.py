@@ -143,7 +143,7 @@ class EnvironmentService:
                 worker.count_received(tenant, len(data))
                 tenant.take_calls(1, len(data))
                 check_size(kind, len(data), worker.limits)
-                with tenant.working():
+                with tenant.working:
                     reply, task = run_eagerly(self._serve(tenant, method, kind, data), tenant)
                 del data
                 if task is not None:

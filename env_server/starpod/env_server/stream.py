@@ -69,14 +69,26 @@ class StreamServer:
         BAD_ARGUMENT for bytes that are no message, or one of too many fields: then it cannot be said which calls they
         were.
         """
+        share = self._worker.share
         self._worker.metrics.streams += 1
         flusher = asyncio.get_running_loop().create_task(self._flush())
         try:
             while (data := await self._context.read()) is not grpc.aio.EOF:
                 self._grant.check()
-                await self._keep_up()
-                await self._serve_message(await self._parse(data), len(data))
+                if self._unsent > _UNSENT_BYTES:
+                    await self._keep_up()
+                if share.exceeded(self._tenant):
+                    await share.wait(self._tenant)
+                self._worker.count_received(self._tenant, len(data))
+                if is_large(data):
+                    for _ in measure(pb.StreamRequest, data):
+                        await self._pause()
+                with self._tenant.working:
+                    message = parse(pb.StreamRequest, data)
+                size = len(data)
                 del data
+                await self._serve_message(message, size)
+                del message
             if self._tasks:
                 await asyncio.wait(self._tasks)
             async with self._writing:
@@ -85,16 +97,6 @@ class StreamServer:
         finally:
             flusher.cancel()
             self._worker.metrics.streams -= 1
-
-    async def _parse(self, data: bytes) -> pb.StreamRequest:
-        """The message, once it is its caller's turn."""
-        await self._worker.share.wait(self._tenant)
-        self._worker.count_received(self._tenant, len(data))
-        if is_large(data):
-            for _ in measure(pb.StreamRequest, data):
-                await self._pause()
-        with self._tenant.working():
-            return parse(pb.StreamRequest, data)
 
     async def _serve_message(self, message: pb.StreamRequest, size: int) -> None:
         arrived, transitions = clock(), Transitions()
@@ -105,7 +107,7 @@ class StreamServer:
         calls: list[tuple[pb.Call, str | None]] = []
         extra = 0
         if message.calls:
-            with self._tenant.working():
+            with self._tenant.working:
                 calls = [(call, call.WhichOneof("request")) for call in message.calls]
                 extra = sum(extra_members(getattr(call, verb)) for call, verb in calls if verb in _CREATING)
         try:
@@ -117,8 +119,9 @@ class StreamServer:
         while begun < len(calls):
             if begun:
                 await self._pause()
-            await self._keep_up()
-            with self._tenant.working():
+            if self._unsent > _UNSENT_BYTES:
+                await self._keep_up()
+            with self._tenant.working:
                 begun = self._start_slice(calls, begun, arrived, transitions)
             # A message for every slice would cost more than the slice. None waits for the tenant's next turn.
             if (
@@ -139,17 +142,18 @@ class StreamServer:
                 raise
             await self._refuse(pb.StreamRequest(steps=message.steps), error, arrived)
             return
-        if not len(rows):
+        total = len(rows)
+        if not total:
             await self._write(transitions, arrived)  # the calls beside empty columns
         limits = self._worker.limits
         # The bytes of a row are looked at only where one may have too many.
         large = size > limits.max_step_bytes
-        most = min(ROWS_AT_ONCE, 1 + len(rows) * _MESSAGE_BYTES // max(1, size))
+        most = min(ROWS_AT_ONCE, 1 + total * _MESSAGE_BYTES // max(1, size))
         stop, late = 0, clock() + SLICE_SECONDS
-        while (start := stop) < len(rows):
-            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, len(rows)), self._table)
+        while (start := stop) < total:
+            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, total), self._table)
             broken = list[Broken]()
-            with self._tenant.working():
+            with self._tenant.working:
                 if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
                     others = list(range(start, stop))
                 else:
@@ -163,10 +167,10 @@ class StreamServer:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
             over = clock() > late
             # Rows that repeat a session come one by one: a message for each would cost more than they do.
-            if over or stop == len(rows) or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
+            if over or stop == total or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
                 await self._write(transitions, arrived)
                 transitions = Transitions()
-            if over and stop < len(rows):
+            if over and stop < total:
                 await self._pause()
                 late = clock() + SLICE_SECONDS
 
@@ -312,14 +316,20 @@ class StreamServer:
         if count:
             response.timing.environment_ms = 1e3 * transitions.environment_seconds
             response.timing.total_ms = 1e3 * (clock() - arrived) * count
-            async with self._writing:
+            if self._tasks or self._writing.locked():
+                async with self._writing:
+                    size = await self._send(response)
+            else:  # nothing can finish meanwhile, so nobody else writes
                 size = await self._send(response)
             self._rows_at_once = max(1, min(ROWS_AT_ONCE, count * _MESSAGE_BYTES // size))
 
     async def _send(self, response: pb.StreamResponse) -> int:
         """Sends the message, in several where it is too large for one. Returns its size."""
-        size = response.ByteSize()
-        for part in split_response(response, size, self._worker.limits.max_message_bytes):
+        size, limit = response.ByteSize(), self._worker.limits.max_message_bytes
+        if not limit or size <= limit:
+            await self._context.write(response)
+            return size
+        for part in split_response(response, size, limit):
             await self._context.write(part)
         return size
 

@@ -6,9 +6,8 @@ The rules of the columns are those of the proto's StepColumns and TransitionColu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, compress, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from starpod.client.connection.calls import Call, Step
 from starpod.client.observation import EndReason, Flags, Shares
@@ -21,8 +20,7 @@ _SUCCESS = (None, False, True)
 _ENDS = tuple(EndReason)
 
 
-@dataclass(slots=True)
-class StepBatch:
+class StepBatch(NamedTuple):
     """Replies to steps that came together. Row i of every list belongs to steps[i].
 
     texts: of the observations. rewards: of the turns. keys: state keys, empty where they are not wanted.

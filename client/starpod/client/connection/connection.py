@@ -374,8 +374,9 @@ class Connection:
         self._heard_at = self.loop.time()
         if message.HasField("timing"):
             self.calls_timed += len(message.replies) + len(message.transitions.call_ids)
-            self.environment_ms += message.timing.environment_ms
-            self.server_ms += message.timing.total_ms
+            timing = message.timing
+            self.environment_ms += timing.environment_ms
+            self.server_ms += timing.total_ms
         self.queue.take(message)
         self.wake()
 

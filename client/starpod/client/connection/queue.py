@@ -279,13 +279,13 @@ class CallQueue:
     def take(self, message: pb.StreamResponse) -> None:
         """Hands the replies of one message to those who wait for them."""
         columns = message.transitions
-        if columns.call_ids:
-            self._free_message(columns.call_ids[0])
+        if call_ids := columns.call_ids:
+            self._free_message(call_ids[0])
             try:
                 batch = read_transitions(columns, self.pending)
             except Exception as error:
                 refusal = self._unreadable(error)
-                for call_id in columns.call_ids:
+                for call_id in call_ids:
                     self.refuse(call_id, refusal)
             else:
                 if self._resent:
@@ -301,9 +301,9 @@ class CallQueue:
                 self.answer(reply.call_id, field, getattr(reply, field) if field else reply)
 
     def _free_message(self, call_id: int) -> None:
-        for sent in self._messages:
+        for place, sent in enumerate(self._messages):
             if sent.first_id <= call_id <= sent.last_id:
-                self._messages.remove(sent)
+                del self._messages[place]
                 return
 
     # --- small parts -----------------------------------------------------------------------------------------------

@@ -96,16 +96,16 @@ async def submit_texts(
 
 def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply], None]) -> None:
     """Hands replies to those who wait for them and logs them. `settle` does so where more is to be done."""
-    texts, rewards, keys, flags, shares = batch.texts, batch.rewards, batch.keys, batch.flags, batch.shares
+    steps, texts, rewards, keys, flags, shares, ended_rows = batch
     none = EndReason.NONE
     reasons: Iterable[EndReason] = repeat(none)
     successes: Iterable[bool | None] = repeat(None)
-    if batch.ends:
-        ends = [batch.ends.get(row, (none, None)) for row in range(len(texts))]
+    if ended_rows:
+        ends = [ended_rows.get(row, (none, None)) for row in range(len(texts))]
         reasons, successes = zip(*ends, strict=True)
     # A row's entry in the log, made as `history.step_reply` does.
     replies: Iterable[Reply] = zip(keys, map(hash, texts), rewards, flags, shares, strict=True)
-    states: Iterable[SessionState] = batch.steps  # type: ignore[assignment]
+    states: Iterable[SessionState] = steps  # type: ignore[assignment]
     rows = zip(states, texts, rewards, keys, flags, shares, replies, reasons, successes)  # noqa: B905 - it is slower
     for state, text, reward, key, flag, share, reply, reason, success in rows:
         transition = new(Transition)  # its __init__ would take twice as long
