@@ -316,10 +316,7 @@ class StreamServer:
         if count:
             response.timing.environment_ms = 1e3 * transitions.environment_seconds
             response.timing.total_ms = 1e3 * (clock() - arrived) * count
-            if self._tasks or self._writing.locked():
-                async with self._writing:
-                    size = await self._send(response)
-            else:  # nothing can finish meanwhile, so nobody else writes
+            async with self._writing:
                 size = await self._send(response)
             self._rows_at_once = max(1, min(ROWS_AT_ONCE, count * _MESSAGE_BYTES // size))
 
