@@ -3,8 +3,8 @@
 isort:skip_file
 The contract between an environment server and everything that steps it.
 
-The prose is docs/protocol.md: states, rules, the error table, sequence diagrams and the numbered
-requirements that `starpod check` verifies. Where this file and that page differ, it is a bug: report it.
+The prose is docs/protocol.md: states, rules, the error table and sequence diagrams. Where this file and that page
+differ, it is a bug: report it. `starpod check` tests what both demand; `starpod check --list` prints it by number.
 
 Compatibility: unknown fields are ignored and kept, field numbers are never reused, and the package's
 version changes only for a break.

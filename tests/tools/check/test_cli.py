@@ -108,6 +108,21 @@ def test_json_holds_every_requirement_of_the_chosen_levels(addresses: dict[type[
     assert result.exit_code == 0
 
 
+def test_the_list_holds_every_requirement_and_needs_no_server(tmp_path: Path) -> None:
+    result = run("--list")
+    assert result.exit_code == 0
+    assert [line.split(maxsplit=3) for line in result.output.splitlines()] == [
+        [each.id, each.level, each.strength, each.title] for each in REQUIREMENTS
+    ]
+    of_a_level = run("--list", "--level", "fork", "--json", "-")
+    assert [entry["id"] for entry in json.loads(of_a_level.stdout)] == [f"F-{number:02d}" for number in range(1, 15)]
+    file = tmp_path / "requirements.json"
+    assert run("--list", "--json", str(file)).output == result.output
+    entry = {"id": "C-94", "level": "core", "strength": "SHOULD"}
+    (listed,) = [each for each in json.loads(file.read_text()) if each["id"] == "C-94"]
+    assert listed == {**entry, "title": "Server reflection lists starpod.v1.EnvironmentService."}
+
+
 def test_a_server_that_hangs_is_reported(addresses: dict[type[ReferenceService], str]) -> None:
     result = run(addresses[Slow], "--level", "fork", "--call-timeout", "0.3", "--json", "-")
     report = json.loads(result.stdout)
@@ -136,6 +151,10 @@ def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "Missing argument 'HOST:PORT'"),
+        (["--list", "127.0.0.1:1"], "--list checks no server: leave HOST:PORT out"),
+        (["--list", "--timeout", "3"], "--list checks no server: leave --timeout out"),
+        (["--list", "--json", "/no/such/folder/list.json"], "/no/such/folder/list.json cannot be written"),
         (["127.0.0.1"], "is not host:port"),
         (["127.0.0.1:1", "--level", "core,best"], "no level best"),
         (["127.0.0.1:1", "--token-file", "/no/such/file"], "does not exist"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from starpod.check.report import Terminal, to_json, to_junit
+from starpod.check.report import Terminal, describe_requirement, to_json, to_junit
 from starpod.check.requirement import LEVELS
 from starpod.check.runner import PLAYED, Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
@@ -24,7 +26,8 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
 
 
 @click.command()
-@click.argument("address", metavar="HOST:PORT")
+@click.argument("address", metavar="HOST:PORT", required=False)
+@click.option("--list", "only_list", is_flag=True, help="Print the requirements and check no server.")
 @click.option("--environment", "-e", "environments", multiple=True, help="Only this one (repeatable). Default: all.")
 @click.option(
     "--level",
@@ -32,7 +35,7 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     default=",".join(LEVELS.values()),
     callback=_levels,
     show_default=True,
-    help="Which requirements, comma-separated.",
+    help="Which requirements, comma-separated: core is for every server, the others for what its capabilities declare.",
 )
 @click.option("--also", metavar="HOST:PORT", default="", help="Another process that serves the same, to compare with.")
 @JSON
@@ -64,7 +67,8 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
 def check(
     context: click.Context,
     /,
-    address: str,
+    address: str | None,
+    only_list: bool,
     environments: tuple[str, ...],
     levels: set[str],
     also: str,
@@ -76,8 +80,15 @@ def check(
 ) -> None:
     """Check that the server at HOST:PORT keeps the contract of docs/protocol.md.
 
+    With --list, print each requirement with its number and level instead.
+
     Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 the call was wrong.
     """
+    if only_list:
+        _list_requirements(context, levels, json_file)
+        return
+    if address is None:
+        raise click.UsageError("Missing argument 'HOST:PORT'.")
     for value in filter(None, (address, also)):
         expect_address(value)
     expect_writable(json_file, junit_file)
@@ -109,3 +120,20 @@ def check(
     if report.unreachable:
         raise click.ClickException(report.unreachable)
     context.exit(0 if report.passed else 1)
+
+
+def _list_requirements(context: click.Context, levels: set[str], json_file: str) -> None:
+    """Prints the requirements of the levels, or writes them as JSON. Raises UsageError for what only a check needs."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and name not in ("only_list", "levels", "json_file"):
+            shown = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+            raise click.UsageError(f"--list checks no server: leave {shown} out")
+    expect_writable(json_file)
+    chosen = [each for each in REQUIREMENTS if each.level in levels]
+    write_report(json_file, json.dumps([describe_requirement(each) for each in chosen], indent=2) + "\n")
+    if json_file == "-":
+        return
+    for each in chosen:
+        click.echo(f"{each.id}  {each.level:<8}  {each.strength:<6}  {each.title}")

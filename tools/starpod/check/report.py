@@ -86,6 +86,16 @@ def _lines(result: Result) -> str:
     )
 
 
+def describe_requirement(requirement: Requirement) -> dict[str, str]:
+    """A requirement as reports and lists have it in JSON: id, level, strength (MUST or SHOULD), title."""
+    return {
+        "id": requirement.id,
+        "level": requirement.level,
+        "strength": requirement.strength,
+        "title": requirement.title,
+    }
+
+
 def to_json(report: Report) -> str:
     """The report as a JSON document."""
     counts = Counter(result.status for result in report.results)
@@ -103,10 +113,7 @@ def to_json(report: Report) -> str:
                 "version": environment.version,
                 "results": [
                     {
-                        "id": result.requirement.id,
-                        "level": result.requirement.level,
-                        "strength": result.requirement.strength,
-                        "title": result.requirement.title,
+                        **describe_requirement(result.requirement),
                         "status": result.status,
                         "message": result.message,
                         "seconds": round(result.seconds, 4),

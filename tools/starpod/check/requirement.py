@@ -1,4 +1,4 @@
-"""A numbered requirement of docs/protocol.md with the test that shows whether a server meets it."""
+"""A numbered requirement of the contract with the test that shows whether a server meets it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS: dict[str, Level] = {"C": "core", "S": "stream", "F": "fork", "N": "snaps
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """id: as `C-07`; its letter gives the level. title: the sentence of docs/protocol.md, word for word.
+    """id: as `C-07`; its letter gives the level. title: what is demanded, in one sentence.
 
     alone: run while nothing else runs, because it uses up what the others need.
     absent: about servers and environments that lack the level's capability, unlike the level's others.

@@ -1,4 +1,7 @@
-"""The requirements of docs/protocol.md, each with its test; one module per subject."""
+"""The requirements that make up docs/protocol.md and the proto, each with its test; one module per subject.
+
+A number is never used again.
+"""
 
 from __future__ import annotations
 
@@ -31,4 +34,4 @@ REQUIREMENTS: tuple[Requirement, ...] = tuple(
         key=lambda requirement: (tuple(LEVELS).index(requirement.id[0]), requirement.id),
     )
 )
-"""All of them, in the order of docs/protocol.md."""
+"""All of them, by level and number, as `starpod check --list` prints them."""
