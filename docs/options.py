@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from docs.configuration import kinds, show
 from starpod.env_server import EnvironmentOptions
 from starpod.environments.bandit import BanditOptions
 from starpod.environments.countdown import CountdownOptions
@@ -21,6 +20,7 @@ from starpod.environments.frozen_lake import FrozenLakeOptions
 from starpod.environments.sokoban import SokobanOptions
 from starpod.environments.sudoku import SudokuOptions
 from starpod.environments.webshop.shop.options import PRESETS, WebShopOptions
+from starpod.trainer.commands.keys import kinds, show
 
 PAGE = Path(__file__).with_name("environments.md")
 MARKED = re.compile(r"(<!-- (?P<name>\w+), by docs/options.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -46,7 +46,7 @@ def table(options: type[EnvironmentOptions]) -> str:
     for name, field in options.model_fields.items():
         value = field.default.model_dump(mode="json") if isinstance(field.default, BaseModel) else field.default
         shown = " ".join(value.values()) if isinstance(value, dict) else value
-        default = "none" if shown in (None, "") else show(shown)
+        default = "none" if shown in (None, "") else f"`{show(shown)}`"
         rows.append(f"| `{name}` | {values(field)} | {default} | {field.description} |".replace("\n", " "))
     return "\n".join(rows)
 
@@ -69,7 +69,8 @@ def _kind(annotation: Any) -> str:
     if get_origin(annotation) is tuple:
         return "list"
     is_object = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return "object" if is_object else ", ".join(kinds(annotation))
+    mark = "`" if get_origin(annotation) is Literal else ""
+    return "object" if is_object else ", ".join(f"{mark}{kind}{mark}" for kind in kinds(annotation))
 
 
 def presets() -> str:
@@ -78,7 +79,7 @@ def presets() -> str:
     set_ = {preset: WebShopOptions.model_validate({"preset": preset}).model_dump(mode="json") for preset in PRESETS}
     for name in WebShopOptions.model_fields:
         if any(name in values for values in PRESETS.values()):
-            rows.append(f"| `{name}` | {' | '.join(show(set_[preset][name]).strip('`') for preset in PRESETS)} |")
+            rows.append(f"| `{name}` | {' | '.join(show(set_[preset][name]) for preset in PRESETS)} |")
     return "\n".join(rows)
 
 

@@ -95,7 +95,7 @@ class AlgorithmConfig(Section):
 
     SHORTHAND: ClassVar[str] = "preset"
 
-    preset: str = Field(default=DEFAULT_PRESET, description="Gives what is not set: [presets](algorithms.md#presets).")
+    preset: str = Field(default=DEFAULT_PRESET, description="Gives what is not set; see docs/algorithms.md#presets.")
 
     advantage: Literal[
         "gae",

@@ -116,7 +116,7 @@ class FilterConfig(Section):
 
     strategy: Literal["none", "top_fraction", "top_p", "top_p_softmax", "top_k", "min_p"] = Field(
         default="none",
-        description="See the [strategies](algorithms.md#which-groups-are-trained-on).",
+        description="See docs/algorithms.md#which-groups-are-trained-on.",
     )
     value: float | None = Field(
         default=None,
@@ -204,7 +204,7 @@ class CorrectionConfig(Section):
 
     mode: Annotated[Literal["off", "truncated", "masked", "bypass"], BeforeValidator(read_off)] = Field(
         default="truncated",
-        description="See the [modes](algorithms.md#data-of-another-policy).",
+        description="See docs/algorithms.md#data-of-another-policy.",
     )
     level: Literal["token", "sequence"] = Field(
         default="token", description="A weight per token, or their product per episode."

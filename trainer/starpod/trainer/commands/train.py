@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Check the configuration, print it as it would be used, and stop.")
 @click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
+@click.option(
+    "--keys",
+    metavar="[SECTION]",
+    is_flag=False,
+    flag_value="",
+    help="Explain the keys of a configuration: all, or those of a section such as algorithm.filter.",
+)
 def train(
     config: str | None,
     words: tuple[str, ...],
@@ -45,18 +52,27 @@ def train(
     changes: tuple[str, ...],
     dry_run: bool,
     list_configurations: bool,
+    keys: str | None,
 ) -> int:
     """Trains a policy on environments over the wire.
 
     CONFIG is a YAML file, or the name of a configuration that comes with the package (see --list); KEY=VALUE changes a
-    part of it, e.g. algorithm=starpo-grpo collect.groups=16. Without CONFIG it is frozen_lake, or, with --resume, the
-    configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
+    part of it, e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). Without CONFIG it is frozen_lake, or, with
+    --resume, the configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
     """
     from starpod.trainer.section import ConfigError, shipped
 
     if list_configurations:
         for name, path in shipped().items():
             click.echo(f"{name:16} {path.read_text(encoding='utf-8').splitlines()[0].removeprefix('# ')}")
+        return 0
+    if keys is not None:
+        from starpod.trainer.commands.keys import explain
+
+        try:
+            click.echo(explain(keys), nl=False)
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from None
         return 0
     if config is not None and "=" in config and not Path(config).exists():
         words, config = (config, *words), None

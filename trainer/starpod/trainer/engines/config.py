@@ -18,7 +18,7 @@ class EngineConfig(Section):
 
     name: Literal["torch", "vllm", "vllm_remote"] = Field(
         default="torch",
-        description="See [engines](training.md#engines).",
+        description="What samples; see docs/training.md#engines.",
     )
     slots: int = Field(default=128, ge=1, description="Replies sampled at once.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(

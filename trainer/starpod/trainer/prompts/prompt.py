@@ -29,7 +29,7 @@ class PromptConfig(Section):
     thinking: bool = Field(default=True, description="Demands reasoning between think tags.")
     context: Context = Field(
         default="full",
-        description="See [what a reply sees](prompts.md#what-a-reply-sees).",
+        description="What a reply sees; see docs/prompts.md#what-a-reply-sees.",
     )
     window: int | None = Field(default=None, ge=1, description="Turns shown by window and single_turn; null: all.")
     prefill: bool = Field(default=True, description="Ends the prompt with the reply's first tag, untrained.")

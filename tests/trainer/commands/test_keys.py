@@ -1,0 +1,60 @@
+"""`starpod train --keys` explains whatever can be set."""
+
+import re
+
+import pytest
+from click.testing import CliRunner, Result
+
+from starpod.trainer.commands.keys import explain, sections
+from starpod.trainer.commands.train import train
+from starpod.trainer.config import Config
+from starpod.trainer.section import Section
+
+KEYS = [
+    f"{prefix}.{name}".lstrip(".")
+    for prefix, section in sections(Config())
+    for name, value in section
+    if not isinstance(value, Section)
+]
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(train, list(words))
+
+
+def shown(text: str) -> list[str]:
+    """The keys that are explained, in order."""
+    return re.findall(r"^  (\w[\w.]*)(?=  |$)", text, re.MULTILINE)
+
+
+def test_every_key_and_section_has_a_description() -> None:
+    for prefix, section in sections(Config()):
+        assert type(section).__doc__ not in (None, Section.__doc__), prefix
+        for name, value in section:
+            assert isinstance(value, Section) or type(section).model_fields[name].description, f"{prefix}.{name}"
+
+
+def test_all_keys_are_printed_with_their_defaults() -> None:
+    done = run("--keys")
+    assert done.exit_code == 0
+    assert shown(done.output) == KEYS
+    assert done.output.count("[default:") == len(KEYS)
+
+
+@pytest.mark.parametrize("wanted", ["algorithm", "algorithm.filter", "stop.minutes", "seed"])
+def test_a_section_or_a_key_is_printed_alone(wanted: str) -> None:
+    done = run("--keys", wanted)
+    assert shown(done.output) == [key for key in KEYS if key == wanted or key.startswith(f"{wanted}.")]
+
+
+def test_defaults_of_presets_and_choices_are_told() -> None:
+    told = " ".join(explain("algorithm").split())
+    assert "[default: 0.28 in starpo-s]" in told
+    assert "[default: token; or trajectory]" in told
+    assert "[default: null; or number]" in " ".join(explain("stop.minutes").split())
+
+
+def test_an_unknown_section_is_refused() -> None:
+    done = run("--keys", "algoritm.filter")
+    assert done.exit_code == 2
+    assert "no key 'algoritm.filter'; did you mean algorithm.filter" in " ".join(done.output.split())

@@ -1,0 +1,91 @@
+"""`starpod train --keys`: what a configuration can hold, printed from its sections."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import click
+
+from starpod.client.spelling import nearest
+from starpod.trainer.algorithms.config import DEFAULT_PRESET, PRESETS, AlgorithmConfig
+from starpod.trainer.config import Config
+from starpod.trainer.section import ConfigError, Section
+
+
+def explain(wanted: str = "") -> str:
+    """Keys with their meaning, default and choices: all, or those of one section, or one, by its dotted name.
+
+    Raises ConfigError where there is no such key.
+    """
+    formatter = click.HelpFormatter(max_width=120)
+    presets = [dict(sections(Config(algorithm=AlgorithmConfig(preset=name)))) for name in PRESETS]
+    known = []
+    for prefix, section in sections(Config()):
+        rows = []
+        for name, value in section:
+            key = f"{prefix}.{name}".lstrip(".")
+            known += [key, prefix]
+            if isinstance(value, Section) or not f"{key}.".startswith(f"{wanted}.".lstrip(".")):
+                continue
+            field = type(section).model_fields[name]
+            differs = name != "preset" and any(getattr(other[prefix], name) != value for other in presets)
+            rows.append((key, f"{field.description} [{choices(field.annotation, value, differs)}]"))
+        if rows:
+            about = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
+            formatter.write_text(f"{prefix}: {about}" if prefix else about)
+            with formatter.indentation():
+                formatter.write_dl(rows, col_max=42)
+            formatter.write_paragraph()
+    if not (text := formatter.getvalue()):
+        raise ConfigError(f"no key {wanted!r}{nearest(wanted, known)}; `starpod train --keys` prints all")
+    return text
+
+
+def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
+    """A section as it is by default and all below it, each with its dotted key, in the order of their fields."""
+    yield prefix, section
+    for name, value in section:
+        if isinstance(value, Section):
+            yield from sections(value, f"{prefix}.{name}" if prefix else name)
+
+
+def choices(annotation: Any, default: Any, differs: bool) -> str:
+    """A default, and after it what else may be given, where there is a choice.
+
+    differs: whether presets give the key different values.
+    """
+    shown = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
+    found = kinds(annotation)
+    others = [kind for kind in found if kind not in (show(default), *kinds(type(default)))] if len(found) > 1 else []
+    return "; ".join([f"default: {shown}", *([f"or {', '.join(others)}"] if others else [])])
+
+
+def kinds(annotation: Any) -> list[str]:
+    """Describes the values that a type accepts."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return kinds(arguments[0])
+    if origin is Literal:
+        return [str(value) for value in arguments]
+    if origin in (Union, types.UnionType):
+        return [kind for argument in arguments for kind in kinds(argument)]
+    if origin is tuple:
+        return [f"list of {kinds(arguments[0])[0]}s"]
+    if (
+        annotation in (dict, tuple)
+        or origin is dict
+        or (isinstance(annotation, type) and issubclass(annotation, Section))
+    ):
+        return ["mapping"]
+    return [{bool: "boolean", int: "integer", float: "number", str: "text", type(None): "null"}[annotation]]
+
+
+def show(value: Any) -> str:
+    """As YAML takes it. A float has a point or an exponent."""
+    if isinstance(value, float):
+        text = f"{value:g}"
+        return text if {".", "e"} & set(text) else f"{text}.0"
+    return value if isinstance(value, str) and value else json.dumps(value)
