@@ -9,7 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from starpod.env_server.auth import Grant
+from starpod.env_server.columns import Transitions
 from starpod.env_server.config import ServerLimits
+from starpod.env_server.session import SessionTable
+from starpod.env_server.stream import StreamServer
+from starpod.env_server.timing import begin, clock
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Serve, entered, read_status, step_request, text_of
 from tests.env_server.troublesome import Waiting
@@ -144,6 +149,37 @@ async def test_a_slow_environment_delays_nobody(client: Client) -> None:
     assert stream.order == [2, 3, 4, 5, 6]
     Waiting.opened.set()
     await stream.until(6)
+
+
+async def test_messages_are_written_one_at_a_time(client: Client) -> None:
+    """gRPC loses a message that is written while another is: what finished just before a batch waits for its turn."""
+
+    class Connection:
+        writing, most, replies = 0, 0, 0
+
+        async def write(self, message: pb.StreamResponse) -> None:
+            self.writing += 1
+            self.most = max(self.most, self.writing)
+            await asyncio.sleep(0.01)
+            self.writing -= 1
+            self.replies += len(message.replies)
+
+    async def reply() -> pb.Reply:
+        return pb.Reply(call_id=1)
+
+    connection, table = Connection(), SessionTable()
+    stream = StreamServer(client.server._service._calls, table, connection, Grant(table.tenant))
+    flusher = asyncio.create_task(stream._flush())
+    await asyncio.sleep(0)
+    late = asyncio.create_task(reply())
+    await late
+    stream._finish(begin(clock()), late)
+    batch = Transitions()
+    batch.message.replies.append(pb.Reply(call_id=2))
+    await stream._write(batch, clock())
+    await eventually(lambda: connection.replies == 2)
+    flusher.cancel()
+    assert connection.most == 1
 
 
 async def test_many_slow_renders_delay_nobody(client: Client) -> None:

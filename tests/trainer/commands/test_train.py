@@ -44,9 +44,18 @@ def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) ->
     told = result.output.splitlines()[-1]
     assert "no server answers at 127.0.0.1:1: connection refused; start one with: starpod serve" in told
     assert "give the same command again" in told
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").write_text("")  # as after an iteration
     again = run(*words, "--resume", "--run-dir", str(tmp_path / "run"))
     assert f"go on with: starpod train --resume --run-dir {tmp_path}/run" in again.output
+
+
+def test_an_option_that_the_environment_lacks_leaves_nothing(tmp_path: Path) -> None:
+    """It turns out once the services are there, when the folder is made and locked already."""
+    result = run("bandit", "environment.options.nonsense=3", "threads=1", "--run-dir", str(tmp_path / "runs/a"))
+    assert result.exit_code == 2 and "nonsense" in result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:

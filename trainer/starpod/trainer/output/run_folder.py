@@ -55,6 +55,7 @@ class RunFolder:
         self.episodes = path / "episodes"
         self.checkpoints = path / "checkpoints"
         self.report = path / "report.html"
+        self._made: list[Path] = []
 
     @classmethod
     def create(cls, path: Path | str, *, resume: bool = False) -> RunFolder:
@@ -71,9 +72,11 @@ class RunFolder:
                 f"{folder.path} holds a run already. Go on with it by --resume, or choose another folder with "
                 "--run-dir; nothing is overwritten"
             )
+        parts = (*reversed(folder.path.parents), folder.path, folder.episodes, folder.checkpoints)
+        folder._made = [part for part in parts if not part.exists()]
         try:
-            for part in (folder.path, folder.episodes, folder.checkpoints):
-                part.mkdir(parents=True, exist_ok=True)
+            for part in parts:
+                part.mkdir(exist_ok=True)
         except OSError as error:
             raise CannotWrite(folder.path, error) from error
         return folder
@@ -123,7 +126,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the folder against other trainers; a killed process loses its lock. Raises RunLocked."""
+        """Locks the folder against other trainers; a killed process loses its lock. Raises RunLocked.
+
+        What `create` made is removed at the end if nothing was written: a start that is refused leaves no trace.
+        """
         with open(self.path / ".lock", "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +144,17 @@ class RunFolder:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
-            yield
+            try:
+                yield
+            finally:
+                self._remove_unused()
+
+    def _remove_unused(self) -> None:
+        if self.path in self._made and [each.name for each in self.path.rglob("*") if not each.is_dir()] == [".lock"]:
+            with contextlib.suppress(OSError):  # something came between
+                (self.path / ".lock").unlink()
+                for part in reversed(self._made):
+                    part.rmdir()
 
     @property
     def id(self) -> str:
