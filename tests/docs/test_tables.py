@@ -21,11 +21,16 @@ COUNTS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
+def environment(target: str) -> type[Environment]:
+    """The class that an entry point names."""
+    module, _, attribute = target.partition(" ")[0].partition(":")
+    kind: type[Environment] = getattr(importlib.import_module(module), attribute)
+    return kind
+
+
 def environment_row(name: str, target: str) -> list[str]:
     """The cells that follow from the code: limits, modes, the extras that are needed besides `server`."""
-    path, _, extras = target.partition(" ")
-    module, _, attribute = path.partition(":")
-    kind: type[Environment] = getattr(importlib.import_module(module), attribute)
+    kind, extras = environment(target), target.partition(" ")[2]
     spec, limits = kind.spec, kind.spec.limits
     assert spec.id == name
     assert spec.fork and spec.snapshot and spec.deterministic, "a sentence below the table says so of all"
@@ -38,6 +43,13 @@ def test_the_table_of_environments_is_the_registry() -> None:
     rows = table(ENVIRONMENTS, "Environment")
     shown = {re.findall(r"^\[([\w-]+)\]", first)[0]: [*rest[:3], rest[4]] for first, _, *rest in rows}
     assert shown == {name: environment_row(name, target) for name, target in sorted(ENTRY_POINTS.items())}
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_every_option_of_an_environment_is_described(name: str) -> None:
+    """The page leaves that to `starpod describe`."""
+    options = environment(ENTRY_POINTS[name]).Options.model_fields
+    assert [option for option, field in options.items() if not (field.description or "").strip()] == []
 
 
 def test_every_extra_is_named() -> None:

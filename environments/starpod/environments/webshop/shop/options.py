@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -43,6 +44,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What a preset sets besides the defaults, which are the original's."""
 
+_PRESETS_IN_WORDS = "; ".join(
+    f"{preset}: {', '.join(f'{name}={json.dumps(value).strip(chr(34))}' for name, value in values.items())}"
+    for preset, values in PRESETS.items()
+    if values
+)
+
 SPLITS: dict[str, dict[str, tuple[int, int | None]]] = {
     "original": {"test": (0, 500), "dev": (500, 1500), "train": (1500, None), "all": (0, None)},
     "verl_agent": {"test": (0, 500), "train": (500, None), "all": (0, None)},
@@ -55,7 +62,7 @@ class WebShopOptions(EnvironmentOptions):
 
     preset: Preset = Field(
         default="original",
-        description="Sets the defaults of other options; one that is given wins.",
+        description=f"Sets the defaults of other options; one that is given wins. {_PRESETS_IN_WORDS}.",
     )
     catalogue: str = Field(
         default="",
