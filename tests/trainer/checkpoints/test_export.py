@@ -1,5 +1,6 @@
 """Exported folders: transformers loads them, and they say the same as the trained policy."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from starpod.cli.main import starpod
 from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints
-from starpod.trainer.checkpoints.export import ExportError, export
+from starpod.trainer.checkpoints.export import ExportError, export, model_card
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.models.config import LoraConfig, ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
@@ -122,6 +123,14 @@ def test_the_card_says_how_it_was_trained(run, tmp_path):
     ):
         assert part in body
     assert "secret" not in body
+
+
+def test_the_card_names_the_model_behind_a_name_of_ours(run):
+    trained = load_trained(run)
+    config = {**trained.config, "model": {**trained.config["model"], "name": "smollm2"}}
+    text = model_card(dataclasses.replace(trained, config=config))
+    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in text
+    assert "from SmolLM2-135M-Instruct, dequantised from Q4_1:" in text
 
 
 def test_adapters_are_merged_or_stand_alone(lora_run, tmp_path):

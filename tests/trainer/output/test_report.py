@@ -64,6 +64,7 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
     assert "@import" not in source and "url(http" not in source
     for words in (
         "FrozenLake <local> & StarPO-S",
+        "SmolLM2, dequantised · ",
         "4:12 wall time",
         "The intervals do not overlap: the policy has improved.",
         "avoid holes 86 %",

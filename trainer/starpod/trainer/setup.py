@@ -21,7 +21,7 @@ from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
-from starpod.trainer.models.config import TINY
+from starpod.trainer.models.config import TINY, model_title
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunFolder
@@ -161,7 +161,8 @@ async def open_run(
             run.restore(loaded)
         # Not before: what is refused leaves the folder as it was.
         if parallel.is_main:
-            folder.begin(config.to_dict(), defaults=Config().to_dict(), title=config.title)
+            model = model_title(config.model.name)
+            folder.begin(config.to_dict(), defaults=Config().to_dict(), title=config.title, model=model)
             if resumed_step is not None:
                 folder.cut_after(resumed_step)
             output.sinks = stack.enter_context(

@@ -19,7 +19,7 @@ from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.models.config import ModelConfig, ModelError
+from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.conversation import Template
@@ -41,6 +41,7 @@ class PretrainedAgents(Agents):
 
     def __init__(self, model: str, sampling: Sampling, engine: Literal["torch", "vllm"] = "torch") -> None:
         self.config: Config | None = None
+        self._name = model
         self._facts: dict[str, Any] = {}
         if not sys.stderr.isatty():
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -98,7 +99,10 @@ class PretrainedAgents(Agents):
         return self._agents.agent(session, task, group)
 
     def facts(self) -> dict[str, Any]:
-        return {**self._facts, "temperature": self.temperature}
+        """With the model behind a name of ours, or behind a run of it."""
+        name = self.config.model.name if self.config else self._name
+        title = model_title(name)
+        return {**self._facts, **({} if title == name else {"model": title}), "temperature": self.temperature}
 
     async def close(self) -> None:
         await self._engine.close()

@@ -10,7 +10,7 @@ import yaml
 from transformers import GenerationConfig
 
 from starpod.trainer.checkpoints.trained import Trained
-from starpod.trainer.models.config import TINY
+from starpod.trainer.models.config import SMOLLM2, TINY, model_title
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import plain
 from starpod.trainer.output.run_folder import RunFolder
@@ -80,8 +80,8 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         "tags": ["starpod", "reinforcement-learning", environment],
     }
     if name != TINY:
-        front["base_model"] = name
-    base = "a small model built from scratch" if name == TINY else f"`{name}`"
+        front["base_model"] = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == SMOLLM2 else name
+    base = "a small model built from scratch" if name == TINY else model_title(name)
     score = "" if trained.score is None else f" Its success on held-out seeds was {trained.score:.1%}."
     served = {key: value for key, value in config["environment"].items() if key not in PRIVATE}
     public = {**config, "environment": served}

@@ -301,7 +301,8 @@ def _numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
 
 def _show(console: Console, report: dict[str, Any]) -> None:
     policy, environments = report["policy"], report["environments"]
-    title = f"{policy['name']} on seeds {report['seeds'][0]} to {report['seeds'][1] - 1}"
+    model = f" ({policy['model']})" if "model" in policy else ""
+    title = f"{policy['name']}{model} on seeds {report['seeds'][0]} to {report['seeds'][1] - 1}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     tries = sorted({k for figures in environments.values() for k in figures["pass_at_k"] if k != "1"}, key=int)
     table.add_column("Environment", no_wrap=True)

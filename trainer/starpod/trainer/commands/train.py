@@ -183,10 +183,12 @@ def commands(path: Path) -> dict[str, str]:
 
 def make_plan(config: Config, path: Path) -> dict[str, object]:
     """What was decided, for the screen."""
+    from starpod.trainer.models.config import model_title
+
     collect, stop = config.collect, config.stop
     plan: dict[str, object] = {
         "environment": config.environment.id,
-        "model": config.model.name,
+        "model": model_title(config.model.name),
         "engine": config.engine.name,
         "algorithm": config.algorithm.preset,
         "episodes": f"{collect.groups} groups x {collect.group_size} in each of {stop.iterations} iterations",

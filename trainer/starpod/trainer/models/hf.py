@@ -1,4 +1,4 @@
-"""Models and tokenizers from the Hugging Face hub, its cache, or a folder."""
+"""Models and tokenizers from the Hugging Face hub, its cache, a folder, or a package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
+from starpod.trainer.models.bundled import bundled_folder
+from starpod.trainer.models.config import SMOLLM2, LoraConfig, ModelConfig, ModelError
 
 HUB_SECONDS = 5.0
 """Time for the hub to answer whether it has a model; loading asks it again and again for most of a minute."""
@@ -67,12 +68,13 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch
 
 
 def _load(factory: Any, config: ModelConfig, **settings: Any) -> Any:
+    source = bundled_folder() if config.name == SMOLLM2 else config.name
     try:
-        return factory.from_pretrained(config.name, revision=config.revision, **settings)
+        return factory.from_pretrained(source, revision=config.revision, **settings)
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
-            f"cannot load model {config.name!r}: give `tiny`, a folder, or a Hugging Face name that is in the local "
-            f"cache or can be downloaded from here (a gated one needs HF_TOKEN). {_first_line(error)}"
+            f"cannot load model {config.name!r}: give tiny, smollm2, a folder, or a Hugging Face name that is in the "
+            f"local cache or can be downloaded from here (a gated one needs HF_TOKEN). {_first_line(error)}"
         ) from None
 
 
@@ -82,7 +84,7 @@ def _check_hub(config: ModelConfig) -> None:
     What the hub answers of a model, such as that it is gated, is left to loading, whose words say more.
     """
     name = config.name
-    if Path(name).exists() or constants.HF_HUB_OFFLINE:
+    if name == SMOLLM2 or Path(name).exists() or constants.HF_HUB_OFFLINE:
         return
     try:
         if isinstance(try_to_load_from_cache(name, "config.json", revision=config.revision), str):

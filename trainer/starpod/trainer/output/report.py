@@ -108,7 +108,8 @@ def _headline(
         warned = sum(len(line.get("warnings", ())) for line in lines)
         tiles.append(_tile(str(warned), "warning" if warned == 1 else "warnings"))
     outcome = facts.get("ended", {}).get("outcome")
-    status = f'<p class="muted">{escape(outcome)}</p>' if outcome else ""
+    told = " · ".join(text for text in (facts.get("model"), outcome) if text)
+    status = f'<p class="muted">{escape(told)}</p>' if told else ""
     return f'<h1>{escape(title)}</h1>{status}<div class="hero">{"".join(tiles)}</div>{verdict}'
 
 

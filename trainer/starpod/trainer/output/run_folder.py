@@ -82,12 +82,12 @@ class RunFolder:
         return folder
 
     def begin(
-        self, config: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None, title: str = ""
+        self, config: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None, title: str = "", model: str = ""
     ) -> RunFolder:
         """Writes config.yaml and run.json, where a run that is resumed is noted with what changed. Returns itself.
 
         defaults: what the configuration would be if nothing were given; the report shows what differs.
-        title: what is trained, in words. Raises CannotWrite.
+        title: what is trained, in words. model: what it began from, in words. Raises CannotWrite.
         """
         start: dict[str, Any] = {
             "time": round(time.time(), 3),
@@ -101,7 +101,7 @@ class RunFolder:
             facts["resumed"] = [*facts.get("resumed", []), {**start, "changed": changed}]
             facts.pop("ended", None)
         else:
-            facts = {"id": uuid.uuid4().hex[:12], "title": title, **start}
+            facts = {"id": uuid.uuid4().hex[:12], "title": title, "model": model, **start}
         facts["differs_from_defaults"] = differences(config, defaults) if defaults is not None else None
         write_atomic(self.config, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
         self._write_facts(facts)

