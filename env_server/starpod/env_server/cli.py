@@ -37,10 +37,22 @@ _LAST_SECONDS = 1.0
 
 
 _LIMIT_HELP = {
+    "max_sessions": "Sessions alive or being made, in one worker. So too the limits below.",
+    "max_message_bytes": "One message in either direction.",
+    "max_calls_in_flight": "Calls being worked on, also those whose caller gave up.",
+    "max_snapshot_bytes": "One snapshot; of class process never more than 64 MiB, which bounds forks too.",
+    "max_processes": "Sessions of class process, which have a process each.",
+    "max_group": "Sessions made by one Open, Fork or Restore.",
+    "max_step_actions": "Sub-actions of one turn.",
+    "max_step_bytes": "Their bytes.",
+    "max_options_bytes": "The options of one Open or Reset.",
+    "max_values": "Values in them, and in the JSON of one turn.",
+    "max_connections": "Connections; those beyond are closed.",
+    "max_streams": "Streams connected.",
     "default_lease_seconds": "Seconds a session may rest, unless Open asks otherwise.",
     "max_lease_seconds": "The longest lease that Open can ask for.",
-    "max_connections_per_address": "Those beyond are closed within a second, those without a stream first; 0: no limit "
-    "but the one of all.",
+    "max_connections_per_address": "From one IPv4 address or IPv6 /64, on Linux. Those beyond are closed within a "
+    "second, those without a stream first; 0: no limit but the one of all.",
     "max_health_calls": "Calls of health and reflection at once; a quarter of them from one address, 16 over one "
     "connection.",
 }
@@ -59,7 +71,7 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
             default=limit.default,
             show_default=True,
             type=click.FloatRange(0, min_open=True) if seconds else click.IntRange(_LEAST.get(name, 1)),
-            help=_LIMIT_HELP.get(name),
+            help=_LIMIT_HELP[name],
         )(command)
     return command
 
@@ -133,7 +145,8 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     default=60.0,
     show_default=True,
     type=click.FloatRange(0.1),
-    help="Seconds without traffic after which a client is asked whether it is still there.",
+    help="Seconds without traffic after which a client is asked whether it is still there; without an answer for half "
+    "as long it is gone.",
 )
 @click.option(
     "--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread."
@@ -158,8 +171,14 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.IntRange(0),
     help="Sessions of a token whose line says nothing else; 0: no limit. So too the next two.",
 )
-@click.option("--token-calls-per-second", default=0.0, show_default=True, type=click.FloatRange(0))
-@click.option("--token-streams", default=0, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--token-calls-per-second",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="A group counts as its sessions, each 64 KiB of a request as one call more.",
+)
+@click.option("--token-streams", default=0, show_default=True, type=click.IntRange(0), help="Streams connected.")
 @click.option(
     "--snapshot-key-file",
     type=click.Path(path_type=Path),
@@ -180,7 +199,11 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     help="MiB that such a process may take beyond what it starts with.",
 )
 @click.option(
-    "--sandbox-cpu", default=UNTRUSTING.cpu_seconds, show_default=True, type=click.IntRange(1), help="Seconds."
+    "--sandbox-cpu",
+    default=UNTRUSTING.cpu_seconds,
+    show_default=True,
+    type=click.IntRange(1),
+    help="CPU seconds of its whole life.",
 )
 @click.option(
     "--sandbox-read",
@@ -197,12 +220,19 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     help="End, as on SIGTERM, when standard input closes: with whoever holds its other end, however that went.",
 )
 @click.option("--otlp-endpoint", default="", help="Send OpenTelemetry spans to this collector, host:port.")
-@click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
+@click.option(
+    "--log-format",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "json"]),
+    help="json: one object per line.",
+)
 @click.option(
     "--log-level",
     default="warning",
     show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    help="The least that is logged, on standard error.",
 )
 @click.option("--endpoints", default="", hidden=True, help="Set by the supervisor: addresses of all workers.")
 def serve(

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from starpod.cli.game import Game
 from starpod.cli.main import SUBCOMMANDS, _sentence
+from starpod.cli.main import starpod as group
 from starpod.client.catalog import connect, find_environment, hosted
 from tests.support import ROOT, ServerProcess, start_server
 
@@ -53,6 +55,20 @@ def test_each_subcommand_has_help(name: str) -> None:
     result = starpod(name, "--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith(f"Usage: starpod {name} ")
+
+
+def test_every_option_says_what_it_does() -> None:
+    def silent(command: click.Command, name: str) -> list[str]:
+        if isinstance(command, click.Group):
+            below = {
+                each: command.get_command(click.Context(command), each)
+                for each in command.list_commands(click.Context(command))
+            }
+            return [option for each, found in below.items() if found for option in silent(found, f"{name} {each}")]
+        options = (option for option in command.params if isinstance(option, click.Option))
+        return [f"{name} {option.opts[0]}" for option in options if not option.help]
+
+    assert silent(group, "starpod") == []
 
 
 @pytest.mark.parametrize("words", [(), ("webshop",), ("--debug",)])

@@ -111,7 +111,12 @@ option = functools.partial(click.option, show_default=True)
 @option("--seconds", type=click.FloatRange(0.1), default=10.0, help="Length of a stage.")
 @option("--warmup", type=DURATION, metavar="DURATION", help="Not counted. [default: 20% of a stage, 5s at most]")
 @option("--rate", type=click.FloatRange(0, min_open=True), help="Steps due per second: an open loop.")
-@option("--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson")
+@option(
+    "--arrivals",
+    type=click.Choice(["poisson", "constant"]),
+    default="poisson",
+    help="When steps of an open loop are due.",
+)
 @option(
     "--think",
     type=Parsed(Think),
@@ -159,7 +164,12 @@ option = functools.partial(click.option, show_default=True)
     default=0,
     help="Close a session and open another after so many episodes; 0: never.",
 )
-@option("--transport", type=click.Choice(["auto", "stream", "unary"]), default="auto")
+@option(
+    "--transport",
+    type=click.Choice(["auto", "stream", "unary"]),
+    default="auto",
+    help="auto: stream where the server has it.",
+)
 @option("--processes", type=click.IntRange(1, 256), default=1, help="Generator processes.")
 @option("--timeout", type=DURATION, default="30s", metavar="DURATION", help="Of one call.")
 @option(
