@@ -11,7 +11,7 @@ from tests.golden import Parity, golden
 
 MOVES = ("Up", "Down", "Left", "Right")
 
-# Where ours reads a reply otherwise than the original. docs/prompts.md has the same list.
+# Where ours reads a reply otherwise than the original.
 CHOSEN: dict[str, str] = {
     "reply-kept": "the original trains on a rewritten reply; here the sampled ids are kept and nothing is rewritten",
 }

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter, fold, format_reward
 from tests.golden import ROOT, Parity, golden
 from tests.trainer.chat_templates import tokenizer
-from tests.trainer.prompts import test_grammar
 
-# Where our prompts differ from the original's in more than their words. docs/prompts.md has the same list.
+# Where our prompts differ from the original's in more than their words.
 CHOSEN = {
     "limits-told-apart": "the original tells the episode's limit as if it held for a turn; here each is told as it is",
     "short-rewards": "the original prints binary fractions in full (10.700000000000001); here 10.7",
@@ -267,11 +265,6 @@ def test_recorded_training_texts(capsys: pytest.CaptureFixture[str]) -> None:
             conversation.answer(template.encode_reply(turn["llm_raw_response"]), "stop", turn["llm_raw_response"])
             state, reward, warning = str(turn["next_state"]), turn["turn_reward"], turn["next_manager_invalid_action"]
     parity.report("training texts", capsys)
-
-
-def test_the_page_lists_every_deviation() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "prompts.md").read_text("utf-8").split("## Deviations")[1]
-    assert set(re.findall(r"^\| ([a-z-]+) \|", page, re.MULTILINE)) == set(CHOSEN) | set(test_grammar.CHOSEN)
 
 
 def test_folding_keeps_what_was_told() -> None:
