@@ -205,8 +205,8 @@ def generate_plainly(policy: Policy, work: Workload) -> None:
 def update(policy: Policy, batch: Batch, micro_batch_tokens: int) -> None:
     """As the trainer does: rows sorted by length, hidden states of sampled places alone through the output layer."""
     policy.zero_grad(set_to_none=True)
-    for rows in batch.micro_batches(range(len(batch)), micro_batch_tokens):
-        packed = batch.pack(rows)
+    for block in batch.micro_batches(range(len(batch)), micro_batch_tokens):
+        packed = batch.pack(block)
         scores = policy.score(packed.tokens_SL, packed.lengths_S, packed.sampled_SL)
         scores.logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
 

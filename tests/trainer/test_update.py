@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,17 @@ from starpod.trainer.update import Learner, LogprobGap
 from tests.trainer.tiny_learner import VERSION, group_of, make_learner, say, turn
 
 
-def gradient(of: Learner, groups: list[Group]) -> tuple[Tensor, dict[str, float]]:
-    """Of one optimiser step over all of the groups, and the metrics."""
+def gradient(of: Learner, groups: list[Group], drift: float = 0.0) -> tuple[Tensor, dict[str, float]]:
+    """Of one optimiser step over all of the groups, and the metrics.
+
+    drift: by how much, times their own size, all weights have moved since the update began.
+    """
     batch = Batch([episode for group in groups for episode in group.episodes])
     rollout, _ = of.prepare(batch, VERSION)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in of.policy.parameters():
+            parameter += drift * parameter * torch.randn(parameter.shape, generator=generator)
     of.optimizer.zero_grad()
     metrics = of.accumulate(batch, rollout, compute_advantages(of.algorithm, rollout), range(len(batch)), scale=1.0)
     parts = [p.grad.flatten() for p in of.policy.parameters() if p.grad is not None]
@@ -39,23 +47,54 @@ def chance(policy: Policy, episode: Episode) -> float:
 # --- the cut ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=8)
+CLIPS: list[dict[str, Any]] = [
+    {},
+    {"turn_clip": {"kind": "turn_ratio"}},
+    {"turn_clip": {"kind": "prefix_guard", "limit": 1.05}},
+    {"policy_loss": "gspo"},
+]
+
+
+@settings(max_examples=16)
 @given(
     st.integers(1, 120),
     st.sampled_from(["starpo-ppo", "starpo-grpo", "dr-grpo", "gigpo"]),
     st.sampled_from(["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]),
+    st.sampled_from(CLIPS),
 )
-def test_no_cut_into_micro_batches_changes_gradient_or_metrics(budget: int, preset: str, average: str) -> None:
-    algorithm = AlgorithmConfig(preset=preset, loss_average=average)  # type: ignore[arg-type]
+def test_no_cut_into_micro_batches_changes_gradient_or_metrics(
+    budget: int, preset: str, average: str, clip: dict[str, Any]
+) -> None:
+    algorithm = AlgorithmConfig(preset=preset, loss_average=average, **clip)  # type: ignore[arg-type]
     whole, cut = make_learner(algorithm, opinion=True), make_learner(algorithm, budget=budget, opinion=True)
     groups = [
-        group_of(whole.policy, number, rewards) for number, rewards in enumerate([(1.0, 0.0, 0.5), (0.0, 1.0, 0.2)])
+        group_of(whole.policy, number, rewards, turns=3)
+        for number, rewards in enumerate([(1.0, 0.0, 0.5), (0.0, 1.0, 0.2)])
     ]
-    expected, metrics = gradient(whole, groups)
-    found, again = gradient(cut, groups)
+    expected, metrics = gradient(whole, groups, drift=0.02)
+    found, again = gradient(cut, groups, drift=0.02)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
     assert again.keys() == metrics.keys()
     assert again == {name: pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in metrics.items()}
+    assert metrics["policy/ratio_max"] > 1.001
+
+
+def test_an_episode_whose_context_moves_is_scored_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a window each turn is a sample of its own: no pass holds all of an episode's."""
+    of = make_learner(AlgorithmConfig(preset="starpo-s"), budget=24)
+    group = group_of(of.policy, 1, (1.0, 0.0), turns=6)
+    widest = max(len(turn.prompt) + len(turn.reply) for episode in group.episodes for turn in episode.turns)
+    passes: list[int] = []
+    score = of.policy.score
+
+    def counted(tokens_BL: Tensor, *rest: Any, **options: Any) -> Any:
+        passes.append(tokens_BL.numel())
+        return score(tokens_BL, *rest, **options)
+
+    monkeypatch.setattr(of.policy, "score", counted)
+    of.learn([group], version=VERSION)
+    assert widest <= 24 < sum(len(turn.prompt) + len(turn.reply) for turn in group.episodes[0].turns)
+    assert max(passes) <= 24
 
 
 # --- the samplers' log-probabilities ----------------------------------------------------------------------------------
@@ -84,7 +123,7 @@ def test_logprobs_of_another_version_may_differ() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_makes_the_better_reply_likelier(preset: str) -> None:
-    of = make_learner(AlgorithmConfig(preset=preset, minibatches=1), lr=3e-4)
+    of = make_learner(AlgorithmConfig(preset=preset), lr=3e-4)
     groups = [group_of(of.policy, number, (1.0, 0.0)) for number in range(3)]
     before = [[chance(of.policy, episode) for episode in group.episodes] for group in groups]
     metrics = of.learn(groups, version=VERSION)
@@ -128,10 +167,13 @@ def test_groups_that_the_filter_drops_have_no_influence() -> None:
     assert all(map(torch.equal, weights(one), weights(other)))
 
 
-def test_more_minibatches_than_episodes_train_each_once() -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-grpo", minibatches=8))
-    of.learn([group_of(of.policy, 0, (1.0, 0.0, 0.5))], version=VERSION)
-    assert of.steps == 3
+@pytest.mark.parametrize(("episodes", "steps"), [(1, 1), (3, 1), (5, 1), (6, 2), (7, 2), (9, 2), (10, 3), (12, 3)])
+def test_steps_follow_from_the_episodes_that_are_left(episodes: int, steps: int) -> None:
+    """As many steps of equal size as come closest to the configured size, and never none."""
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo", mini_batch_size=4))
+    rewards = tuple(float(number % 2) for number in range(episodes))
+    of.learn([group_of(of.policy, 0, rewards)], version=VERSION)
+    assert of.steps == steps
 
 
 # --- episodes that end early ------------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ def make_learner(algorithm: AlgorithmConfig, *, lr: float = 1e-3, budget: int = 
 def say(policy: Policy, episode: Episode) -> Episode:
     """The episode with the log-probabilities that this policy gives its replies."""
     batch = Batch([episode])
-    packed = batch.pack([0])
+    (block,) = batch.micro_batches([0], 10**6)
+    packed = batch.pack(block)
     with torch.no_grad():
         told = policy.score(packed.tokens_SL, packed.lengths_S, packed.sampled_SL).logprobs_N.tolist()
     for turn in episode.turns:

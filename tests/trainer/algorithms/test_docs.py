@@ -25,7 +25,7 @@ def preset_row(name: str) -> str:
         f"{config.entropy_coefficient:g}",
         "uniform ones re-asked" if config.dynamic_sampling.enabled else kept,
         correction.mode if correction.cap is None else f"{correction.mode} at {correction.cap:g}",
-        f"{config.epochs} x {config.minibatches}",
+        f"{config.epochs} x {config.mini_batch_size}",
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -132,7 +132,7 @@ class Learner:
         steps = []
         for _ in range(self.algorithm.epochs):
             order = torch.randperm(len(batch), generator=self.generator).tolist()
-            for rows in split(order, self.algorithm.minibatches):
+            for rows in split(order, self.algorithm.steps(len(order))):
                 steps.append(self._step(batch, rollout, advantages, rows, scale=scale))
         for name in steps[0]:
             values = [step[name] for step in steps]
@@ -225,10 +225,11 @@ class Learner:
         """Log-probability of each continuation after its prompt, in nats."""
         batch = Batch.from_samples(list(map(Sample.of, prompts, continuations)), self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
-        for rows, mine in self._share(batch, range(len(batch))):
-            scores = self.policy.score(*batch.pack(rows), temperature=self.temperature)
+        for block, mine in self._share(batch, range(len(batch))):
+            scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
             if mine:
-                sums[rows] = batch.unpack(rows, scores.logprobs_N).sum(1)
+                unpacked = batch.unpack(block)
+                sums[unpacked.rows] += unpacked.place(scores.logprobs_N).sum(1)
         return self.parallel.sum(sums).tolist()
 
     # --- scoring ------------------------------------------------------------------------------------------------------
@@ -240,17 +241,17 @@ class Learner:
         logprobs = torch.zeros(batch.mask_BT.shape, device=batch.device)
         values = torch.zeros_like(logprobs) if critic else None
         reference = torch.zeros_like(logprobs) if self.reference is not None else None
-        for rows, mine in self._share(batch, range(len(batch))):
-            packed = batch.pack(rows)
+        for block, mine in self._share(batch, range(len(batch))):
+            packed, unpacked = batch.pack(block), batch.unpack(block)
             scores = self.policy.score(*packed, temperature=self.temperature, values=critic)
             if mine:
-                logprobs[rows] = batch.unpack(rows, scores.logprobs_N.float())
+                logprobs[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
                 if values is not None and scores.values_N is not None:
-                    values[rows] = batch.unpack(rows, scores.values_N.float())
+                    values[unpacked.rows] += unpacked.place(scores.values_N.float())
             if reference is not None and self.reference is not None:
                 scores = self.reference.score(*packed, temperature=self.temperature)
                 if mine:
-                    reference[rows] = batch.unpack(rows, scores.logprobs_N.float())
+                    reference[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
         for tensor in (logprobs, values, reference):
             if tensor is not None:
                 self.parallel.sum(tensor)
@@ -268,11 +269,11 @@ class Learner:
         seen = Batch.from_samples(
             [Sample.of(past + tail, tail[-1:]) for past, tail in zip(before, tails, strict=True)], batch.device
         )
-        for rows, mine in self._share(seen, range(len(seen))):
-            scores = self.policy.score(*seen.pack(rows), temperature=self.temperature, values=True)
+        for block, mine in self._share(seen, range(len(seen))):
+            scores = self.policy.score(*seen.pack(block), temperature=self.temperature, values=True)
             assert scores.values_N is not None
             if mine:
-                values[[cut[row] for row in rows]] = scores.values_N.float()
+                values[[cut[row] for row in seen.unpack(block).rows]] = scores.values_N.float()
         return self.parallel.sum(values)
 
     def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
@@ -319,48 +320,71 @@ class Learner:
             algorithm.correction, rollout.old_logprobs_BT, rollout.sampler_logprobs_BT, rollout.mask_BT
         )
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
+        # What a block says of an episode whose other turns lie in other blocks is completed by these.
+        present_BT = self._present_logprobs(batch, rows, proximal_BT) if algorithm.couples_turns else proximal_BT
         sums = Sums(self.parallel.device)
         for block, mine in self._share(batch, rows):
             scores = self.policy.score(
                 *batch.pack(block), temperature=self.temperature, entropy=True, values=algorithm.needs_critic
             )
-            logprobs_BT = batch.unpack(block, scores.logprobs_N.float())
+            unpacked = batch.unpack(block)
+            own, inside_RT = unpacked.rows, unpacked.inside_RT
+            logprobs_RT = unpacked.place(scores.logprobs_N.float(), fill=present_BT[own])
             assert scores.entropy_N is not None
-            entropy_BT = batch.unpack(block, scores.entropy_N.float())
-            old_BT, mask = proximal_BT[block], rollout.mask_BT[block]
+            entropy_RT = unpacked.place(scores.entropy_N.float())
+            old_RT = proximal_BT[own]
             result = policy_loss(
                 algorithm,
-                logprobs_BT,
-                old_BT,
-                advantages.advantages_BT[block],
-                mask_BT=mask,
-                turns_BT=rollout.turns_BT[block],
+                logprobs_RT,
+                old_RT,
+                advantages.advantages_BT[own],
+                mask_BT=rollout.mask_BT[own],
+                turns_BT=rollout.turns_BT[own],
             )
-            weights = weights_BT[block]
-            per_token_BT = result.per_token_BT * correction_BT[block] * float("task" in components)
+            per_token_RT = result.per_token_BT * correction_BT[own] * float("task" in components)
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
-                divergence_BT = kl_divergence(algorithm.kl.estimator, logprobs_BT, rollout.ref_logprobs_BT[block])
-                per_token_BT = per_token_BT + algorithm.kl.coefficient * divergence_BT
+                divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
+                per_token_RT = per_token_RT + algorithm.kl.coefficient * divergence_RT
             if "entropy" in components and algorithm.entropy_coefficient:
-                per_token_BT = per_token_BT - algorithm.entropy_coefficient * entropy_BT
-            loss = (weights * per_token_BT).sum()
+                per_token_RT = per_token_RT - algorithm.entropy_coefficient * entropy_RT
+            loss = (weights_BT[own] * per_token_RT)[inside_RT].sum()
             sums.add("update/loss", loss, mine)
             if "critic" in components and returns_BT is not None and rollout.values_BT is not None:
                 assert scores.values_N is not None
-                values_BT = batch.unpack(block, scores.values_N.float())
-                squared_BT = value_loss(values_BT, rollout.values_BT[block], returns_BT[block], algorithm.value_clip)
-                critic_loss = (value_weights_BT[block] * squared_BT).sum()
+                values_RT = unpacked.place(scores.values_N.float())
+                squared_RT = value_loss(values_RT, rollout.values_BT[own], returns_BT[own], algorithm.value_clip)
+                critic_loss = (value_weights_BT[own] * squared_RT)[inside_RT].sum()
                 sums.add("critic/loss", critic_loss, mine)
                 loss = loss + algorithm.value_coefficient * critic_loss
             (loss * float(mine)).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                uniform = mask / mask_BT.sum()
-                sums.add("policy/entropy", (entropy_BT * uniform).sum(), mine)
-                sums.add("policy/kl", (kl_divergence("k3", old_BT, logprobs_BT) * uniform).sum(), mine)
+                uniform = inside_RT / mask_BT.sum()
+                sums.add("policy/entropy", (entropy_RT * uniform).sum(), mine)
+                sums.add("policy/kl", (kl_divergence("k3", old_RT, logprobs_RT) * uniform).sum(), mine)
                 sums.add("policy/clip_fraction_low", (result.clipped_low_BT * uniform).sum(), mine)
                 sums.add("policy/clip_fraction_high", (result.clipped_high_BT * uniform).sum(), mine)
-                sums.add("policy/ratio_max", result.ratio_BT[mask].max(), mine)
+                sums.add("policy/ratio_max", result.ratio_BT[inside_RT].max(), mine)
         return sums.reduce(self.parallel)
+
+    @torch.no_grad()
+    def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:
+        """Log-probabilities [B, T] of these rows under the policy as it is; others as given.
+
+        A row of one sample is never cut, so where all are there is nothing to score.
+        """
+        cut = [row for row in rows if len(batch.samples[row]) > 1]
+        if not cut:
+            return otherwise_BT
+        found_BT = torch.zeros_like(otherwise_BT)
+        for block, mine in self._share(batch, cut):
+            scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
+            if mine:
+                unpacked = batch.unpack(block)
+                found_BT[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
+        self.parallel.sum(found_BT)
+        scored = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
+        scored[cut] = True
+        return torch.where(scored, found_BT, otherwise_BT)
 
 
 class Sums:

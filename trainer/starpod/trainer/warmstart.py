@@ -217,9 +217,10 @@ def imitate(
         optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=parallel.device)
         blocks = batch.micro_batches(range(len(batch)), micro_batch_tokens)
-        for rows, mine in parallel.share(blocks):
-            scores = policy.score(*batch.pack(rows), temperature=temperature)
-            loss = -(batch.unpack(rows, scores.logprobs_N) * weights_BT[rows]).sum() * float(mine)
+        for block, mine in parallel.share(blocks):
+            scores = policy.score(*batch.pack(block), temperature=temperature)
+            unpacked = batch.unpack(block)
+            loss = -(unpacked.place(scores.logprobs_N) * weights_BT[unpacked.rows]).sum() * float(mine)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         parallel.clip_grad_norm(policy, 1.0)

@@ -152,9 +152,20 @@ class AlgorithmConfig(Section):
     correction: CorrectionConfig = CorrectionConfig()
 
     epochs: int = Field(default=1, ge=1, description="Passes over a collection.")
-    minibatches: int = Field(default=4, ge=1, description="Gradient steps per pass.")
+    mini_batch_size: int = Field(
+        default=32, ge=1, description="Episodes of an optimiser step; a pass takes as many equal steps as come closest."
+    )
 
     # --- what it needs -----------------------------------------------------------------------------------------------
+
+    def steps(self, episodes: int) -> int:
+        """Optimiser steps of a pass over so many episodes, of nearly equal size; at least one."""
+        return max(1, (episodes + self.mini_batch_size // 2) // self.mini_batch_size)
+
+    @property
+    def couples_turns(self) -> bool:
+        """Whether a token's loss depends on the present log-probabilities of its episode's other turns."""
+        return self.policy_loss == "gspo" or self.turn_clip.kind == "prefix_guard"
 
     @property
     def needs_critic(self) -> bool:

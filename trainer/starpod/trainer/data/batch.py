@@ -1,7 +1,8 @@
 """Episodes as tensors: the token samples that a model reads, and the rows of sampled tokens that the algorithms read.
 
 An episode is one sample while its context only grows, and several where a turn began afresh. Its row is the sampled
-tokens of its samples, one after the other."""
+tokens of its samples, one after the other. A model reads samples, few or many of a row at a time; algorithms read rows.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +41,35 @@ class Packed(NamedTuple):
     tokens_SL: Tensor
     lengths_S: Tensor
     sampled_SL: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """Rows of R episodes of which a block holds samples.
+
+    rows: of the batch, ascending. inside_RT: bool, True at the sampled tokens that are in the block.
+    """
+
+    rows: list[int]
+    inside_RT: Tensor
+
+    def place(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
+        """A flat result over the block's sampled tokens as rows: [R, T].
+
+        fill: of tokens outside the block: a number, or [R, T].
+        """
+        # Through the mask rather than into a copy, so that gradients flow.
+        index = self.inside_RT.flatten().cumsum(0).view_as(self.inside_RT).sub(1).clamp(min=0)
+        return torch.where(self.inside_RT, flat[index], torch.as_tensor(fill, dtype=flat.dtype, device=flat.device))
+
+
+class _Place(NamedTuple):
+    """A sample, and columns first to end (exclusive) of the row that it fills."""
+
+    row: int
+    sample: Sample
+    first: int
+    end: int
 
 
 def samples_of(episode: Episode) -> list[Sample]:
@@ -88,6 +118,14 @@ class Batch:
         self.row_tokens = [sum(sum(sample.sampled) for sample in row) for row in samples]
         if not all(self.row_tokens):
             raise ValueError("an episode has no sampled token; leave it out of the batch")
+        self._places: list[_Place] = []
+        for row, own in enumerate(samples):
+            first = 0
+            for sample in own:
+                end = first + sum(sample.sampled)
+                if end > first:  # else there is nothing to score
+                    self._places.append(_Place(row, sample, first, end))
+                first = end
         steps = torch.arange(max(self.row_tokens, default=0))
         self.mask_BT = (steps < torch.tensor(self.row_tokens).unsqueeze(1)).to(self.device)
 
@@ -133,9 +171,9 @@ class Batch:
 
     # --- what a model reads -------------------------------------------------------------------------------------------
 
-    def pack(self, rows: Sequence[int]) -> Packed:
-        """The samples of these rows as one padded block."""
-        samples = [sample for row in rows for sample in self.samples[row]]
+    def pack(self, block: Sequence[int]) -> Packed:
+        """The samples of a block of `micro_batches`, padded."""
+        samples = [self._places[index].sample for index in block]
         width = max(len(sample.tokens) for sample in samples)
         tokens = torch.zeros(len(samples), width, dtype=torch.int64)
         sampled = torch.zeros(len(samples), width, dtype=torch.bool)
@@ -145,32 +183,35 @@ class Batch:
         lengths = torch.tensor([len(sample.tokens) for sample in samples])
         return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device))
 
-    def unpack(self, rows: Sequence[int], flat: Tensor, fill: float = 0.0) -> Tensor:
-        """A flat result over `pack(rows)` as rows: [len(rows), T]."""
-        mask = self.mask_BT[list(rows)]
-        # Through the mask rather than into a copy, so that gradients flow.
-        index = mask.flatten().cumsum(0).view_as(mask).sub(1).clamp(min=0)
-        return torch.where(mask, flat[index], torch.as_tensor(fill, dtype=flat.dtype, device=flat.device))
+    def unpack(self, block: Sequence[int]) -> Unpacked:
+        """Where the results of `pack(block)` belong."""
+        places = [self._places[index] for index in block]
+        rows = sorted({place.row for place in places})
+        inside = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
+        line = {row: index for index, row in enumerate(rows)}
+        for place in places:
+            inside[line[place.row], place.first : place.end] = True
+        return Unpacked(rows, inside.to(self.device))
 
     def micro_batches(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """Splits rows into blocks of at most `max_tokens` padded tokens, longest first, so that little is padding.
+        """Splits the samples of these rows into blocks of at most `max_tokens` padded tokens: indices for `pack`.
 
-        A row that is longer than that has a block of its own.
+        The longest come first, so that little is padding. A sample that is longer than that has a block of its own.
+        The samples of a row may lie in several blocks.
         """
-
-        def width(row: int) -> int:
-            return max(len(sample.tokens) for sample in self.samples[row])
-
+        chosen = set(rows)
+        longest_first = sorted(
+            (-len(place.sample.tokens), index) for index, place in enumerate(self._places) if place.row in chosen
+        )
         blocks: list[list[int]] = []
-        widest = count = 0
-        for row in sorted(rows, key=lambda row: (-width(row), row)):
-            samples = len(self.samples[row])
-            if not blocks or (count + samples) * widest > max_tokens:
+        widest = 0
+        for width, index in longest_first:
+            if not blocks or (len(blocks[-1]) + 1) * widest > max_tokens:
                 blocks.append([])
-                widest, count = width(row), 0
-            blocks[-1].append(row)
-            count += samples
-        return blocks
+                widest = -width
+            blocks[-1].append(index)
+        # In the order of rows and turns, which is that of `Unpacked`.
+        return [sorted(block) for block in blocks]
 
 
 # --- rows that algorithms read ----------------------------------------------------------------------------------------
