@@ -85,3 +85,10 @@ def test_a_figure_stands_on_the_pages_too(row: list[str]) -> None:
     sources: list[Path] = [page for page in pages() if page.name != "README.md"]
     numbers = {number for page in sources for number in NUMBER.findall(page.read_text(encoding="utf-8"))}
     assert [number for number in NUMBER.findall(row[1]) if number not in numbers] == []
+
+
+def test_variables_of_compose_exist() -> None:
+    told = set(re.findall(r"STARPOD_[A-Z_]+", (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")))
+    known = "".join(file.read_text(encoding="utf-8") for file in ROOT.glob("docker-compose*.yml"))
+    assert told
+    assert [name for name in sorted(told) if name not in known] == []
