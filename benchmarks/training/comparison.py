@@ -137,11 +137,15 @@ def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> str:
         if not ends:
             continue
         cells = []
+        finals = [final for folder in folders if (final := folder.read_final())]
         for values in (
             [lines[0]["success"] for lines in ends],
-            [max(line["success"] for line in lines) for lines in ends],
             [lines[-1]["success"] for lines in ends],
+            [final["success"] for final in finals],
         ):
+            if not values:
+                cells.append('<td class="n">-</td>')
+                continue
             low, high = mean_interval(values)
             interval = f" ({show(max(low, 0), 'share')} to {show(min(high, 1), 'share')})" if len(values) > 1 else ""
             cells.append(f'<td class="n">{show(fmean(values), "share")}{interval}</td>')
@@ -149,6 +153,6 @@ def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> str:
     if not rows:
         return ""
     return (
-        '<table><tr><th>Run</th><th class="n">Seeds</th><th class="n">Success before</th><th class="n">Best</th>'
-        f'<th class="n">After</th></tr>{"".join(rows)}</table>'
+        '<table><tr><th>Run</th><th class="n">Seeds</th><th class="n">Success before</th>'
+        f'<th class="n">Last evaluation</th><th class="n">Final, best checkpoint</th></tr>{"".join(rows)}</table>'
     )

@@ -88,7 +88,9 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         subprocess.run([*command, "--run-dir", str(folder), "--resume"], check=True)
         (folder / "seconds").write_text(f"{perf_counter() - began:.1f}\n")
     evaluations = RunFolder(folder).read_evaluations()
-    first, last = evaluations[0], evaluations[-1]
+    first, final = evaluations[0], RunFolder(folder).read_final()
+    if final is None:
+        raise SystemExit(f"{folder} has no final evaluation: the run was stopped; give the command again")
     steps = RunFolder(folder).read_metrics()
     keys = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
     return {
@@ -96,9 +98,9 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         "seed": seed,
         "seconds": float((folder / "seconds").read_text()),
         "before": {key: first[key] for key in keys},
-        "after": {key: last[key] for key in keys},
-        "best": max(evaluation["success"] for evaluation in evaluations),
-        "greedy": (last.get("greedy") or {}).get("success"),
+        "after": {key: final[key] for key in keys},
+        "last": evaluations[-1]["success"],
+        "greedy": (final.get("greedy") or {}).get("success"),
         "reference": first.get("reference", {}),
         "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
         "warnings": [
@@ -143,14 +145,14 @@ def main() -> None:
 
 
 def _table(name: str, results: list[dict[str, object]]) -> Table:
-    table = Table("Variant", "Seed", "Before", "After", "Best", "Seconds", "Deviation", "Warned at", title=name)
+    table = Table("Variant", "Seed", "Before", "Final", "Last", "Seconds", "Deviation", "Warned at", title=name)
     for result in results:
         table.add_row(
             str(result["variant"]),
             str(result["seed"]),
             _interval(result["before"]),
             _interval(result["after"]),
-            f"{result['best']:.1%}",
+            f"{result['last']:.1%}",
             f"{result['seconds']:.0f}",
             f"{result['signals']['reward_std']['end']:.3f}",  # type: ignore[index]
             ", ".join(str(warning["step"]) for warning in result["warnings"]) or "-",  # type: ignore[attr-defined]

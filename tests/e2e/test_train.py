@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from starpod.cli.main import main
+from starpod.trainer.output.words import final_line
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ServerProcess, start_server
@@ -76,7 +77,7 @@ CLOCKED = ("time", "seconds", "rate/", "time/", "environment/latency", "collect/
 def learnt(run_dir: Path) -> list[dict[str, Any]]:
     """All that must be the same in two runs: metrics and evaluations without the clock."""
     records = [{"step": record["step"], **record["metrics"]} for record in lines(run_dir / "metrics.jsonl")]
-    records += lines(run_dir / "evaluations.jsonl")
+    records += lines(run_dir / "evaluations.jsonl") + lines(run_dir / "final.json")
     return [{key: value for key, value in record.items() if not key.startswith(CLOCKED)} for record in records]
 
 
@@ -105,6 +106,11 @@ def test_a_run_leaves_a_folder_worth_reading(undisturbed: Path) -> None:
     assert (undisturbed / "config.yaml").exists()
     assert "<html" in (undisturbed / "report.html").read_text()
     assert len(list((undisturbed / "episodes").glob("eval-*.jsonl"))) == 4
+    # The figure of the end is on start states that chose nothing.
+    (final,) = lines(undisturbed / "final.json")
+    assert (final["last_step"], final["episodes"], final["greedy"]["episodes"]) == (6, 8, 8)
+    held_out = {line["seed"] for file in (undisturbed / "episodes").glob("eval-*") for line in lines(file)}
+    assert set(final["results"]["seed"]) == set(range(8)) and held_out == set(range(5000, 5008))
 
 
 def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
@@ -197,6 +203,8 @@ def test_best_is_the_best_evaluation(tmp_path: Path) -> None:
     held = int((folder / "checkpoints" / "best").read_text().split("-")[1])
     assert held in best
     assert f"best: the checkpoint of step {held}\n" in told
+    (final,) = lines(folder / "final.json")
+    assert final["step"] == held and f"final: {final_line(final)}\n" in told
     assert f"The checkpoint `best` holds step {held}." in (folder / "report.html").read_text()
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,9 +267,50 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
     run.begin_step()
     await run.evaluate()
     await run.finish("over")
-    assert len(cast(Any, run.collector).rounds) == 1
+    assert len(cast(Any, run.collector).rounds) == 2  # the final one is on other start states
     saved = run.output.checkpoints.latest()
     assert saved is not None and saved.score == 0.5
+
+
+async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_choose_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    played: list[tuple[str, list[int], float]] = []
+    worth = {"selection": iter([0.0, 1.0, 0.0]), "evaluation": iter([0.0])}
+
+    async def collect(self: Any, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
+        weight = next(run.learner.policy.parameters()).flatten()[0].item()
+        played.append((self.agents.purpose, [start.seed for start in starts], weight))
+        value = next(worth[self.agents.purpose])
+        return Collected([Group(start.id, [replace(episode(start.id, 0, value), seed=start.seed)]) for start in starts])
+
+    run.collector = cast(Any, type("Player", (ScriptedCollector,), {"collect": collect})(**fields_of(run.collector)))
+    cast(Any, run.collector.agents.engine).__dict__.update(pause=nothing, load=nothing, resume=nothing)
+    for _ in range(3):
+        run.begin_step()
+        with torch.no_grad():
+            next(run.learner.policy.parameters()).flatten()[0] = float(run.step)
+        run.version += 1
+        await run.evaluate()
+        run.save()
+    await run.finish("over")
+    assert [weight for _, _, weight in played] == [1.0, 2.0, 3.0, 2.0]
+    assert [(purpose, seeds[0]) for purpose, seeds, _ in played] == [("selection", 5000)] * 3 + [("evaluation", 0)]
+    final = run.output.folder.read_final()
+    assert final is not None
+    assert (final["step"], final["last_step"], final["success"], final["seeds"]) == (2, 3, 0.0, [0, 4])
+    assert final["results"] == {"seed": [0, 1, 2, 3], "sample": [0] * 4, "success": [False] * 4, "return": [0.0] * 4}
+    assert [file.name for file in run.output.folder.episode_files("final")] == ["final-000002.jsonl"]
+    # The checkpoint to go on from holds the last weights.
+    saved = run.output.checkpoints.latest()
+    assert saved is not None and (saved.step, saved.state["version"]) == (3, 3)
+
+
+async def nothing(*_: Any) -> None:
+    return
+
+
+def fields_of(collector: Any) -> dict[str, Any]:
+    return {item.name: getattr(collector, item.name) for item in fields(collector)}
 
 
 @pytest.mark.parametrize("every", [0, 2])

@@ -33,12 +33,12 @@ def test_where_a_name_ends_matters():
     assert len({derive(0, "ab"), derive(0, "a", "b"), derive(0, "b", "a"), derive(0, "1"), derive(0, 1)}) == 5
 
 
-@given(RANGES, RANGES, RANGES)
-def test_ranges_are_refused_exactly_if_a_seed_is_in_two_of_them(evaluation, train, warmstart):
-    sets = [set(range(one.start, one.stop)) for one in (evaluation, train, warmstart)]
+@given(RANGES, RANGES, RANGES, RANGES)
+def test_ranges_are_refused_exactly_if_a_seed_is_in_two_of_them(final, selection, train, warmstart):
+    sets = [set(range(one.start, one.stop)) for one in (final, selection, train, warmstart)]
     disjoint = len(set.union(*sets)) == sum(map(len, sets))
     try:
-        SeedsConfig(evaluation=evaluation, train=train, warmstart=warmstart)
+        SeedsConfig(final=final, selection=selection, train=train, warmstart=warmstart)
     except ValidationError as error:
         assert not disjoint
         assert "overlap" in str(error)
@@ -46,10 +46,10 @@ def test_ranges_are_refused_exactly_if_a_seed_is_in_two_of_them(evaluation, trai
         assert disjoint
 
 
-@given(st.integers(0, 2**64), st.integers(0, 2**50), st.integers(1, 300), st.integers(1, 10_000))
-def test_what_is_trained_on_is_never_evaluated(run_seed, taken, groups, episodes):
+@given(st.integers(0, 2**64), st.integers(0, 2**50), st.integers(1, 300), st.integers(1, 5_000))
+def test_what_teaches_or_chooses_is_never_the_final_measure(run_seed, taken, groups, episodes):
     config = SeedsConfig()
-    purposes = [set(config.evaluation_seeds(episodes))]
+    purposes = [set(config.held_out("final", episodes)), set(config.held_out("selection", episodes))]
     for seeds in (config.train, config.warmstart):
         cursor = SeedCursor(seeds, run_seed)
         cursor.taken = taken
@@ -63,7 +63,8 @@ def test_what_is_trained_on_is_never_evaluated(run_seed, taken, groups, episodes
 def test_training_counts_upward_from_ten_thousand():
     assert SeedCursor(SeedsConfig().train).take(3) == [10_000, 10_001, 10_002]
     assert SeedCursor(SeedsConfig().train, 2).take(1) == [10_000 + 2 * RUN_STRIDE]
-    assert list(SeedsConfig().evaluation_seeds(3)) == [0, 1, 2]
+    assert list(SeedsConfig().held_out("final", 3)) == [0, 1, 2]
+    assert list(SeedsConfig().held_out("selection", 2)) == [5000, 5001]
 
 
 def test_a_used_up_range_begins_again():
@@ -89,8 +90,8 @@ def test_a_cursor_of_other_seeds_is_refused(other):
 
 
 def test_more_evaluation_episodes_than_seeds_are_refused():
-    with pytest.raises(ValueError, match="fewer than the 10001 episodes"):
-        SeedsConfig().evaluation_seeds(10_001)
+    with pytest.raises(ValueError, match=r"seeds\.selection holds 5000 seeds, fewer than the 5001 episodes"):
+        SeedsConfig().held_out("selection", 5_001)
 
 
 def test_an_empty_range_is_refused():

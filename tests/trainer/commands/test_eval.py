@@ -305,7 +305,11 @@ def config() -> Config:
             "prompt": {"style": "compact"},
             "sampling": {"max_reply_tokens": 12, "max_episode_tokens": 200},
             "evaluation": {"temperature": 0.7, "episodes": 100},
-            "seeds": {"train": {"start": 0, "stop": 5000}, "evaluation": {"start": 5000, "stop": 6000}},
+            "seeds": {
+                "train": {"start": 0, "stop": 5000},
+                "final": {"start": 5000, "stop": 6000},
+                "selection": {"start": 6000, "stop": 7000},
+            },
         }
     )
 
@@ -355,6 +359,8 @@ def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProc
     seeds, told = played("-e", "frozen_lake", "--seed", "4998")
     assert (seeds, "Warning" in told) == ([4998, 5000], True)
     assert "seeds.train (0 to 4999): it may have been trained on these start states" in told
+    seeds, told = played("-e", "frozen_lake", "--seed", "6000")
+    assert "seeds.selection (6000 to 6999): its best checkpoint was chosen on these start states" in told
     # Of another environment it has seen nothing.
     assert "Warning" not in played("-e", "bandit", "--seed", "0")[1]
     result = run(server, str(run_folder), "-e", "frozen_lake", "--episodes", "1001")

@@ -53,8 +53,10 @@ def test_tokens_of_another_tokenizer_or_prompt_are_refused(tmp_path: Path, templ
 
 
 def test_held_out_start_states_are_refused(tmp_path: Path, template: Template) -> None:
-    with pytest.raises(ConfigError, match=r"seed 9999, which seeds\.evaluation \(0 to 9999\) holds out"):
+    with pytest.raises(ConfigError, match=r"seed 9999, which seeds\.selection \(5000 to 9999\) holds out"):
         read(tmp_path, sampled(template, seed=9999), template)
+    with pytest.raises(ConfigError, match=r"seed 0, which seeds\.final \(0 to 4999\) holds out"):
+        read(tmp_path, sampled(template, seed=0), template)
 
 
 def test_a_file_that_is_not_there_is_a_wrong_configuration(template: Template) -> None:

@@ -97,8 +97,30 @@ def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
     for step, success in ((0, 0.1), (25, 0.8), (50, 0.4)):
         interval = {"success_low": success - 0.05, "success_high": success + 0.05}
         folder.append_evaluation({"step": step, "success": success, **interval})
-    told = "The best evaluation was 80 % at step 25, and the policy has become worse since."
+    told = "The best selection evaluation was 80 % at step 25, and the policy has become worse since."
     assert told in read(write_report(tmp_path)).text
+
+
+def test_the_headline_is_the_final_figure_and_the_curve_says_that_it_chose(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin({})
+    for step, success in ((0, 0.1), (25, 0.8), (50, 0.7)):
+        interval = {"success_low": success - 0.05, "success_high": success + 0.05}
+        folder.append_evaluation({"step": step, "success": success, "episodes": 256, **interval})
+    going_on = read(write_report(tmp_path)).text
+    assert "latest 70 %" in going_on and "the final seeds are played when the run is over" in going_on
+    final = {"step": 25, "success": 0.74, "success_low": 0.68, "success_high": 0.79, "episodes": 256}
+    folder.write_final({**final, "greedy": {"success": 0.77}})
+    text = read(write_report(tmp_path)).text
+    for words in (
+        "final 74 %",
+        "Final: the checkpoint of step 25, which the selection seeds chose, on start states that neither taught",
+        "The intervals do not overlap: the policy has improved.",
+        "The best selection evaluation was 80 % at step 25.",
+        "Sampled greedily, it reaches 77 %.",
+        "Success on selection seeds",
+    ):
+        assert words in text, words
+    assert "latest" not in text
 
 
 def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: Path) -> None:
@@ -110,11 +132,11 @@ def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: 
             value = success + graded * (1 + step / 25)
             figures = {"return_mean": value, "return_low": value - 0.1, "return_high": value + 0.1}
             interval = {"success_low": 0.0, "success_high": success + 0.05}
-            line = {"step": step, "success": success, **interval, **figures, "greedy": {"success": 0.1, **figures}}
+            line = {"step": step, "success": success, **interval, **figures}
             rung = {"reference": {"random": {"success": 0.0, "return_mean": 0.125}}} if step == 0 else {}
             folder.append_evaluation({**line, **rung})
         page = read(write_report(folder.path))
-        assert ("Return on held-out seeds" in page.text) == bool(graded)
+        assert ("Return on selection seeds" in page.text) == bool(graded)
         assert ("random 0.125" in page.text) == bool(graded)
         assert ("Its intervals do not overlap: the policy has improved." in page.text) == bool(graded)
     told = "The return went from 0.4 (0.3 to 0.5) to 0.85 (0.75 to 0.95)."
@@ -122,7 +144,7 @@ def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: 
     _, together, chart = write_comparison({"graded": folders[1:]}, tmp_path / "shop.html", metrics=(RETURN,))
     assert chart.name == "shop-evaluation-return.svg" and together.exists()
     drawn = chart.read_text(encoding="utf-8")
-    assert "Return on held-out seeds" in drawn and "random 0.125" in drawn and 'class="band' in drawn
+    assert "Return on selection seeds" in drawn and "random 0.125" in drawn and 'class="band' in drawn
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:

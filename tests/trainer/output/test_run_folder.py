@@ -78,11 +78,15 @@ def test_what_came_after_a_step_is_cut(tmp_path: Path) -> None:
     for step in (0, 50, 100):
         folder.append_evaluation({"step": step})
         folder.write_episodes(step, [])
+    folder.write_final({"step": 50})
+    folder.write_episodes(50, [], "final")
     with folder.evaluations.open("a") as file:
         file.write('{"step": 15')
     folder.cut_after(50)
     assert [line["step"] for line in folder.read_evaluations()] == [0, 50]
-    assert [path.name for path in folder.episode_files()] == ["eval-000000.jsonl", "eval-000050.jsonl"]
+    # The run goes on: the end is still to come.
+    assert folder.read_final() is None
+    assert sorted(path.name for path in folder.episodes.iterdir()) == ["eval-000000.jsonl", "eval-000050.jsonl"]
 
 
 def test_differences_in_both_directions() -> None:

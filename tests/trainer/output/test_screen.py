@@ -12,7 +12,7 @@ from rich.console import Console
 from starpod.report.figures import duration, show
 from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
 from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
-from starpod.trainer.output.words import sparkline, trend
+from starpod.trainer.output.words import final_line, sparkline, trend
 from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
 
 EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}
@@ -100,22 +100,24 @@ def test_a_warning_is_given_once() -> None:
 
 
 def test_an_evaluation_stands_beside_the_ladder() -> None:
-    line = evaluation_line(50, {**EVALUATION, "greedy": {"success": 0.75}})
-    assert line.startswith(
-        "evaluation at step 50: success 72 % (66 to 77 %) of 256 episodes; greedy 75 %; beside random"
-    )
+    line = evaluation_line(50, EVALUATION)
+    told = "evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random"
+    assert line.startswith(told)
     assert "avoid holes 86 %" in line
-    assert evaluation_line(0, {"success": 0.5}) == "evaluation at step 0: success 50 %"
+    assert evaluation_line(0, {"success": 0.5}) == "evaluation at step 0 on selection seeds: success 50 %"
+
+
+def test_the_final_figure_says_whose_it_is() -> None:
+    line = final_line({**EVALUATION, "step": 80, "greedy": {"success": 0.75}})
+    assert line == "success 72 % (66 to 77 %) of 256 episodes, by the checkpoint of step 80; greedy 75 %"
 
 
 def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
     graded = {"success": 0.02, "return_mean": 0.61, "return_low": 0.58, "return_high": 0.642}
-    line = evaluation_line(
-        9, {**graded, "greedy": graded, "reference": {"random": {"success": 0.0, "return_mean": 0.1}}}
-    )
-    assert line == (
-        "evaluation at step 9: success 2.0 %, return 0.61 (0.58 to 0.642); greedy 2.0 % (0.61); beside random 0 % (0.1)"
-    )
+    line = evaluation_line(9, {**graded, "reference": {"random": {"success": 0.0, "return_mean": 0.1}}})
+    assert line.endswith(": success 2.0 %, return 0.61 (0.58 to 0.642); beside random 0 % (0.1)")
+    told = "success 2.0 % of 9 episodes, return 0.61 (0.58 to 0.642), by the checkpoint of step 9; greedy 2.0 % (0.61)"
+    assert final_line({**graded, "greedy": graded, "step": 9, "episodes": 9}) == told
     nothing_yet = {"success": 0.0, "return_mean": 0.0, "reference": {"rule": {"success": 0.0, "return_mean": 0.6}}}
     assert evaluation_line(0, nothing_yet).endswith("success 0 %, return 0; beside rule 0 % (0.6)")
     paid_for_success = {"success": 0.5, "return_mean": 0.5, "return_low": 0.4, "return_high": 0.6}

@@ -29,7 +29,7 @@ STYLE = (files(__package__) / "assets" / "chart.css").read_text(encoding="utf-8"
 class Series:
     """One line. band: (x, low, high). faint: thin lines behind it: raw values, single seeds.
 
-    dots: mark each point. line: False draws the dots alone: points too far apart to say what lies between.
+    dots: mark each point.
     """
 
     label: str
@@ -38,7 +38,6 @@ class Series:
     band: Sequence[tuple[float, float, float]] = ()
     faint: Sequence[Sequence[Point]] = ()
     dots: bool = False
-    line: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +153,7 @@ def line_chart(
             if line:
                 drawing.append(f'<path class="faint s{s.colour}" d="{frame.path(thin(line))}"/>')
     for s in series:
-        if s.line:
-            drawing.append(f'<path class="line s{s.colour}" d="{frame.path(thin(s.points))}"/>')
+        drawing.append(f'<path class="line s{s.colour}" d="{frame.path(thin(s.points))}"/>')
         if s.dots:
             drawing += [
                 f'<circle class="f{s.colour}" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>' for x, y in s.points

@@ -24,7 +24,7 @@ from starpod.trainer.rollout.collect import CollectConfig
 from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section, shipped
-from starpod.trainer.seeds import SeedsConfig
+from starpod.trainer.seeds import PURPOSES, SeedsConfig
 from starpod.trainer.update import OptimizerConfig
 from starpod.trainer.warmstart import WarmStartConfig
 
@@ -75,7 +75,8 @@ class Config(Section):
                 "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, and would "
                 "drop every group of one; give collect.group_size at least 2, or set algorithm.filter.strategy to none"
             )
-        self.seeds.evaluation_seeds(self.evaluation.episodes)
+        for purpose in PURPOSES:
+            self.seeds.held_out(purpose, self.evaluation.episodes)
         return self
 
     @property

@@ -62,6 +62,21 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     }
 
 
+def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+    """What pairs the episodes of two evaluations: JSON columns, one entry per episode that did not fail.
+
+    seed; sample: the number of the episode from that seed; success: null where the environment cannot say; return: of
+    the environment's own rewards.
+    """
+    played = [episode for episode in episodes if not episode.failed]
+    return {
+        "seed": [episode.seed for episode in played],
+        "sample": [episode.member for episode in played],
+        "success": [episode.success for episode in played],
+        "return": [episode.own_return for episode in played],
+    }
+
+
 def _pass_at(wins: Sequence[Sequence[bool]]) -> dict[str, float]:
     tries = max(map(len, wins), default=0)
     if tries < 2:
@@ -83,9 +98,11 @@ class EvaluationConfig(Section):
     """Interval and size of evaluations, and the reference policies beside them."""
 
     every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
-    episodes: int = Field(default=256, ge=1, description="Held-out start states, the same each time.")
+    episodes: int = Field(
+        default=256, ge=1, description="Start states: of `seeds.selection`, the same each time; of `seeds.final`, once."
+    )
     temperature: float = Field(default=1.0, ge=0, description="Temperature of sampling; 0 is greedy.")
-    greedy: bool = Field(default=False, description="Evaluates greedily too, at the end.")
+    greedy: bool = Field(default=False, description="Plays the final evaluation greedily too.")
     options: dict[str, Any] = Field(default={}, description="Options of the environment in evaluations alone.")
     reference: tuple[str, ...] = Field(
         default=("random", "expert"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter, time
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.information import InformationProbe
 from starpod.trainer.diagnostics.metrics import episode_metrics, latency_metrics
-from starpod.trainer.evaluate import evaluate_reference, held_out_figures
+from starpod.trainer.evaluate import episode_results, evaluate_reference, held_out_figures
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.run_folder import RunFolder
@@ -404,19 +404,17 @@ class Run:
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    async def evaluate(self, *, last: bool = False) -> None:
-        """Plays the held-out start states; at step 0 the reference policies play them too."""
+    async def evaluate(self) -> None:
+        """Plays the start states that choose the best checkpoint; at step 0 the reference policies play them too."""
         config = self.config.evaluation
         await self.sync()
-        self.screen.phase(f"evaluating on {config.episodes} held-out start states")
+        self.screen.phase(f"evaluating on {config.episodes} selection seeds")
         began = perf_counter()
-        seeds = self.config.seeds.evaluation_seeds(config.episodes)
-        collected = await self._play_held_out(seeds, config.temperature)
+        seeds = self.config.seeds.held_out("selection", config.episodes)
+        collected = await self._play_held_out(seeds, config.temperature, "selection")
         episodes = collected.episodes
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         summary |= held_out_figures(collected)
-        if last and config.greedy:
-            summary["greedy"] = held_out_figures(await self._play_held_out(seeds, 0.0))
         if self.step == 0:
             summary["reference"] = await self._play_references(seeds)
         summary["seconds"] = perf_counter() - began
@@ -436,10 +434,44 @@ class Run:
             self.output.folder.write_episodes(self.step, episodes[: config.keep_episodes])
         self.screen.evaluation(self.step, summary)
 
-    async def _play_held_out(self, seeds: Sequence[int], temperature: float) -> Collected:
-        """One episode per held-out seed. Evaluations share the random streams of their replies on purpose: two of them
-        differ by the policy and not by luck."""
-        agents = replace(self.collector.agents, purpose="evaluation", temperature=temperature)
+    async def evaluate_final(self) -> None:
+        """Plays the best checkpoint, once, on start states that neither taught nor chose it, and notes each episode.
+
+        Leaves that checkpoint's weights in the policy: only for the end of a run. All ranks take part.
+        """
+        config = self.config.evaluation
+        self.parallel.barrier()  # rank 0 has saved
+        checkpoints = self.output.checkpoints
+        best = checkpoints.best(["policy"]) or checkpoints.latest(["policy"])
+        step, version = self.step, self.version
+        if best is not None and best.step != self.step:
+            step, self.version = best.step, best.state["version"]
+            self.parallel.load_full_state_dict(self.learner.policy, best.tensors["policy"])
+        await self.sync()
+        self.screen.phase(f"evaluating the checkpoint of step {step} on {config.episodes} final seeds")
+        began = perf_counter()
+        seeds = self.config.seeds.held_out("final", config.episodes)
+        # The random streams are those of `starpod eval`, and not those that chose the checkpoint.
+        collected = await self._play_held_out(seeds, config.temperature, "evaluation")
+        task, episodes = self._held_out, collected.episodes
+        summary: dict[str, Any] = {"step": step, "last_step": self.step, "time": time(), "policy_version": self.version}
+        summary |= held_out_figures(collected)
+        if config.greedy:
+            summary["greedy"] = held_out_figures(await self._play_held_out(seeds, 0.0, "evaluation"))
+        summary["seconds"] = perf_counter() - began
+        self.version = version
+        if not episodes:
+            self.screen.warn("the final evaluation says nothing: all of its episodes failed")
+        elif self.parallel.is_main:
+            summary |= {"environment": task.environment, "version": episodes[0].version, "options": task.options}
+            summary |= {"limits": asdict(task.limits), "seeds": [seeds.start, seeds.stop], "samples": 1}
+            self.output.folder.write_final({**summary, "results": episode_results(episodes)})
+            self.output.folder.write_episodes(step, episodes[: config.keep_episodes], "final")
+
+    async def _play_held_out(self, seeds: Sequence[int], temperature: float, purpose: str) -> Collected:
+        """One episode per seed. Evaluations of a purpose share the random streams of their replies: two of them differ
+        by the policy and not by luck."""
+        agents = replace(self.collector.agents, purpose=purpose, temperature=temperature)
         collector = replace(self.collector, agents=agents, task=self._held_out)
         return await self._collect(collector, starts_from(seeds), 1)
 
@@ -456,11 +488,15 @@ class Run:
         return self.parallel.broadcast_object(played)
 
     async def finish(self, reason: str) -> None:
-        """Evaluates and saves the end, whatever it was. The same weights are not evaluated twice."""
-        due = self._evaluated != self.step or self.config.evaluation.greedy
+        """Evaluates and saves the end, and takes the final figure; after a signal it only saves.
+
+        The same weights are not evaluated twice on the same start states.
+        """
         # One rank may have got the signal alone, and evaluating is for all of them or none.
-        if not self.parallel.any(self.interrupts.requested) and due:
-            await self.evaluate(last=True)
+        if not self.parallel.any(self.interrupts.requested) and self._evaluated != self.step:
+            await self.evaluate()
         self.save()
+        if not self.parallel.any(self.interrupts.requested):
+            await self.evaluate_final()
         if self.parallel.is_main:
             self.output.folder.end(reason, seconds=self._elapsed())

@@ -1,7 +1,7 @@
 """Seeds: where each purpose takes its start states from, and how one seed becomes many.
 
-The start states of training, evaluation and warm start come from ranges that never meet, so that nothing is evaluated
-that was trained on.
+The start states of training, warm start, selection and final evaluation come from ranges that never meet: nothing is
+evaluated that was trained on, and the final figure is not one that chose its checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,9 @@ from starpod.trainer.section import ConfigError, Section
 
 RUN_STRIDE = 1_000_000
 """Seeds between the first training seeds of runs whose `seed` differ by one."""
+Purpose = Literal["selection", "final"]
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+"""Of evaluations."""
 
 
 def derive(seed: int, *names: str | int) -> int:
@@ -51,33 +54,34 @@ class SeedRange(Section):
 
 
 class SeedsConfig(Section):
-    """Ranges of start states. Overlapping ranges are refused."""
+    """Ranges of start states. Overlapping ranges are refused.
 
-    evaluation: SeedRange = SeedRange(start=0, stop=10_000)
+    final: of the figure that a run ends with, and of `starpod eval`. selection: of the evaluations during training,
+    which choose the best checkpoint.
+    """
+
+    final: SeedRange = SeedRange(start=0, stop=5_000)
+    selection: SeedRange = SeedRange(start=5_000, stop=10_000)
     train: SeedRange = SeedRange(start=10_000, stop=2**40)
     warmstart: SeedRange = SeedRange(start=2**40, stop=2**41)
 
     @model_validator(mode="after")
     def _disjoint(self) -> SeedsConfig:
-        ranges = sorted(
-            (("evaluation", self.evaluation), ("train", self.train), ("warmstart", self.warmstart)),
-            key=lambda item: item[1].start,
-        )
+        ranges: list[tuple[str, SeedRange]] = sorted(self, key=lambda item: item[1].start)
         for (name, low), (other, high) in itertools.pairwise(ranges):
             if low.stop > high.start:
                 raise ValueError(
                     f"seeds.{name} ({low.start} to {low.stop}) and seeds.{other} ({high.start} to {high.stop}) overlap "
-                    f"from {high.start} on: what is evaluated must not be trained on"
+                    f"from {high.start} on: what is measured must have taught and chosen nothing"
                 )
         return self
 
-    def evaluation_seeds(self, count: int) -> range:
-        """The first `count` seeds of the evaluation, the same at every call. Raises ValueError if there are fewer."""
-        if count > len(self.evaluation):
-            raise ValueError(
-                f"seeds.evaluation holds {len(self.evaluation)} seeds, fewer than the {count} episodes to evaluate"
-            )
-        return range(self.evaluation.start, self.evaluation.start + count)
+    def held_out(self, purpose: Purpose, count: int) -> range:
+        """The first `count` seeds of a purpose, the same at every call. Raises ValueError if there are fewer."""
+        seeds: SeedRange = getattr(self, purpose)
+        if count > len(seeds):
+            raise ValueError(f"seeds.{purpose} holds {len(seeds)} seeds, fewer than the {count} episodes to evaluate")
+        return range(seeds.start, seeds.start + count)
 
 
 class SeedCursor:

@@ -58,6 +58,29 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
     return middle - half, middle + half
 
 
+def paired_share_interval(
+    only_first: int, only_second: int, pairs: int, confidence: float = CONFIDENCE
+) -> tuple[float, float]:
+    """Interval of the second share minus the first, of trials in pairs: Wald's with two pairs more (Agresti, Min 2005).
+
+    only_first, only_second: pairs in which one alone succeeded. It has a width where no pair differs, too.
+    """
+    count = pairs + 2
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle = (only_second - only_first) / count
+    half = z * math.sqrt(only_first + only_second + 1 - count * middle * middle) / count
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """P-value of McNemar's exact two-sided test: whether two shares of paired trials differ.
+
+    Under the hypothesis that they do not, each pair in which one alone succeeded is a fair coin.
+    """
+    count, fewer = only_first + only_second, min(only_first, only_second)
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / (1 << count))
+
+
 def pass_at_k(count: int, successes: int, k: int) -> float:
     """The chance that at least one of k tries succeeds, estimated without bias from `count` tries with `successes`.
 

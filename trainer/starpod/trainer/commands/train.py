@@ -109,6 +109,7 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
     from starpod.trainer.output.live import make_screen
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
+    from starpod.trainer.output.words import final_line
     from starpod.trainer.parallel import Parallel
     from starpod.trainer.rewards.reward import RewardError
     from starpod.trainer.section import ConfigError
@@ -147,9 +148,12 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
             parallel.close()
         if parallel.is_main:
             screen.phase("writing the report")
-            best = RunFolder(path).best_step
-            kept = {} if best is None else {"best": f"the checkpoint of step {best}"}
-            screen.done({"outcome": reason, **kept, "report": str(write_report(path)), **commands(path)})
+            folder = RunFolder(path)
+            best, final = folder.best_step, folder.read_final()
+            said = {"outcome": reason}
+            said |= {} if final is None else {"final": final_line(final)}
+            said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
+            screen.done({**said, "report": str(write_report(path)), **commands(path)})
     parallel.end(interrupts.status)
     return interrupts.status
 

@@ -43,7 +43,7 @@ def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> 
     """Replay episodes: state, reasoning, action and reward of each turn.
 
     The path is a file of episodes (.jsonl or .jsonl.gz), as `starpod eval --jsonl` writes it, or the folder of a run:
-    then the episodes of its last evaluation are shown. Ctrl-C ends it.
+    then the episodes of its final evaluation, or of its last one so far, are shown. Ctrl-C ends it.
     """
     try:
         files = episode_files(path)

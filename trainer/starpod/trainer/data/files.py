@@ -14,8 +14,8 @@ from starpod.trainer.data.episode import Episode, Group
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
-EVALUATION = "eval-"
-"""Prefix of the names of evaluations' files in the folder of a run."""
+EVALUATION = ("eval-", "final-")
+"""Prefixes of the names of evaluations' files in the folder of a run."""
 
 
 class BadEpisodes(Exception):

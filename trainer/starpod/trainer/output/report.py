@@ -51,13 +51,13 @@ def write_report(run_dir: Path | str) -> Path:
     Raises FileNotFoundError for a folder without metrics or evaluations.
     """
     folder = RunFolder(Path(run_dir))
-    lines, evaluations = folder.read_metrics(), folder.read_evaluations()
+    lines, evaluations, final = folder.read_metrics(), folder.read_evaluations(), folder.read_final()
     if not lines and not evaluations:
         raise FileNotFoundError(f"{folder.path} has neither metrics nor evaluations: there is nothing to report")
     facts = folder.read_facts()
     title = facts.get("title") or folder.path.resolve().name
     sections = [
-        _headline(title, facts, lines, evaluations, folder.best_step),
+        _headline(title, facts, lines, evaluations, final, folder.best_step),
         _evaluation(evaluations),
         _learning(lines),
         _echo_trap(lines),
@@ -89,19 +89,22 @@ def _headline(
     facts: Mapping[str, Any],
     lines: Sequence[Mapping[str, Any]],
     evaluations: Sequence[Mapping[str, Any]],
+    final: Mapping[str, Any] | None,
     best_step: int | None,
 ) -> str:
     tiles = []
     verdict = ""
     if evaluations:
-        before, after = evaluations[0], evaluations[-1]
+        before, after = evaluations[0], final or evaluations[-1]
+        compared = final is not None or len(evaluations) > 1
+        label = "final" if final else "latest" if compared else "success"
         tiles.append(
             f'<div class="tile main"><div>{_score(before, "before")}</div><div class="arrow" aria-hidden="true">→</div>'
-            f'<div class="after">{_score(after, "after")}</div></div>'
-            if len(evaluations) > 1
-            else f'<div class="tile main"><div class="after">{_score(after, "success")}</div></div>'
+            f'<div class="after">{_score(after, label)}</div></div>'
+            if compared
+            else f'<div class="tile main"><div class="after">{_score(after, label)}</div></div>'
         )
-        verdict = _verdict(before, after, evaluations, best_step) if len(evaluations) > 1 else ""
+        verdict = _verdict(before, after, evaluations, final, best_step) if compared else ""
     if lines:
         tiles.append(_tile(duration(wall_seconds(facts, lines)), "wall time"))
         tiles.append(_tile(f"{lines[-1]['step']:,}", "steps"))
@@ -134,23 +137,29 @@ def _verdict(
     before: Mapping[str, Any],
     after: Mapping[str, Any],
     evaluations: Sequence[Mapping[str, Any]],
+    final: Mapping[str, Any] | None,
     best_step: int | None,
 ) -> str:
     count = after.get("episodes")
-    said = (
-        f"Success on {count:,} held-out episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
-    )
+    said = f"Success on {count:,} episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
+    if final:
+        said += (
+            f"Final: the checkpoint of step {final['step']:,}, which the selection seeds chose, on start states that "
+            "neither taught nor chose it. Before: the first policy, on the selection seeds. "
+        )
+    else:
+        said += "Both are from the selection seeds; the final seeds are played when the run is over. "
     said += _compared(before, after, "success", "The intervals")
-    best = max(evaluations, key=lambda summary: summary["success"])
-    if best["success"] > after["success"]:
-        said += f"The best evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
-        worse = best.get("success_low") is not None and best["success_low"] > after["success_high"]
+    best, last = max(evaluations, key=lambda summary: summary["success"]), evaluations[-1]
+    if best["success"] > last["success"]:
+        said += f"The best selection evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
+        worse = best.get("success_low") is not None and best["success_low"] > last["success_high"]
         said += ", and the policy has become worse since. " if worse else ". "
     if best_step is not None:
         said += f"The checkpoint `best` holds step {best_step:,}. "
     greedy = after.get("greedy")
     if greedy and greedy.get("success") is not None:
-        said += f"Sampled greedily, the last policy reaches {show(greedy['success'], 'share')}. "
+        said += f"Sampled greedily, it reaches {show(greedy['success'], 'share')}. "
     if is_graded(before) or is_graded(after):
         said += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
         said += _compared(before, after, "return", "Its intervals")
@@ -158,7 +167,7 @@ def _verdict(
 
 
 def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
-    """Compares the intervals of the first and the last evaluation say of the difference; nothing without intervals."""
+    """What the intervals of two evaluations say of their difference; nothing without intervals."""
     low, high = f"{figure}_low", f"{figure}_high"
     if after.get(low) is None or before.get(high) is None:
         return ""
@@ -181,25 +190,25 @@ def _evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
         return ""
     reference = _reference(evaluations)
     chart = _evaluation_chart(
-        "Success on held-out seeds", evaluations, reference, name="success", interval="success", kind="share"
+        "Success on selection seeds", evaluations, reference, name="success", interval="success", kind="share"
     )
     if any(map(is_graded, evaluations)):
         chart += _evaluation_chart(
-            "Return on held-out seeds", evaluations, reference, name="return_mean", interval="return", kind="number"
+            "Return on selection seeds", evaluations, reference, name="return_mean", interval="return", kind="number"
         )
     rows = "".join(
         f'<tr><td class="n">{s["step"]:,}</td><td class="n">{escape(with_interval(s))}</td>'
-        f'<td class="n">{show((s.get("greedy") or {}).get("success"), "share")}</td>'
         f'<td class="n">{escape(return_with_interval(s))}</td><td class="n">{show(s.get("turns_mean"))}</td>'
         f'<td class="n">{show(s.get("format_rate"), "share")}</td></tr>'
         for s in evaluations
     )
     references = "The dotted lines are simple policies on the same seeds. " if reference else ""
     return _section(
-        "Evaluation",
+        "Selection",
+        "Evaluations during training, which choose the best checkpoint: the highest of them flatters it. "
         f"The band is the 95 % interval. {references}",
         f'<div class="wide">{chart}</div><details><summary class="muted">As a table</summary><table>'
-        '<tr><th class="n">Step</th><th class="n">Success</th><th class="n">Greedy</th><th class="n">Return</th>'
+        '<tr><th class="n">Step</th><th class="n">Success</th><th class="n">Return</th>'
         '<th class="n">Turns</th><th class="n">Well-formed</th></tr>'
         f"{rows}</table></details>",
     )
@@ -219,9 +228,6 @@ def _evaluation_chart(
     points = [(s["step"], s[name]) for s in evaluations if s.get(name) is not None]
     band = [(s["step"], s[low], s[high]) for s in evaluations if s.get(low) is not None]
     series = [Series("sampled", points, band=band, dots=True)]
-    greedy = [(s["step"], s["greedy"][name]) for s in evaluations if (s.get("greedy") or {}).get(name) is not None]
-    if greedy:
-        series.append(Series("greedy", greedy, colour=1, dots=True, line=False))
     rules = [Rule(r[name], f"{policy} {show(r[name], kind)}") for policy, r in reference.items() if name in r]
     return line_chart(title, series, rules=rules, kind=kind, width=1072, height=340)
 
@@ -396,6 +402,7 @@ def _episodes(folder: RunFolder) -> str:
     files = folder.episode_files()
     if not files:
         return ""
+    # Those of the final evaluation began elsewhere: the same start before and after is only in these.
     last = list(read_episodes(files[-1]))
     solved = [episode for episode in last if episode.success]
     others = [episode for episode in last if not episode.success and not episode.failed]
@@ -419,7 +426,8 @@ def _episodes(folder: RunFolder) -> str:
             '<details class="episode"><summary><span class="muted">What the policy was told</span></summary>'
             f'<div class="turn"><pre class="mono whole">{escape(told)}</pre></div></details>'
         )
-    return _section("Episodes", f"From the evaluation at step {step:,}; episodes/ has all of them.", "".join(parts))
+    said = f"From the evaluation on selection seeds at step {step:,}; episodes/ has all of them."
+    return _section("Episodes", said, "".join(parts))
 
 
 def _episode(episode: Episode, remark: str, *, opened: bool) -> str:

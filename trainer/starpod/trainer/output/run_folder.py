@@ -39,8 +39,10 @@ class RunFolder:
     path/config.yaml         the configuration as resolved
     path/run.json            id, title, code (git), versions, platform, what differs from the defaults, how it ended
     path/metrics.jsonl       one object per step, written by `Sinks`
-    path/evaluations.jsonl   one object per evaluation
-    path/episodes/           eval-000050.jsonl: the episodes of the evaluation at step 50
+    path/evaluations.jsonl   one object per evaluation on the selection seeds
+    path/final.json          the best checkpoint on the final seeds, once the run is over
+    path/episodes/           eval-000050.jsonl: the episodes of the evaluation at step 50; final-000050.jsonl: of the
+                             final one, of the checkpoint of step 50
     path/checkpoints/        written by others
     path/report.html         the page for people
     """
@@ -52,6 +54,7 @@ class RunFolder:
         self.facts = path / "run.json"
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "evaluations.jsonl"
+        self.final = path / "final.json"
         self.episodes = path / "episodes"
         self.checkpoints = path / "checkpoints"
         self.report = path / "report.html"
@@ -180,6 +183,14 @@ class RunFolder:
         earlier = [line for line in self.read_evaluations() if line["step"] < summary["step"]]
         write_atomic(self.evaluations, "".join(to_json_line(line) for line in [*earlier, summary]))
 
+    def read_final(self) -> dict[str, Any] | None:
+        """The final evaluation; None before there is one."""
+        return dict(json.loads(self.final.read_text(encoding="utf-8"))) if self.final.exists() else None
+
+    def write_final(self, summary: Mapping[str, Any]) -> None:
+        """Raises CannotWrite."""
+        write_atomic(self.final, to_json_line(summary))
+
     def write_episodes(self, step: int, episodes: Iterable[Episode], kind: str = "eval") -> Path:
         """Writes episodes/<kind>-<step>.jsonl, one episode per line. Raises CannotWrite."""
         path = self.episodes / f"{kind}-{step:06d}.jsonl"
@@ -193,11 +204,12 @@ class RunFolder:
     def cut_after(self, step: int) -> None:
         """Drops what was written after a step, so that the folder is as it was when the step's checkpoint was saved.
 
-        metrics.jsonl is cut by its sink.
+        The final evaluation goes: the run is not over. metrics.jsonl is cut by its sink.
         """
         cut_after(self.evaluations, step)
+        self.final.unlink(missing_ok=True)
         for path in self.episodes.glob("*-*.jsonl"):
-            if _step_of(path) > step:
+            if _step_of(path) > step or path.name.startswith("final-"):
                 path.unlink()
 
     def end(self, outcome: str, *, seconds: float) -> None:

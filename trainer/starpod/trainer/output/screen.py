@@ -9,7 +9,7 @@ from typing import IO, Any, Self
 from starpod.report.console import visible
 from starpod.report.figures import Kind, duration, show
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.output.words import is_graded, return_with_interval, with_interval
+from starpod.trainer.output.words import is_graded, return_with_interval, short, with_interval
 
 LINE: tuple[tuple[str, str, Kind], ...] = (
     ("success", "collect/success", "share"),
@@ -139,25 +139,17 @@ def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str
 
 
 def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
-    """evaluation at step 50: success 72 % (66 to 77 %) of 256 episodes; greedy 75 %; beside random 13 %
+    """evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random 13 %
 
     Where the return tells more than that, it follows each success.
     """
     reference = summary.get("reference") or {}
     graded = any(map(is_graded, (summary, *reference.values())))
-    line = f"evaluation at step {step}: success {with_interval(summary)}"
+    line = f"evaluation at step {step} on selection seeds: success {with_interval(summary)}"
     if summary.get("episodes"):
         line += f" of {summary['episodes']} episodes"
     if graded:
         line += f", return {return_with_interval(summary)}"
-    if summary.get("greedy"):
-        line += f"; greedy {_short(summary['greedy'], graded)}"
     if reference:
-        line += "; beside " + ", ".join(f"{name} {_short(summary, graded)}" for name, summary in reference.items())
+        line += "; beside " + ", ".join(f"{name} {short(summary, graded)}" for name, summary in reference.items())
     return line
-
-
-def _short(summary: Mapping[str, Any], graded: bool) -> str:
-    """75 %, or 75 % (0.91)."""
-    text = show(summary.get("success"), "share")
-    return f"{text} ({show(summary.get('return_mean'))})" if graded else text

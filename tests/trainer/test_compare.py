@@ -1,0 +1,131 @@
+"""Paired comparison of evaluations: figures against published ones and by hand, and what is refused."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from starpod.trainer.commands.eval import evaluate
+from starpod.trainer.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluate import episode_results
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.statistics import mcnemar, mean_interval, paired_share_interval
+from tests.trainer.diagnostics.synthetic import episode
+
+
+def report(wins: Sequence[bool], *, samples: int = 1, first: int = 0, **changes: Any) -> dict[str, Any]:
+    """As `starpod eval --json` writes it, of one environment."""
+    starts = len(wins) // samples
+    played = [
+        episode(first + n // samples, solved=won, group=n // samples, member=n % samples) for n, won in enumerate(wins)
+    ]
+    figures = {"version": "1.0.0", "options": {}, "limits": {"max_turns": 8}, "results": episode_results(played)}
+    return {"seeds": [first, first + starts], "samples": samples, "environments": {"lake-v1": {**figures, **changes}}}
+
+
+def test_mcnemars_exact_test() -> None:
+    # Twice the smaller tail of as many fair coins.
+    assert mcnemar(21, 9) == pytest.approx(0.04277, abs=5e-6)
+    assert mcnemar(2, 12) == mcnemar(12, 2) == pytest.approx(0.01294, abs=5e-6)
+    assert (mcnemar(0, 0), mcnemar(5, 5), mcnemar(0, 101)) == (1.0, 1.0, 2 / 2**101)
+
+
+def test_the_interval_of_paired_shares_by_hand() -> None:
+    # Cells 794, 150, 86, 570 of the approval ratings in Agresti's textbook: 944 against 880 of 1,600.
+    low, high = paired_share_interval(150, 86, 1600)
+    middle = -64 / 1602
+    half = 1.959964 * math.sqrt(150.5 + 86.5 - 64**2 / 1602) / 1602
+    assert (low, high) == pytest.approx((middle - half, middle + half), abs=1e-6)
+    assert (low, high) == pytest.approx((-0.059, -0.021), abs=5e-4)  # as Wald's, which he gives
+    # Where no pair differs nothing is proved.
+    low, high = paired_share_interval(0, 0, 10)
+    assert -0.2 < low < 0 < high == -low
+    assert paired_share_interval(0, 3, 3)[1] == 1.0
+
+
+def test_the_same_episodes_are_no_difference_and_a_shift_is_one() -> None:
+    wins = [n % 3 == 0 for n in range(60)]
+    same = compare(report(wins), report(wins))["lake-v1"]
+    assert (same["pairs"], same["success_difference"][0], same["p_value"]) == (60, 0.0, 1.0)
+    better = [won or n % 3 == 1 for n, won in enumerate(wins)]
+    told = compare(report(wins), report(better))["lake-v1"]
+    assert told["success"] == pytest.approx([1 / 3, 2 / 3])
+    assert (told["only_first"], told["only_second"], told["p_value"]) == (0, 20, 2 / 2**20)
+    assert told["success_difference"] == pytest.approx([1 / 3, *paired_share_interval(0, 20, 60)])
+    # One is paid for success alone.
+    assert told["return_difference"] == pytest.approx([1 / 3, *mean_interval([float(n % 3 == 1) for n in range(60)])])
+
+
+def test_several_episodes_from_a_start_count_as_one() -> None:
+    first, second = [False, False, True, False] * 10, [True, True, True, False] * 10
+    told = compare(report(first, samples=2), report(second, samples=2))["lake-v1"]
+    assert (told["pairs"], told["starts"], told["p_value"]) == (40, 20, None)
+    assert told["success_difference"] == pytest.approx([0.5, *mean_interval([1.0, 0.0] * 10)])
+
+
+def test_what_failed_in_either_is_left_out() -> None:
+    one, other = report([True] * 4), report([False] * 4)
+    for column in other["environments"]["lake-v1"]["results"].values():
+        column.pop(1)
+    told = compare(one, other)["lake-v1"]
+    assert (told["pairs"], told["success"], told["only_first"]) == (3, [1.0, 0.0], 3)
+    for column in other["environments"]["lake-v1"]["results"].values():
+        column.clear()
+    nothing = compare(one, other)["lake-v1"]
+    assert (nothing["pairs"], nothing["success_difference"], nothing["return_difference"]) == (0, None, None)
+
+
+WINS = [True, False]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (report(WINS, first=7), "the seeds differ: 0 to 1 and 7 to 8"),
+        (report([*WINS, True]), "the seeds differ: 0 to 1 and 0 to 2"),
+        (report(WINS * 2, samples=2), "the samples differ: 1 and 2"),
+        (report(WINS, version="2.0.0"), 'the version of lake-v1 differ: "1.0.0" and "2.0.0"'),
+        (report(WINS, options={"size": 5}), 'the options of lake-v1 differ: {} and {"size": 5}'),
+        (report(WINS, limits={"max_turns": 4}), "the limits of lake-v1 differ"),
+        ({**report(WINS), "environments": {}}, "the environments differ: lake-v1 and "),
+    ],
+)
+def test_what_does_not_pair_is_refused(other: dict[str, Any], words: str) -> None:
+    with pytest.raises(NotComparable) as refused:
+        compare(report(WINS), other)
+    assert words in str(refused.value)
+
+
+def test_the_command_compares_reports_and_runs_and_plays_nothing(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "run"
+    one.write_text(json.dumps(report([False] * 30)))
+    values = report([n < 20 for n in range(30)])
+    (environment, figures) = next(iter(values.pop("environments").items()))
+    RunFolder.create(other).write_final({"environment": environment, **figures, **values})
+    result = CliRunner().invoke(evaluate, ["--compare", str(one), str(other), "--json", "-"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["environments"]["lake-v1"]
+    assert (told["only_second"], told["success_difference"][0]) == (20, pytest.approx(2 / 3))
+    assert "+66.7% (" in result.stderr and "1.9e-06" in result.stderr
+
+
+def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path: Path) -> None:
+    good, old, run = tmp_path / "good.json", tmp_path / "old.json", tmp_path / "run"
+    good.write_text(json.dumps(report(WINS)))
+    old.write_text('{"environments": {"lake-v1": {"success": 1.0}}}')
+    RunFolder.create(run)
+    for path, words in (
+        (tmp_path / "absent.json", "cannot be read"),
+        (old, "no results of single episodes"),
+        (run, "has no final evaluation"),
+    ):
+        with pytest.raises(NotComparable, match=words):
+            read_evaluation(path)
+        result = CliRunner().invoke(evaluate, ["--compare", str(good), str(path)])
+        assert (result.exit_code, words in " ".join(result.output.split())) == (2, True)
+    result = CliRunner().invoke(evaluate, ["random", "127.0.0.1:1"])
+    assert (result.exit_code, "-e is missing" in result.output) == (2, True)

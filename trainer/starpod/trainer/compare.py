@@ -1,0 +1,116 @@
+"""Paired comparison of two evaluations on the same start states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.statistics import mcnemar, mean_interval, paired_share_interval
+
+SETTINGS = ("version", "options", "limits")
+"""What must be the same in both, of each environment, for an episode of one to be a pair with one of the other."""
+
+
+class NotComparable(Exception):
+    """Two evaluations do not pair. The message says what differs."""
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """A report of `starpod eval --json`, or the final evaluation of a run's folder in the same form.
+
+    Raises NotComparable for whatever is neither.
+    """
+    if path.is_dir():
+        final = RunFolder(path).read_final()
+        if final is None:
+            raise NotComparable(
+                f"{path} has no final evaluation (final.json): finish the run with --resume, or measure it with "
+                "starpod eval --json"
+            )
+        return {"seeds": final["seeds"], "samples": final["samples"], "environments": {final["environment"]: final}}
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotComparable(f"{path} cannot be read: {error}") from None
+    environments = report.get("environments") if isinstance(report, dict) else None
+    if not isinstance(environments, dict) or not all("results" in each for each in environments.values()):
+        raise NotComparable(f"{path} is no report of starpod eval --json: it has no results of single episodes")
+    return dict(report)
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Figures by environment, as JSON values; differences are the second minus the first.
+
+    pairs: episodes that both played; what failed in either is left out. starts: they are from. success, return_mean:
+    [first, second], over the pairs. success_difference, return_difference: [difference, low, high] with its 95 %
+    interval: Student's over the start states' differences; of success, with one episode from each start, that of
+    `paired_share_interval`. only_first, only_second: pairs that one alone solved. p_value: of McNemar's exact test;
+    None with several episodes from a start, which are not independent. None where there is no pair, or no interval.
+
+    Raises NotComparable where the two were not played from the same seeds, in the same environments with the same
+    versions, options and limits.
+    """
+    _check(first, second)
+    return {
+        environment: _compared(figures["results"], second["environments"][environment]["results"], first["samples"])
+        for environment, figures in first["environments"].items()
+    }
+
+
+def _check(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    for name in ("seeds", "samples"):
+        if first[name] != second[name]:
+            raise NotComparable(
+                f"the {name} differ: {_told(name, first[name])} and {_told(name, second[name])}. Episodes pair only "
+                "from the same start states: evaluate both with the same --seed, --episodes and --samples"
+            )
+    if first["environments"].keys() != second["environments"].keys():
+        names = (", ".join(report["environments"]) for report in (first, second))
+        raise NotComparable(f"the environments differ: {' and '.join(names)}")
+    for environment, figures in first["environments"].items():
+        for name in SETTINGS:
+            one, other = figures[name], second["environments"][environment][name]
+            if one != other:
+                raise NotComparable(f"the {name} of {environment} differ: {json.dumps(one)} and {json.dumps(other)}")
+
+
+def _told(name: str, value: Any) -> str:
+    return f"{value[0]} to {value[1] - 1}" if name == "seeds" else str(value)
+
+
+def _compared(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    """first, second: of `episode_results`."""
+    one, other = _by_episode(first), _by_episode(second)
+    pairs = [key for key in one if key in other]
+    starts: dict[int, list[tuple[int, int]]] = {}
+    for key in pairs:
+        starts.setdefault(key[0], []).append(key)
+    figures: dict[str, Any] = {"pairs": len(pairs), "starts": len(starts)}
+    for place, name in enumerate(("success", "return")):
+        values = [fmean(played[key][place] for key in pairs) if pairs else None for played in (one, other)]
+        differences = [fmean(other[key][place] - one[key][place] for key in keys) for keys in starts.values()]
+        figures["success" if name == "success" else "return_mean"] = values
+        figures[f"{name}_difference"] = (
+            [fmean(differences), *mean_interval(differences)] if len(differences) > 1 else None
+        )
+    only_first = sum(one[key][0] > other[key][0] for key in pairs)
+    only_second = sum(other[key][0] > one[key][0] for key in pairs)
+    figures |= {"only_first": only_first, "only_second": only_second, "p_value": None}
+    if samples == 1 and pairs:
+        difference = (only_second - only_first) / len(pairs)
+        low, high = paired_share_interval(only_first, only_second, len(pairs))
+        figures["success_difference"] = [difference, low, high]
+        figures["p_value"] = mcnemar(only_first, only_second)
+    return figures
+
+
+def _by_episode(results: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
+    """(seed, sample) to (1.0 if solved, return)."""
+    columns = (results[name] for name in ("seed", "sample", "success", "return"))
+    return {
+        (seed, sample): (float(success is True), value) for seed, sample, success, value in zip(*columns, strict=True)
+    }
