@@ -1,6 +1,7 @@
 """Exported folders: transformers loads them, and they say the same as the trained policy."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from starpod.trainer.checkpoints.export import ExportError, export, model_card
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.models.config import LoraConfig, ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.output.run_folder import RunFolder
 
 TEXTS = ["The goal is at (2, 3). Left || Right", "a hole is below you"]
 MESSAGES = [{"role": "user", "content": "The goal is at (2, 3)."}]
@@ -116,13 +118,23 @@ def test_the_card_says_how_it_was_trained(run, tmp_path):
         "# FrozenLake, tiny",
         "starpo-s",
         "2 iterations",
-        "90.0%",
+        "on the seeds that chose it was 90.0%",
         "1234, with changes",
         "torch 2",
         "hidden: 16",
     ):
         assert part in body
     assert "secret" not in body
+
+
+def test_the_card_tells_the_final_figure_where_it_is_of_these_weights(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    final = {"step": 2, "success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256}
+    RunFolder(folder).write_final(final)
+    text = model_card(load_trained(folder))
+    assert "Its final evaluation: success 72 % (66 to 77 %) of 256 episodes." in text and "90.0%" not in text
+    RunFolder(folder).write_final({**final, "step": 1})
+    assert "90.0%" in model_card(load_trained(folder))
 
 
 def test_the_card_names_the_model_behind_a_name_of_ours(run):

@@ -14,6 +14,7 @@ from starpod.trainer.models.config import SMOLLM2, TINY, model_title
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import plain
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import with_interval
 
 PRIVATE = {"addresses", "token_file", "ca", "certificate", "key"}
 """Keys of the environment's section with addresses and paths of secrets: left out of the model card."""
@@ -82,7 +83,10 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
     if name != TINY:
         front["base_model"] = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == SMOLLM2 else name
     base = "a small model built from scratch" if name == TINY else model_title(name)
-    score = "" if trained.score is None else f" Its success on held-out seeds was {trained.score:.1%}."
+    final = RunFolder(trained.run).read_final()
+    score = "" if trained.score is None else f" Its success on the seeds that chose it was {trained.score:.1%}."
+    if final is not None and final["step"] == trained.step:
+        score = f" Its final evaluation: success {with_interval(final)} of {final['episodes']} episodes."
     served = {key: value for key, value in config["environment"].items() if key not in PRIVATE}
     public = {**config, "environment": served}
     lines = [
