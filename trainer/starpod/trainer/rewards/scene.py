@@ -1,4 +1,4 @@
-"""Reads observations of a frozen lake or a Sokoban room, in any of their text formats (docs/environments.md)."""
+"""Reads observations of a frozen lake or a Sokoban room, in any of their text formats (the option `observation`)."""
 
 from __future__ import annotations
 
