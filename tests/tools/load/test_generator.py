@@ -11,7 +11,7 @@ from starpod.load import generator, sessions
 from starpod.load.generator import RunEnded
 from starpod.load.measurements import Histogram, bucket_ceilings
 from starpod.load.plan import Stage, Think, Turns
-from starpod.load.servers import GrpcServer
+from starpod.load.servers import Server
 from tests.support import ServerProcess, start_server
 from tests.tools.load.conftest import LAKE, LAZY, make_plan, play
 from tests.tools.load.lazy import STALL_SECONDS
@@ -195,7 +195,7 @@ async def test_steps_that_are_ready_share_a_message(server: ServerProcess) -> No
     played = await play(make_plan(server.address), Stage("many", 64, 1.0, 0.0))
     (report,) = played.reports
     (driven,) = played.generator.sessions.servers
-    assert isinstance(driven, GrpcServer)
+    assert isinstance(driven, Server)
     assert report["calls"]["step"]["count"] > 8 * driven.messages_sent
 
 

@@ -189,12 +189,6 @@ option = functools.partial(click.option, show_default=True)
     help="Exit with 1 unless this holds, as in 'step.p99<20ms', 'errors=0', 'steps_per_second>1000'.",
 )
 @option(
-    "--against",
-    type=click.Choice(["starpod", "openenv"]),
-    default="starpod",
-    help="What ADDRESS is: host:port of Starpod servers, or the URL of an OpenEnv server.",
-)
-@option(
     "--compare",
     "compared",
     type=Parsed(_parse_report),

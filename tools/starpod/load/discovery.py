@@ -5,10 +5,7 @@ Whatever does not fit together is refused here.
 
 from __future__ import annotations
 
-import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +14,9 @@ from typing import Any
 import click
 import grpc
 
-from starpod.client.catalog import TIMEOUT_SECONDS, connect, expect_writable, find_environment, hosted, parse_options
+from starpod.client.catalog import connect, expect_writable, find_environment, hosted, parse_options
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
 from starpod.load.plan import Place, Plan, Stage, Turns, Wire, read_recording
-from starpod.load.servers import websocket_url
 from starpod.report.figures import show
 from starpod.v1 import environment_pb2 as pb
 
@@ -39,7 +35,6 @@ class Servers:
     def as_json(self) -> dict[str, Any]:
         """What a report says of them."""
         return {
-            "kind": "starpod",
             "name": self.description.server_name,
             "version": self.description.server_version,
             "replicas": [place.address for place in self.places],
@@ -133,58 +128,6 @@ def _resolve(address: str) -> list[Place]:
     return [Place(f"{member}:{port}", host) for member in sorted(hosts)]
 
 
-# --- OpenEnv servers --------------------------------------------------------------------------------------------------
-
-
-def find_openenv(url: str) -> dict[str, Any]:
-    """What an OpenEnv server says of itself, as far as it does. Raises ClickException if nothing answers."""
-    try:
-        websocket_url(url)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    base = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
-    schema, metadata = _get(f"{base}/schema"), _get(f"{base}/metadata")
-    return {
-        "kind": "openenv",
-        "name": metadata.get("name") or "",
-        "version": metadata.get("version") or "",
-        "replicas": [base],
-        "action_schema": schema.get("action") or {},
-    }
-
-
-def _get(url: str) -> dict[str, Any]:
-    """The JSON object at a URL; empty where the server has none there. Raises ClickException if nothing answers."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=TIMEOUT_SECONDS) as response:
-            value = json.load(response)
-    except (urllib.error.HTTPError, ValueError):
-        value = {}
-    except OSError as error:
-        raise click.ClickException(f"no OpenEnv server answers at {url.rpartition('/')[0]} ({error})") from None
-    return value if isinstance(value, dict) else {}
-
-
-def openenv_actions(actions: Sequence[str], schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The actions as JSON objects. Raises UsageError if there is none, or one is not an object."""
-    if not actions:
-        fields = ", ".join(name for name in schema.get("properties", {}) if name not in ("metadata",))
-        raise click.UsageError(
-            f"an OpenEnv server lists no actions: give some with --action JSON (its fields: {fields or 'none'})"
-        )
-    for action in actions:
-        try:
-            fine = isinstance(json.loads(action), dict)
-        except ValueError:
-            fine = False
-        if not fine:
-            raise click.BadParameter(
-                f'{action!r} is not a JSON object, as in {{"name": "Left"}}', param_hint="--action"
-            )
-    return tuple(actions)
-
-
 # --- plan and stages --------------------------------------------------------------------------------------------------
 
 
@@ -214,8 +157,6 @@ def make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
         processes=given["processes"],
         record=given["record"] is not None,
     )
-    if given["against"] == "openenv":
-        return _openenv_plan(plan, given, address, kind, recording)
     if not given["environment"]:
         raise click.UsageError("give the --environment to play; starpod list ADDRESS tells which there are")
     servers = find_servers(address, access, given["environment"], given["version"])
@@ -232,21 +173,6 @@ def make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
     check_plan(plan, spec)
     try_options(plan)
     return plan, servers.as_json()
-
-
-def _openenv_plan(
-    plan: Plan, given: Mapping[str, Any], url: str, kind: str, recording: Path | None
-) -> tuple[Plan, dict[str, Any]]:
-    for name, what in (("environment", "one environment"), ("mix", "no such calls"), ("assignments", "no options")):
-        if given[name]:
-            option = "option" if name == "assignments" else name
-            raise click.UsageError(f"an OpenEnv server has {what}: leave --{option} out")
-    if kind == "expert":
-        raise click.UsageError("an OpenEnv server has no expert: use --action or a recording")
-    server = find_openenv(url)
-    schema = server.pop("action_schema")
-    actions = () if kind == "recorded" else openenv_actions(given["actions"], schema)
-    return replace(plan, places=(Place(url),), wire="openenv", turns=_turns(kind, recording, actions, "")), server
 
 
 def _turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> Turns:

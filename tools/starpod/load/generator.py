@@ -259,19 +259,17 @@ def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    with asyncio.Runner(loop_factory=lambda: _loop(plan)) as runner:
+    with asyncio.Runner(loop_factory=_loop) as runner:
         runner.run(_follow_orders(plan, process, pipe))
     # gRPC's threads have nothing left to do that is worth waiting for.
     pipe.close()
     os._exit(0)
 
 
-def _loop(plan: Plan) -> asyncio.AbstractEventLoop:
+def _loop() -> asyncio.AbstractEventLoop:
     """select() takes its timeout in microseconds, epoll() in milliseconds: a step due in 0.2 ms would be sent after 1.
     It takes no more than 1,024 files, which is enough where a server's sessions share a connection.
     """
-    if plan.wire == "openenv":
-        return asyncio.new_event_loop()
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 

@@ -64,18 +64,16 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _title(report: Mapping[str, Any]) -> str:
-    return f"Load on {report['plan']['environment'] or report['server']['name'] or 'an OpenEnv server'}"
+    return f"Load on {report['plan']['environment']}"
 
 
 def _head(report: Mapping[str, Any]) -> str:
     server, plan = report["server"], report["plan"]
     replicas = server["replicas"]
     facts = [
-        f"{server['name']} {server['version']}".strip() or server["kind"],
+        f"{server['name']} {server['version']}".strip() or "a server without a name",
         replicas[0] if len(replicas) == 1 else f"{len(replicas)} replicas",
-        {"stream": "one Stream for all sessions", "unary": "unary calls", "openenv": "a WebSocket for each session"}[
-            plan["transport"]
-        ],
+        {"stream": "one Stream for all sessions", "unary": "unary calls"}[plan["transport"]],
         f"{plan['policy']} actions",
         report["started"].replace("T", " ").replace("Z", " UTC"),
     ]

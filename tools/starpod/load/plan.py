@@ -19,7 +19,7 @@ from starpod.client.transport import Transport
 from starpod.v1 import environment_pb2 as pb
 
 Arrivals = Literal["poisson", "constant"]
-Wire = Literal["stream", "unary", "openenv"]
+Wire = Literal["stream", "unary"]
 PolicyKind = Literal["random", "expert", "recorded"]
 EXTRAS = ("render", "fork", "snapshot", "renew")
 """Calls that --mix may ask for besides steps."""
@@ -27,7 +27,7 @@ EXTRAS = ("render", "fork", "snapshot", "renew")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server. address: host:port, or a URL. server_name: whom a resolved address stands for."""
+    """A server. address: host:port. server_name: whom a resolved address stands for."""
 
     address: str
     server_name: str = ""
@@ -38,7 +38,7 @@ class Turns:
     """What the agents do.
 
     kind: random: `actions` where there are any, else the observation's valid ones; expert: the environment's advice.
-    actions: text, or JSON objects for an OpenEnv server. episodes: of a recording.
+    actions: text. episodes: of a recording.
     """
 
     kind: PolicyKind = "random"

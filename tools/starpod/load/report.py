@@ -1,4 +1,4 @@
-"""The report of a run as JSON values, as docs/load.md explains them; how sure its figures are, and what changed from
+"""The report of a run as JSON values, how sure its figures are, and what changed from
 one report to another.
 """
 

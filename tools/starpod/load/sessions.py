@@ -17,7 +17,7 @@ from google.protobuf import struct_pb2
 from starpod.client.errors import DeadlineExceeded, StarpodError, Unreachable
 from starpod.load.measurements import Log, ServerTime, error_class
 from starpod.load.plan import Plan, Turn, make_policy, write_turn
-from starpod.load.servers import GrpcServer, LoadSession, OpenEnvServer, Server, clock
+from starpod.load.servers import LoadSession, Server, clock
 from starpod.v1 import environment_pb2 as pb
 
 GIVE_UP_SECONDS = 3.0
@@ -56,7 +56,7 @@ class Sessions:
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(f"{plan.seed}/{process}/mix")
-        shown = plan.wire != "openenv" and plan.turns.kind != "recorded"
+        shown = plan.turns.kind != "recorded"
         self._want = pb.Want(
             valid_actions=shown and not plan.turns.actions, expert_action=shown and plan.turns.kind == "expert"
         )
@@ -79,8 +79,7 @@ class Sessions:
     def connect(self) -> None:
         """Starts the connections; they come back by themselves."""
         for number, place in enumerate(self._plan.places):
-            server_type = OpenEnvServer if self._plan.wire == "openenv" else GrpcServer
-            self.servers.append(server_type(number, place, self._plan, self))
+            self.servers.append(Server(number, place, self._plan, self))
             self.servers[-1].start()
 
     def connected(self) -> None:
@@ -212,7 +211,7 @@ class Sessions:
         """The session is gone, or no longer ours."""
         if session.server is not None:
             session.server.sessions -= 1
-        session.server, session.session_id, session.socket, session.played = None, "", None, None
+        session.server, session.session_id, session.played = None, "", None
         session.resend = False
 
     # --- calls -----------------------------------------------------------------------------------------------------
@@ -280,7 +279,7 @@ class Sessions:
             session.due = session.sent = session.asked = now
             again.append(session)
         self.in_flight += len(again)
-        server.send_steps(again)
+        server.submit_steps(again)
 
     def _stepped(self, server: Server, session: LoadSession, over: bool, now: float) -> None:
         self.in_flight -= 1
@@ -308,11 +307,11 @@ class Sessions:
             return
         match call:
             case "open":
-                self._lease = response.lease_seconds if response else 0.0
-                self._begin_episode(session, response.sessions[0] if response else None)
+                self._lease = response.lease_seconds
+                self._begin_episode(session, response.sessions[0])
                 self._opened_or_given_up(session)
             case "reset":
-                self._begin_episode(session, response.session if response else None)
+                self._begin_episode(session, response.session)
             case "fork":
                 copies = [copy.session_id for copy in response.sessions]
                 self._issue(session, "close", pb.CloseRequest(session_ids=copies))
@@ -367,7 +366,7 @@ class Sessions:
         """Sends the very same call once more, where that helps and is wanted."""
         if not self.running or session.call == "open":
             return False
-        if kind == "deadline" and session.missed < MAX_MISSED_DEADLINES and self._plan.wire != "openenv":
+        if kind == "deadline" and session.missed < MAX_MISSED_DEADLINES:
             session.missed += 1
             wait = 0.0
         elif kind == "overload" and self._plan.retry_overload:
@@ -439,13 +438,11 @@ class Sessions:
         self._keys += 1
         return f"{self._key}-{self._keys}"
 
-    def _begin_episode(self, session: LoadSession, state: pb.Session | None) -> None:
+    def _begin_episode(self, session: LoadSession, state: pb.Session) -> None:
         session.over = False
-        seeds: dict[str, Any] = {}
-        if state is not None:
-            session.session_id, session.epoch, session.step_index = state.session_id, state.epoch, state.step_index
-            session.observation = state.observation if self.sees else None
-            seeds = {"seed": state.seed, "dynamics_seed": state.dynamics_seed}
+        session.session_id, session.epoch, session.step_index = state.session_id, state.epoch, state.step_index
+        session.observation = state.observation if self.sees else None
         if self._plan.record and len(self.recorded) < MAX_RECORDED:
             session.played = []
+            seeds = {"seed": state.seed, "dynamics_seed": state.dynamics_seed}
             self.recorded.append({**seeds, "turns": session.played})
