@@ -52,7 +52,7 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
         parallel.load_full_state_dict(model, loaded.tensors["model"])
         state = unflatten_optimizer(loaded.tensors["optimizer"], loaded.state["optimizer"])
         parallel.load_optimizer_state(model, optimizer, state)
-    losses, norms = [], []
+    losses, norms, critic_norms = [], [], []
     for step in range(first, STEPS):
         blocks = blocks_of(step)
         count = sum(int(sampled_BL.sum()) for _, _, sampled_BL in blocks)
@@ -67,7 +67,8 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
             loss = ((scores.values_N - 1).square() - scores.logprobs_N).sum() / count * mine
             loss.backward()
             total += loss.detach()
-        norms.append(float(parallel.clip_grad_norm(model, 1.0)))
+        norms.append(float(parallel.clip_grad_norm(model.trained_parameters(), 1.0)))
+        critic_norms.append(float(parallel.clip_grad_norm(model.critic_parameters(), 1.0)))
         optimizer.step()
         losses.append(float(parallel.sum(total)))
         if step + 1 == HALF:
@@ -80,7 +81,12 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
     weights = parallel.full_state_dict(model)
     assert bool(weights) == parallel.is_main
     assert all(torch.equal(replica.state_dict()[name], tensor) for name, tensor in weights.items())
-    return {"losses": losses, "norms": norms, "weights": {name: value.tolist() for name, value in weights.items()}}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "critic_norms": critic_norms,
+        "weights": {name: value.tolist() for name, value in weights.items()},
+    }
 
 
 def main(folder: Path) -> None:

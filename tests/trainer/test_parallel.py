@@ -88,7 +88,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
     assert outcome.returncode == 0, outcome.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     # The norm is that of the sum over the ranks: their mean would give half of it.
-    for name in ("losses", "norms"):
+    for name in ("losses", "norms", "critic_norms"):
         assert results["whole"][name] == pytest.approx(alone[name], rel=1e-4)
         assert results["resumed"][name] == pytest.approx(alone[name][2:], rel=1e-4)
     onward = train(Parallel(), tmp_path / "unused", tmp_path / "two" / "step-00000002")

@@ -16,9 +16,11 @@ from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.update import Learner, LogprobGap
-from tests.trainer.tiny_learner import VERSION, group_of, make_learner, say, turn
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.update import Learner, LogprobGap, OptimizerConfig
+from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner, say, turn
 
 
 def gradient(of: Learner, groups: list[Group], drift: float = 0.0) -> tuple[Tensor, dict[str, float]]:
@@ -116,6 +118,65 @@ def test_logprobs_of_another_version_may_differ() -> None:
     group = group_of(of.policy, 0, (1.0, 0.0))
     group.episodes[1].turns[0].logprobs[-1] += 0.5
     assert "policy/logprob_gap_max" not in of.learn([group], version=VERSION + 1)
+
+
+# --- the critic -------------------------------------------------------------------------------------------------------
+
+
+def test_a_critics_large_gradient_takes_nothing_from_the_policys() -> None:
+    """Their gradients are clipped and told apart; the critic's loss leaves the trunk alone here."""
+    quiet, loud = (
+        make_learner(AlgorithmConfig(preset="starpo-s", value_coefficient=coefficient), opinion=True)
+        for coefficient in (0.5, 500.0)
+    )
+    groups = [group_of(quiet.policy, number, (1.0, 0.0)) for number in range(2)]
+    for of in (quiet, loud):
+        assert isinstance(of.policy.critic, SharedCritic)
+        of.policy.critic.detach = True
+    expected, found = (of.learn(groups, version=VERSION) for of in (quiet, loud))
+    assert found["update/grad_norm"] == expected["update/grad_norm"]
+    assert found["critic/grad_norm"] == pytest.approx(1000 * expected["critic/grad_norm"], rel=1e-3)
+    assert found["critic/grad_norm"] > 10 > found["update/grad_norm"] > 0.01
+    assert all(map(torch.equal, quiet.policy.model.state_dict().values(), loud.policy.model.state_dict().values()))
+
+
+def test_only_a_critic_has_a_critics_norm() -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
+    assert "critic/grad_norm" not in of.learn([group_of(of.policy, 0, (1.0, 0.0))], version=VERSION)
+
+
+def test_a_gradient_of_the_critic_that_is_not_finite_stops_the_whole_step() -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-s"), opinion=True)
+    before = weights(of)
+    next(of.policy.critic_parameters()).register_hook(lambda gradient: gradient * math.inf)
+    metrics = of.learn([group_of(of.policy, 0, (1.0, 0.0))], version=VERSION)
+    assert metrics["update/nonfinite"] == 1
+    assert all(map(torch.equal, weights(of), before))
+
+
+def rates(critic: str, **given: float) -> list[float]:
+    optimizer = OptimizerConfig.model_validate({"lr": 1e-6, **given})
+    of = Learner(copy.deepcopy(built(critic)), AlgorithmConfig(preset="starpo-s"), optimizer, Parallel())
+    return [group["lr"] for group in of.optimizer.param_groups]
+
+
+def test_a_value_head_learns_faster_than_a_model() -> None:
+    assert rates("shared") == [1e-6, 1e-3]
+    assert rates("separate") == [1e-6, 1e-5]
+    assert rates("shared", critic_lr=0.01) == [1e-6, 0.01]
+
+
+def test_a_shared_critic_learns_at_its_own_rate() -> None:
+    """At that of a pretrained policy it would go on to know nothing."""
+
+    def learnt(optimizer: OptimizerConfig) -> float:
+        algorithm = AlgorithmConfig(preset="starpo-s")
+        of = Learner(copy.deepcopy(built("shared")), algorithm, optimizer, Parallel())
+        groups = [group_of(of.policy, number, (0.5 * (number % 2), 0.5 * (number % 2))) for number in range(4)]
+        return [of.learn(groups, version=-1)["critic/explained_variance"] for _ in range(40)][-1]
+
+    assert learnt(OptimizerConfig(lr=1e-6)) > 0.3
+    assert abs(learnt(OptimizerConfig(lr=1e-6, critic_lr=1e-5))) < 0.05
 
 
 # --- the direction ----------------------------------------------------------------------------------------------------

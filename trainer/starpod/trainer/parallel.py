@@ -179,9 +179,9 @@ class Parallel:
         if hasattr(model, "score"):
             register_fsdp_forward_method(model, "score")
 
-    def clip_grad_norm(self, model: nn.Module, limit: float) -> Tensor:
-        """Scales all gradients down so that their common norm is at most `limit`. Returns the norm before, a scalar."""
-        return whole(nn.utils.clip_grad_norm_(model.parameters(), limit))
+    def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        """Scales the gradients down so that their common norm is at most `limit`. Returns the norm before, a scalar."""
+        return whole(nn.utils.clip_grad_norm_(parameters, limit))
 
     def copy_weights(self, model: nn.Module, replica: nn.Module) -> None:
         """Makes the whole, unshared module `replica` equal to `model`, tensor by tensor, on every rank.

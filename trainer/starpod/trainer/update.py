@@ -29,23 +29,32 @@ from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optim
 from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, split
 from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.diagnostics.gradients import gradient_report
-from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.section import Section
 
 COMPONENTS = ("task", "entropy", "kl", "critic")
 """Of the loss."""
 
+CRITIC_LR: dict[CriticKind, float] = {"shared": 1e-3, "separate": 1e-5}
+"""Learning rates of critics. A head alone starts at zero and would learn nothing at the rate of a whole model."""
+
 
 class OptimizerConfig(Section):
     """AdamW, and how much of a batch is worked on at once."""
 
     lr: float = Field(default=1e-6, gt=0, description="Learning rate of the policy.")
-    critic_lr: float | None = Field(default=1e-5, gt=0, description="Learning rate of the critic; null: the policy's.")
+    critic_lr: float | None = Field(
+        default=None,
+        gt=0,
+        description="Learning rate of the critic; null: 1e-3 for a value head on the policy, 1e-5 for a second model.",
+    )
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Decay rates.")
     eps: float = Field(default=1e-8, gt=0, description="Epsilon.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Bound of the gradient norm.")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="Bound of the gradient norms of policy and critic, each by itself."
+    )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rates rise from 0.")
     micro_batch_tokens: int = Field(
         default=8192, ge=1, description="Padded tokens of a forward pass; changes memory, not gradients."
@@ -101,12 +110,9 @@ class Learner:
         self._make_reference = make_reference
         self.steps = 0
         self.generator = torch.Generator().manual_seed(seed)
-        critic = list(policy.critic_parameters())
-        known = {id(parameter) for parameter in critic}
-        trunk = [p for p in policy.parameters() if p.requires_grad and id(p) not in known]
-        rates = [(trunk, optimizer.lr)]
-        if critic:
-            rates.append((critic, optimizer.critic_lr or optimizer.lr))
+        rates = [(list(policy.trained_parameters()), optimizer.lr)]
+        if critic := list(policy.critic_parameters()):
+            rates.append((critic, optimizer.critic_lr or CRITIC_LR[policy.critic_kind]))
         self.optimizer = torch.optim.AdamW(
             [{"params": parameters, "lr": rate, "rate": rate} for parameters, rate in rates],
             betas=optimizer.betas,
@@ -287,14 +293,18 @@ class Learner:
     ) -> dict[str, float]:
         self.optimizer.zero_grad(set_to_none=True)
         metrics = self.accumulate(batch, rollout, advantages, rows, scale=scale)
-        norm = float(self.parallel.clip_grad_norm(self.policy, self.config.max_grad_norm))
-        if math.isfinite(norm):
+        # Apart: the critic's gradient can be a hundred times the policy's, which a common bound would take away.
+        parts = (self.policy.trained_parameters(), self.policy.critic_parameters())
+        norms = [float(self.parallel.clip_grad_norm(part, self.config.max_grad_norm)) for part in parts]
+        finite = all(map(math.isfinite, norms))
+        if finite:
             self.steps += 1
             warm = min(1.0, self.steps / (self.config.warmup_steps + 1))
             for group in self.optimizer.param_groups:
                 group["lr"] = group["rate"] * warm
             self.optimizer.step()
-        return metrics | {"update/nonfinite": float(not math.isfinite(norm)), "update/grad_norm": norm}
+        metrics |= {"update/nonfinite": float(not finite), "update/grad_norm": norms[0]}
+        return metrics | ({"critic/grad_norm": norms[1]} if self.algorithm.needs_critic else {})
 
     def accumulate(
         self,

@@ -204,8 +204,7 @@ def imitate(
     usable = [episode for episode in episodes if episode.sampled_tokens and any(turn.reward for turn in episode.turns)]
     if not usable:
         raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
-    critic = {id(parameter) for parameter in policy.critic_parameters()}
-    trained = [p for p in policy.parameters() if p.requires_grad and id(p) not in critic]
+    trained = list(policy.trained_parameters())
     optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps, eta_min=config.lr / 10)
     rng = random.Random(seed)
@@ -223,7 +222,7 @@ def imitate(
             loss = -(unpacked.place(scores.logprobs_N) * weights_BT[unpacked.rows]).sum() * float(mine)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        parallel.clip_grad_norm(policy, 1.0)
+        parallel.clip_grad_norm(trained, 1.0)
         optimizer.step()
         schedule.step()
         parallel.sum(total)

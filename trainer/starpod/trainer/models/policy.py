@@ -78,6 +78,10 @@ class Policy(nn.Module):
         """Parameters that belong to the critic alone."""
         return iter(()) if self.critic is None else self.critic.parameters()
 
+    def trained_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of the language model that are trained."""
+        return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+
     def score(
         self,
         tokens_BL: Tensor,

@@ -50,6 +50,7 @@ METRICS = {
         Metric("policy/logprob_gap_mean", "Sampler-trainer gap, mean"),
         Metric("critic/loss", "Critic loss"),
         Metric("critic/explained_variance", "Critic explained variance", "number", 1),
+        Metric("critic/grad_norm", "Critic gradient norm"),
         Metric("update/grad_norm", "Gradient norm"),
         Metric("update/loss", "Loss"),
         Metric("update/learning_rate", "Learning rate"),
