@@ -17,10 +17,11 @@ from benchmarks.webshop.episodes import (
 )
 
 HOW = """\
-The original (princeton-nlp/WebShop) was measured once: text mode, human goals, one process on two hardware threads of an
-AMD EPYC, made-up catalogues of the same sizes, medians of two runs of 1,700 steps. It had a blank tokenizer instead of
-its part-of-speech model and no image features; both would cost more. Its steps are in process, ours over the wire.
-Memory is private (USS), the original's resident; used: after about 5,700 steps (the original: 220 episodes)."""
+The original (princeton-nlp/WebShop) was measured once: text mode, human goals, one process on two hardware threads of
+an AMD EPYC, made-up catalogues of the same sizes, medians of two runs of 1,700 steps. It had a blank tokenizer
+instead of its part-of-speech model and no image features; both would cost more. Its steps are in process, ours over
+the wire. Memory is private (USS), the original's resident; used: after about 5,700 steps (the original: 220
+episodes)."""
 CLICKS = "all clicks"
 STEPS_PER_SECOND = 70.0
 """Of one process on one core."""
