@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, OPTConfig, PretrainedConfig
 
 from starpod.trainer.models import hf
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
@@ -183,6 +184,40 @@ def test_checkpointing_computes_twice_and_changes_no_gradient() -> None:
         counts.append(len(calls))
     assert torch.equal(*gradients)
     assert counts == [1, 2]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("architecture", [GPT2Config, LlamaConfig, OPTConfig])
+def test_dropout_of_a_pretrained_model_is_off_in_every_pass(
+    architecture: type[PretrainedConfig], checkpointing: bool, tmp_path: Path
+) -> None:
+    """Also where layers are in training mode to be computed twice, and where they drop out by themselves (OPT)."""
+    tokenizer = POLICY.tokenizer
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    dropout = {"attention_dropout": 0.5, "dropout": 0.5, "attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}
+    torch.manual_seed(0)
+    config = architecture(vocab_size=len(tokenizer), **sizes, **dropout, ffn_dim=32, word_embed_proj_dim=16)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = ModelConfig(name=str(tmp_path), gradient_checkpointing=checkpointing)
+    policy = build_policy(settings, texts=None, critic="separate", seed=0)
+    awaken(policy)
+    batch = a_batch(policy)
+    with torch.no_grad():
+        scored = policy.score(*batch, values=True)
+    trained = policy.score(*batch, values=True)
+    assert scored.values_N is not None
+    assert trained.values_N is not None
+    assert torch.equal(trained.logprobs_N, scored.logprobs_N)
+    assert torch.equal(trained.values_N, scored.values_N)
+    gradients = []
+    for scores in (trained, policy.score(*batch, values=True)):
+        policy.zero_grad()
+        assert scores.values_N is not None
+        (scores.logprobs_N.sum() + scores.values_N.sum()).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    assert torch.equal(*gradients)
+    assert not any(module.training for module in policy.modules())
 
 
 # --- keeping, and pretrained models ----------------------------------------------------------------------------------

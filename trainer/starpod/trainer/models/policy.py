@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any, Literal, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from starpod.trainer.models import hf
 from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelError
@@ -151,15 +154,17 @@ class Policy(nn.Module):
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
-        """transformers recomputes activations in training mode only; sampling with a cache needs the other one."""
+        """transformers recomputes the activations of layers in training mode only; sampling needs the other one."""
+        layers: list[Any] = []
         if self.config.gradient_checkpointing and torch.is_grad_enabled():
-            self.train()
-            try:
-                yield
-            finally:
-                self.eval()
-        else:
+            layers = _recomputed_layers(self)
+        try:
+            for layer in layers:
+                layer.training = True
             yield
+        finally:
+            for layer in layers:
+                layer.training = False
 
 
 def build_policy(config: ModelConfig, *, texts: Iterable[str] | None, critic: CriticKind, seed: int) -> Policy:
@@ -208,6 +213,25 @@ def _recompute_activations(model: Any) -> None:
         model.activation_checkpointing_enable()
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in _recomputed_layers(model):
+        layer._gradient_checkpointing_func = functools.partial(_checkpoint_without_dropout, layer)
+
+
+def _recomputed_layers(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _checkpoint_without_dropout(layer: nn.Module, run: Callable[..., Any], *inputs: Any) -> Any:
+    """Runs a layer now and again in the backward pass, in evaluation mode both times. `run` is its forward method."""
+
+    def evaluate(*inputs: Any) -> Any:
+        before, layer.training = layer.training, False
+        try:
+            return run(*inputs)
+        finally:
+            layer.training = before
+
+    return checkpoint(evaluate, *inputs, use_reentrant=False)
 
 
 def _build_critic(config: ModelConfig, model: nn.Module, kind: CriticKind) -> SharedCritic | SeparateCritic | None:
