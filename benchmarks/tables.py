@@ -245,10 +245,11 @@ def placement() -> str:
     measured = figures("placement")["results"]
     rows: list[list[str]] = []
     for parts in zip(*(each["parts"] for each in measured), strict=True):
-        name, what = parts[0]["name"], parts[0]["what"]
-        rows.append([f"{name}: CPU per {what}", *(duration(part["cpu"] / part["items"]) for part in parts)])
+        what = parts[0]["what"]
+        cells = [duration(part["cpu"] / part["items"]) for part in parts]
         if what == "session":
-            rows.append([f"{name}: fullest over mean", *(f"{part['balance']:.3g}" for part in parts)])
+            cells = [f"{cell}; {part['balance']:.3g}" for cell, part in zip(cells, parts, strict=True)]
+        rows.append([f"{parts[0]['name']}: CPU per {what}{'; fullest over mean' * (what == 'session')}", *cells])
     return table(["Servers", *(f"{each['servers']:,}" for each in measured)], rows)
 
 
@@ -312,21 +313,14 @@ def echo_trap() -> str:
         seeds = [run for run in runs if run["variant"] == name]
         signals = [
             " → ".join(f"{fmean(run['signals'][signal][when] for run in seeds):.2f}" for when in ("start", "end"))
-            for signal in ("reward_std", "diversity", "entropy", "grad_norm")
+            for signal in ("reward_std", "diversity")
         ]
         success = ", ".join(percent(run["after"]["success"]).removesuffix(" %") for run in seeds)
         steps = [called(run) for run in seeds]
         rows.append([name, f"{success} %", *signals, ", ".join(steps) if len(set(steps)) > 1 else steps[0]])
     before = ", ".join(percent(run["before"]["success"]) for run in runs[: len(seeds)])
-    head = [
-        "`starpod train echo_trap`",
-        "Success after",
-        "Deviation in groups",
-        "Diversity",
-        "Entropy",
-        "Gradient norm",
-    ]
-    return f"Before: {before}. Signals are means over the seeds.\n\n{table([*head, 'Called at'], rows)}"
+    head = ["`starpod train echo_trap`", "Success after", "Deviation in groups", "Diversity", "Called at"]
+    return f"Before: {before}. Signals are means over the seeds.\n\n{table(head, rows)}"
 
 
 def collection() -> str:
