@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups, group_score, loss_scale, needs_reask, select
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
+from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.diagnostics.metrics import episode_metrics
 from tests.trainer.algorithms.builders import a_group
+from tests.trainer.turns import a_turn
 
 
 def kept(scores: list[float], **options: Any) -> list[int]:
@@ -166,3 +169,54 @@ def test_uniform_groups_are_asked_for_again() -> None:
     groups = [a_group([1.0, 1.0]), a_group([1.0, 0.0]), a_group([0.0, 0.0]), a_group([1.0])]
     assert needs_reask(DynamicSamplingConfig(enabled=True), groups) == [True, False, True, True]
     assert needs_reask(DynamicSamplingConfig(), groups) == [False] * 4
+
+
+# --- luck -------------------------------------------------------------------------------------------------------------
+
+
+def replies(number: int, returns: list[float], *texts: list[list[int]]) -> Group:
+    """A group whose members gave these replies, and earned these returns; the first half of each by shaping."""
+    members = [
+        Episode(
+            number,
+            member,
+            "bandit-v1",
+            turns=[
+                a_turn(reply, reward=value, parts={"environment": value / 2, "bonus": value / 2}) for reply in turns
+            ],
+        )
+        for member, (value, turns) in enumerate(zip(returns, texts, strict=True))
+    ]
+    return Group(number, members)
+
+
+LUCK = replies(0, [1.0, 0.0, 1.0], [[5, 6]], [[5, 6]], [[5, 6]])
+CHOICE = replies(1, [1.0, 0.0, 0.5], [[5, 6]], [[5, 7]], [[5, 6]])
+LATER = replies(2, [1.0, 0.8], [[5], [6]], [[5], [7]])
+EQUAL = replies(3, [1.0, 1.0], [[5]], [[5]])
+
+
+def test_groups_of_one_reply_are_told_apart_from_those_that_chose() -> None:
+    assert [group.identical for group in (LUCK, CHOICE, LATER, EQUAL)] == [True, False, False, True]
+    assert not Group(4, LUCK.episodes[:1]).identical and not Group(5, []).identical
+    # Of three groups that differ in their rewards one did so by luck.
+    metrics = episode_metrics([LUCK, CHOICE, LATER, EQUAL])
+    assert metrics["collect/identical_fraction"] == pytest.approx(1 / 3)
+    assert metrics["collect/own_std_in_group"] == pytest.approx(metrics["collect/reward_std_in_group"] / 2)
+    assert "collect/identical_fraction" not in episode_metrics([EQUAL])
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"strategy": "none"}, {"strategy": "top_fraction", "value": 1.0}, {"strategy": "top_p", "value": 1.0}]
+)
+def test_what_differs_by_luck_alone_can_be_left_out(strategy: dict[str, Any]) -> None:
+    groups = [LUCK, CHOICE, LATER]
+    assert filter_groups(FilterConfig(**strategy), groups) == groups
+    assert filter_groups(FilterConfig(**strategy, drop_identical=True), groups) == [CHOICE, LATER]
+
+
+def test_a_preset_keeps_its_filter_where_luck_is_left_out() -> None:
+    chosen = AlgorithmConfig.model_validate({"preset": "starpo-s", "filter": {"drop_identical": True}}).filter
+    assert (chosen.strategy, chosen.value, chosen.drop_identical) == ("top_fraction", 0.25, True)
+    groups = [LUCK, LATER, *[EQUAL] * 6]
+    assert filter_groups(chosen, groups) == [LATER]

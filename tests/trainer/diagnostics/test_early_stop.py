@@ -5,7 +5,7 @@ import json
 from starpod.trainer.diagnostics.config import EarlyStopConfig, MonitorConfig
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 
-STD = "collect/reward_std_in_group"
+STD = "collect/own_std_in_group"
 
 
 def run(stop: EarlyStop, values: list[float], name: str = STD, **others: float) -> tuple[int, str] | None:
@@ -29,6 +29,30 @@ def test_one_better_step_begins_the_count_anew() -> None:
 def test_a_task_that_is_learnt_is_called_so() -> None:
     stopped = run(EarlyStop(MonitorConfig()), [0.4] * 10 + [0.0] * 10, collect__success=0.97)
     assert stopped is not None and "the task is learnt (97 % success)" in stopped[1]
+
+
+def course(success: list[float], std: list[float]) -> str:
+    stop = EarlyStop(MonitorConfig())
+    for step, (one, other) in enumerate(zip(success, std, strict=True), start=1):
+        if reason := stop.update(step, {STD: other, "collect/success": one}):
+            return f"{step}: {reason}"
+    return ""
+
+
+def test_a_policy_that_never_learnt_has_not_collapsed() -> None:
+    told = course([0.005, 0.0, 0.01] * 10, [0.02] * 10 + [0.001] * 20)
+    assert "20: " in told and "the policy never learnt (success was never above 0.5 %)" in told
+    assert "collapsed" not in told
+    fallen = course([0.3] * 10 + [0.02] * 20, [0.4] * 10 + [0.01] * 20)
+    assert "the policy has collapsed (success was 30 % and is 2.0 %)" in fallen
+
+
+def test_while_success_rises_nothing_stops_and_afterwards_there_is_nothing_left_to_learn() -> None:
+    """Rewards of a group may be equal while the policy learns one start state after the other."""
+    rising = [0.1] * 10 + [0.1 + 0.02 * n for n in range(1, 21)] + [0.5] * 30
+    told = course(rising, [0.4] * 10 + [0.01] * 50)
+    step = int(told.partition(":")[0])
+    assert 40 < step < 50 and "success rose from 10 % to 50 %, and these start states teach nothing more" in told
 
 
 def test_five_evaluations_without_success_stop() -> None:

@@ -14,12 +14,13 @@ from starpod.trainer.diagnostics.echo_trap import EchoTrap, EchoWarning
 
 Curve = Callable[[int], float]
 
-STD, ENTROPY = "collect/reward_std_in_group", "policy/entropy"
+STD, ENTROPY = "collect/own_std_in_group", "policy/entropy"
 DIVERSITY, GRAD = "collect/response_diversity", "update/grad_norm"
 
 
 def play(trap: EchoTrap, steps: Iterable[int], **curves: Curve) -> list[EchoWarning]:
     names = {"std": STD, "entropy": ENTROPY, "diversity": DIVERSITY, "grad": GRAD, "success": "collect/success"}
+    names["identical"] = "collect/identical_fraction"
     return [w for step in steps for w in trap.update(step, {names[key]: curve(step) for key, curve in curves.items()})]
 
 
@@ -99,14 +100,48 @@ def test_signals_that_success_contradicts_are_told_as_what_they_are() -> None:
     curves = {"std": fall(0.4, 0.05, 40), "entropy": fall(0.5, 0.02, 40)}
     trap = EchoTrap(MonitorConfig())
     rising = play(trap, range(1, 80), **curves, success=fall(0.5, 0.85, 30))
-    assert [w.signal for w in rising] == ["reward_std", "entropy", "echo_trap"]
+    assert [w.signal for w in rising] == ["reward_std", "entropy"]
     for warning in rising:
-        assert "while success rose from 50% to 8" in warning.text and "To do" not in warning.text
-        assert not warning.text.startswith("Echo Trap")
+        assert "while success rose from 50 % to 8" in warning.text and "To do" not in warning.text
     fallen = play(trap, range(80, 120), **curves, success=fall(0.85, 0.1, 90))
     assert [w.text.partition(":")[0] for w in fallen] == ["Echo Trap"]
     over = play(trap, range(120, 140), std=lambda step: 0.4, entropy=lambda step: 0.5)
     assert [w.text.partition(":")[0] for w in over] == ["Withdrawn"] * 3
+
+
+def test_a_fall_from_the_best_is_a_trap_before_it_reaches_the_start() -> None:
+    curves = {"std": fall(0.4, 0.02, 60), "entropy": fall(0.5, 0.02, 60)}
+    success = lambda step: 0.1 if step < 12 else 0.67 if step < 80 else 0.45  # noqa: E731
+    told = play(EchoTrap(MonitorConfig()), range(1, 100), **curves, success=success)
+    assert [(w.signal, w.text.startswith("Echo Trap")) for w in told] == [
+        ("reward_std", False),
+        ("entropy", False),
+        ("echo_trap", True),
+    ]
+    assert 80 <= told[-1].step <= 84
+
+
+def test_what_was_never_learnt_is_not_lost() -> None:
+    """Half a percent of success from the start: the policy settles, and nothing collapses."""
+    curves = {"std": fall(0.02, 0.0, 30), "entropy": fall(0.5, 0.02, 30)}
+    told = play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=lambda step: 0.01 * (step % 2))
+    assert [w.signal for w in told] == ["reward_std", "entropy"]
+    for warning in told:
+        assert "success was never above 1.0 %: the policy settles before it has learnt" in warning.text
+        assert "echoing" not in warning.text
+    # Where the environment does not say what success is, there is nothing to excuse.
+    unknown = play(EchoTrap(MonitorConfig()), range(1, 80), **curves)
+    assert [w.signal for w in unknown] == ["reward_std", "entropy", "echo_trap"]
+
+
+def test_groups_of_identical_replies_are_told_of_and_withdrawn() -> None:
+    trap = EchoTrap(MonitorConfig())
+    share = lambda step: 0.1 if step < 10 else 0.8 if step < 30 else 0.2  # noqa: E731
+    told = play(trap, range(1, 50), identical=share)
+    assert [(w.step, w.signal) for w in told] == [(12, "identical"), (32, "identical")]
+    assert told[0].text.startswith("in 80 % of the groups with reward deviation all members gave the same")
+    assert "algorithm.filter.drop_identical=true" in told[0].text and told[1].text.startswith("Withdrawn")
+    assert trap.metrics["echo_trap/signals"] == 0
 
 
 def test_success_around_its_bound_does_not_warn_again_and_again() -> None:
@@ -156,6 +191,7 @@ def test_a_resumed_watch_says_what_an_undisturbed_one_says(cut: int) -> None:
         "std": fall(0.4, 0.02, 40),
         "entropy": fall(0.5, 0.02, 60),
         "grad": lambda step: 1.0 + (step > 70) * 9,
+        "identical": lambda step: 0.9 if 30 < step < 60 else 0.1,
         "success": lambda step: 0.95 if 50 < step < 80 else 0.75,
     }
     whole = EchoTrap(MonitorConfig())

@@ -68,7 +68,8 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         "4:12 wall time",
         "The intervals do not overlap: the policy has improved.",
         "avoid holes 86 %",
-        "Reward deviation in groups",
+        "Own reward deviation in groups",
+        "Deviation by luck: identical replies",
         "No warning was given.",
         "algorithm.preset starpo-s starpo-ppo",
         "the same start before training",
@@ -85,7 +86,7 @@ def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
     write_run(tmp_path, steps=100, collapse=True)
     page = read(write_report(tmp_path))
     assert f"Step 66 {WARNING}" in page.text and "1 warning" in page.text
-    assert path_count(tmp_path, "markhead") == 4
+    assert path_count(tmp_path, "markhead") == 5
 
 
 def path_count(folder: Path, name: str) -> int:

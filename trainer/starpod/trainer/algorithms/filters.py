@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
@@ -19,7 +19,9 @@ SLACK = 0.01
 
 def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
     """The groups to keep, by their scores on raw returns, in their order; may be none."""
-    return [groups[index] for index in select(config, [group_score(config.score, group) for group in groups])]
+    scores = [group_score(config.score, group) for group in groups]
+    identical = {index for index, group in enumerate(groups) if config.drop_identical and group.identical}
+    return [groups[index] for index in select(config, scores, without=identical)]
 
 
 def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
@@ -64,11 +66,18 @@ def _surprise(episode: Episode) -> float:
 # --- selection --------------------------------------------------------------------------------------------------------
 
 
-def select(config: FilterConfig, scores: Sequence[float]) -> list[int]:
-    """Indices of the scores to keep, ascending. Of equal scores the earlier goes first."""
+def select(config: FilterConfig, scores: Sequence[float], *, without: Container[int] = ()) -> list[int]:
+    """Indices of the scores to keep, ascending. Of equal scores the earlier goes first.
+
+    without: indices that are not kept, whatever their scores.
+    """
     if config.strategy == "none":
-        return list(range(len(scores)))
-    candidates = [index for index, score in enumerate(scores) if config.include_zero or abs(score) > ZERO]
+        return [index for index in range(len(scores)) if index not in without]
+    candidates = [
+        index
+        for index, score in enumerate(scores)
+        if index not in without and (config.include_zero or abs(score) > ZERO)
+    ]
     sign = 1 if config.largest else -1
     ranked = sorted(candidates, key=lambda index: -sign * scores[index])
     return sorted(_cut(config, [scores[index] for index in ranked], ranked, len(scores)))

@@ -129,6 +129,10 @@ class FilterConfig(Section):
     )
     largest: bool = Field(default=True, description="Prefers high scores.")
     include_zero: bool = Field(default=False, description="Lets groups with score 0 be kept.")
+    drop_identical: bool = Field(
+        default=False,
+        description="Leaves out groups whose members all gave the same replies: what differs in them is luck.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +148,7 @@ class FilterConfig(Section):
                     f"algorithm.filter.value is {self.value:g} but algorithm.filter.strategy is none, which keeps "
                     "every group: name a strategy, e.g. top_fraction, or set the value to null"
                 )
-            if self != FilterConfig.model_construct():
+            if self != FilterConfig.model_construct(drop_identical=self.drop_identical):
                 raise ValueError(
                     "algorithm.filter.score, largest and include_zero say how groups are chosen, but "
                     "algorithm.filter.strategy is none, which keeps every group: name a strategy, or drop them"

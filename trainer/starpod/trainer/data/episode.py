@@ -188,6 +188,17 @@ class Group:
         """Standard deviation of the raw returns with ddof=1; 0 for fewer than two episodes."""
         return statistics.stdev(self.returns) if len(self.episodes) > 1 else 0.0
 
+    @property
+    def own_std(self) -> float:
+        """The same of the environment's own returns, without penalties and shaping."""
+        return statistics.stdev(episode.own_return for episode in self.episodes) if len(self.episodes) > 1 else 0.0
+
+    @property
+    def identical(self) -> bool:
+        """Whether all members gave the same replies, so that whatever else differs in their returns is luck."""
+        replies = [[turn.reply or turn.text for turn in episode.turns] for episode in self.episodes]
+        return len(replies) > 1 and all(each == replies[0] for each in replies)
+
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""
         parts = {"episodes": self.episodes, "failed": self.failed}

@@ -23,6 +23,12 @@ class EchoTrapConfig(Section):
     diversity: float = Field(
         default=0.5, gt=0, lt=1, description="Warns when response diversity falls below this share."
     )
+    identical: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="Warns when in more than this share of the groups with reward deviation all replies are the same.",
+    )
     grad_norm: float = Field(default=4.0, gt=1, description="Warns when the gradient norm rises above this multiple.")
     release: float = Field(
         default=1.25,

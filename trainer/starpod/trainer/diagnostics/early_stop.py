@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from starpod.report.figures import show
 from starpod.trainer.diagnostics.config import MonitorConfig
+from starpod.trainer.diagnostics.success import SuccessTrack
 
 
 class EarlyStop:
@@ -15,7 +17,7 @@ class EarlyStop:
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config.early_stop
-        self._solved = config.echo_trap.solved
+        self._success = SuccessTrack(config.echo_trap)
         self._start: list[float] = []
         self._low_std = 0
         self._low_success = 0
@@ -45,29 +47,40 @@ class EarlyStop:
         )
 
     def _reward_std(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        config = self._config
-        value = metrics.get("collect/reward_std_in_group")
+        config, success = self._config, self._success
+        success.update(metrics.get("collect/success"))
+        value = metrics.get("collect/own_std_in_group")
         if value is None or not math.isfinite(value):
             return None
         if len(self._start) < config.reward_std_steps:
             self._start.append(value)
             return None
         start = statistics.fmean(self._start)
-        self._low_std = self._low_std + 1 if value < config.reward_std_share * start else 0
+        low = value < config.reward_std_share * start and not success.rising
+        self._low_std = self._low_std + 1 if low else 0
         if not config.reward_std or self._low_std < config.reward_std_steps:
             return None
-        success = metrics.get("collect/success")
-        learnt = success is not None and success >= self._solved
-        meaning = (
-            f"the task is learnt ({100 * success:.0f} % success)"
-            if success is not None and learnt
-            else "the policy has collapsed; go back to the best checkpoint"
-        )
         return (
             f"stopped at step {step}: reward deviation within groups was below {100 * config.reward_std_share:g} % of "
-            f"its start ({start:.3g}) in {self._low_std} steps in a row, now {value:.3g}: {meaning}. "
+            f"its start ({start:.3g}) in {self._low_std} steps in a row, now {value:.3g}: {self._meaning()}. "
             "`monitor.early_stop.reward_std=false` goes on regardless."
         )
+
+    def _meaning(self) -> str:
+        """What it means that the members of a group do alike."""
+        success = self._success
+        start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
+        if success.solved:
+            return f"the task is learnt ({now} success)"
+        if success.risen:
+            return f"success rose from {start} to {now}, and these start states teach nothing more"
+        if success.never:
+            return (
+                f"the policy never learnt (success was never above {best}). A longer warm start, easier start states "
+                "or partial rewards give it something to learn from"
+            )
+        course = f" (success was {best} and is {now})" if success.start is not None else ""
+        return f"the policy has collapsed{course}; go back to the best checkpoint"
 
     def _empty_filter(self, step: int, metrics: Mapping[str, float]) -> str | None:
         config = self._config
@@ -86,6 +99,7 @@ class EarlyStop:
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
+            "success": self._success.state_dict(),
             "start": self._start,
             "low_std": self._low_std,
             "low_success": self._low_success,
@@ -94,6 +108,7 @@ class EarlyStop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._success.load_state_dict(state["success"])
         self._start = list(state["start"])
         self._low_std, self._low_success, self._empty = state["low_std"], state["low_success"], state["empty"]
         self._best_return = state["best_return"]

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from starpod.report.figures import show
 from starpod.trainer.diagnostics.config import MonitorConfig
+from starpod.trainer.diagnostics.success import SuccessTrack
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Signal:
 SIGNALS = (
     Signal(
         "reward_std",
-        "collect/reward_std_in_group",
+        "collect/own_std_in_group",
         False,
         "reward deviation within groups",
         "the policy is echoing; members of a group do alike and earn alike, so they teach little",
@@ -77,8 +79,7 @@ SIGNALS = (
 )
 
 
-RISE = 0.05
-"""Success this much above its start contradicts an Echo Trap, in which it ends up below."""
+IDENTICAL = "collect/identical_fraction"
 SURE = "a policy that becomes sure of what works looks like this, and so does an Echo Trap that begins; watch success"
 
 
@@ -96,23 +97,24 @@ class EchoTrap:
 
     A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
     back past the bound by the factor `release`. Where the task is solved, falling signals do not warn. While success
-    is above its start they are told as what they then are: a policy that becomes sure of what works. Signals that are
-    missing from a step's metrics are left as they were.
+    is above its start they are told as what they then are: a policy that becomes sure of what works. Only a policy that
+    succeeded and does so no longer is called trapped. Signals that are missing from a step's metrics are left as they
+    were.
+
+    Beside the four, groups of identical replies are told of: what differs in their returns is luck.
     """
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config.echo_trap
         self._tracks = {signal.name: _Track() for signal in SIGNALS}
         self._trapped = False
-        self._suspected = False
-        self._successes: list[float] = []
-        self._success_start: list[float] = []
-        self._solved = False
+        self._success = SuccessTrack(self._config)
+        self._identical = _Track()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> list[EchoWarning]:
         """Takes the metrics of a step. Returns what is new to say."""
-        self._take_success(metrics.get("collect/success"))
-        warnings = []
+        self._success.update(metrics.get("collect/success"))
+        warnings = self._judge_identical(step, metrics.get(IDENTICAL))
         for signal in SIGNALS:
             value = metrics.get(signal.metric)
             if value is None or not self._take(signal, value):
@@ -134,22 +136,30 @@ class EchoTrap:
     def _firing(self) -> list[Signal]:
         return [s for s in SIGNALS if self._tracks[s.name].firing and self._ratio(s.name) is not None]
 
-    def _take_success(self, value: float | None) -> None:
-        """Notes whether the task is solved. Like a signal, that ends only well past its bound."""
+    def _judge_identical(self, step: int, value: float | None) -> list[EchoWarning]:
+        """Warns where most groups with reward deviation hold one reply many times."""
         if value is None:
-            return
-        if len(self._success_start) < self._config.start_steps:
-            self._success_start.append(value)
-        self._successes = [*self._successes, value][-self._config.window :]
-        bound = self._config.solved
-        self._solved = statistics.median(self._successes) >= (bound / self._config.release if self._solved else bound)
-
-    def _rise(self) -> str:
-        """How success rose since the start, in words; empty where it did not."""
-        if len(self._success_start) < self._config.start_steps:
-            return ""
-        before, now = statistics.fmean(self._success_start), statistics.median(self._successes)
-        return f"success rose from {before:.0%} to {now:.0%}" if now >= before + RISE else ""
+            return []
+        track, bound = self._identical, self._config.identical
+        track.latest = [*track.latest, value][-self._config.window :]
+        now = statistics.median(track.latest)
+        if len(track.latest) < self._config.window or not (now < bound / self._config.release or now > bound):
+            return []
+        was, track.firing = track.firing, now > bound
+        if track.firing == was:
+            return []
+        if was:
+            return [EchoWarning(step, "identical", now, "Withdrawn: the warning about groups of identical replies.")]
+        return [
+            EchoWarning(
+                step,
+                "identical",
+                now,
+                f"in {show(now, 'share')} of the groups with reward deviation all members gave the same replies: what "
+                "differs is luck, and teaches nothing. To do: leave such groups out "
+                "(algorithm.filter.drop_identical=true), sample at a higher temperature, or raise the entropy bonus.",
+            )
+        ]
 
     def _take(self, signal: Signal, value: float) -> bool:
         """Notes a value. True once the start is complete and there is something to compare."""
@@ -187,7 +197,7 @@ class EchoTrap:
         else:
             beyond, back = (lambda r: r < bound), ratio > bound * config.release
         # Where the task is solved all members succeed alike, and that is no trap.
-        excused = self._solved and not signal.rises
+        excused = self._success.solved and not signal.rises
         if track.firing and (back or excused):
             track.firing = False
             why = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
@@ -195,9 +205,15 @@ class EchoTrap:
         if track.firing or not beyond(ratio) or excused:
             return None
         track.firing = True
-        rise = "" if signal.rises else self._rise()
-        if rise:
-            text = f"{_moved(signal, ratio)} while {rise}: {SURE}."
+        success = self._success
+        start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
+        if success.risen and not signal.rises:
+            text = f"{_moved(signal, ratio)} while success rose from {start} to {now}: {SURE}."
+        elif success.never and not signal.rises:
+            text = (
+                f"{_moved(signal, ratio)}, and success was never above {best}: the policy settles before it has "
+                "learnt. To do: a longer warm start, easier start states or partial rewards."
+            )
         else:
             text = f"{_moved(signal, ratio)}: {signal.meaning}. To do: {signal.remedy}."
         return EchoWarning(step, signal.name, ratio, text)
@@ -212,28 +228,22 @@ class EchoTrap:
             step,
             signal.name,
             0.0,
-            f"reward deviation within groups was 0 in the first {steps} steps: no reply earns more than another of its "
-            "group, so there is nothing to learn from. To do: warm-start the reply format, choose easier start states, "
-            "or give partial rewards.",
+            f"reward deviation within groups was 0 in the first {steps} steps: the environment pays no reply more than "
+            "another of its group, so there is nothing to learn from but penalties and shaping. To do: warm-start the "
+            "reply format, choose easier start states, or give partial rewards.",
         )
 
     def _verdict(self, step: int) -> EchoWarning | None:
         firing = self._firing
         if len(firing) < self._config.verdict:
-            told = self._trapped
-            self._trapped = self._suspected = False
+            told, self._trapped = self._trapped, False
             text = "Withdrawn: the warning of an Echo Trap; fewer than {} of its signals hold."
             return EchoWarning(step, "echo_trap", 1.0, text.format(self._config.verdict)) if told else None
-        rise = self._rise() if not any(signal.rises for signal in firing) else ""
-        if self._trapped or (rise and self._suspected):
+        if self._trapped or self._success.risen or self._success.never:
             return None
         parts = [(signal, self._ratio(signal.name) or 0.0) for signal in firing]
         found = ", ".join(f"{signal.words} at {_share(signal, ratio)}" for signal, ratio in parts)
         least = min(ratio for _, ratio in parts)
-        if rise:
-            self._suspected = True
-            text = f"{len(firing)} of {len(SIGNALS)} signals at once ({found}) while {rise}: {SURE}."
-            return EchoWarning(step, "echo_trap", least, text)
         self._trapped = True
         return EchoWarning(
             step,
@@ -259,10 +269,8 @@ class EchoTrap:
         return {
             "tracks": tracks,
             "trapped": self._trapped,
-            "suspected": self._suspected,
-            "successes": self._successes,
-            "success_start": self._success_start,
-            "solved": self._solved,
+            "success": self._success.state_dict(),
+            "identical": {"latest": self._identical.latest, "firing": self._identical.firing},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -270,10 +278,9 @@ class EchoTrap:
             latest = [math.inf if value is None else value for value in values["latest"]]
             self._tracks[name] = _Track(list(values["start"]), latest, values["firing"])
         self._trapped = state["trapped"]
-        self._suspected = state["suspected"]
-        self._successes = list(state["successes"])
-        self._success_start = list(state["success_start"])
-        self._solved = state["solved"]
+        self._success.load_state_dict(state["success"])
+        identical = state["identical"]
+        self._identical = _Track([], list(identical["latest"]), identical["firing"])
 
 
 def _share(signal: Signal, ratio: float) -> str:

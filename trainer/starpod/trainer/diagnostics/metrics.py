@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.data.episode import Episode, Group
 
 
@@ -17,10 +18,10 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     count, turn_count = len(episodes), max(len(turns), 1)
     returns = [episode.total_reward for episode in episodes]
     metrics = {
-        "collect/success": sum(episode.success is True for episode in episodes) / count,
         "collect/return_mean": statistics.fmean(returns),
         "collect/return_std": statistics.pstdev(returns),
         "collect/reward_std_in_group": statistics.fmean(group.reward_std for group in groups),
+        "collect/own_std_in_group": statistics.fmean(group.own_std for group in groups),
         "collect/episodes": float(count),
         "collect/turns_mean": len(turns) / count,
         "collect/tokens_per_turn": sum(len(turn.reply) for turn in turns) / turn_count,
@@ -30,7 +31,18 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "collect/effective_rate": sum(turn.effective > 0 for turn in turns) / turn_count,
         "collect/truncated_rate": sum(turn.finish == "length" for turn in turns) / turn_count,
     }
-    return metrics | _reward_parts(episodes) | _pass_at_n(groups)
+    if any(episode.success is not None for episode in episodes):
+        metrics["collect/success"] = sum(episode.success is True for episode in episodes) / count
+    return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups)
+
+
+def _identical(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of the groups with reward deviation whose members all gave the same replies; nothing without such groups.
+
+    Their deviation is luck: under group-relative advantages their gradients cancel out.
+    """
+    differing = [group for group in groups if group.reward_std > ZERO]
+    return {"collect/identical_fraction": statistics.fmean(g.identical for g in differing)} if differing else {}
 
 
 def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:

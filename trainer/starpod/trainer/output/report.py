@@ -30,7 +30,9 @@ LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
 policy/kl policy/clip_fraction_high critic/explained_variance
 """.split()
-SIGNALS = "collect/reward_std_in_group policy/entropy collect/response_diversity update/grad_norm".split()
+SIGNALS = """
+collect/own_std_in_group policy/entropy collect/response_diversity update/grad_norm collect/identical_fraction
+""".split()
 SPEED = """
 rate/sampled_tokens_per_s rate/trained_tokens_per_s rate/environment_steps_per_s environment/latency_p50
 environment/latency_p99 policy/logprob_gap_max

@@ -1,0 +1,85 @@
+"""The course of success, beside which the collapse signals are read."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from starpod.trainer.diagnostics.config import EchoTrapConfig
+
+RISE = 0.05
+"""Success this much above its start has risen. A policy that never had as much has nothing to lose."""
+FALL = 0.1
+"""Success this much below its best falls, wherever it began."""
+
+
+class SuccessTrack:
+    """Success at its start (a mean), now and at its best (medians of a window); None before the start is complete."""
+
+    def __init__(self, config: EchoTrapConfig) -> None:
+        self._config = config
+        self._start: list[float] = []
+        self._latest: list[float] = []
+        self._best = 0.0
+        self._since_best = 0
+        self.solved = False
+        """Whether the task is solved. Like a signal, that ends only well past its bound."""
+
+    def update(self, value: float | None) -> None:
+        """Takes the success of a step; None where the environment does not say."""
+        if value is None:
+            return
+        config = self._config
+        if len(self._start) < config.start_steps:
+            self._start.append(value)
+        self._latest = [*self._latest, value][-config.window :]
+        now = statistics.median(self._latest)
+        self._since_best += 1
+        if len(self._latest) == config.window and now > self._best:
+            self._best, self._since_best = now, 0
+        self.solved = now >= (config.solved / config.release if self.solved else config.solved)
+
+    @property
+    def start(self) -> float | None:
+        return statistics.fmean(self._start) if len(self._start) == self._config.start_steps else None
+
+    @property
+    def now(self) -> float | None:
+        return statistics.median(self._latest) if self.start is not None else None
+
+    @property
+    def best(self) -> float | None:
+        """Not below the start."""
+        return None if self.start is None else max(self._best, self.start)
+
+    @property
+    def risen(self) -> bool:
+        """Whether it is above its start and not far below its best: no policy does so while it collapses."""
+        if self.start is None or self.now is None or self.best is None:
+            return False
+        return self.now >= self.start + RISE and self.now > self.best - FALL
+
+    @property
+    def rising(self) -> bool:
+        """Whether it has risen, and found its best within the last window."""
+        return self.risen and self._since_best < self._config.window
+
+    @property
+    def never(self) -> bool:
+        """Whether the policy never succeeded often enough to have something to lose."""
+        return self.best is not None and self.best < RISE
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "start": self._start,
+            "latest": self._latest,
+            "best": self._best,
+            "since_best": self._since_best,
+            "solved": self.solved,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start, self._latest = list(state["start"]), list(state["latest"])
+        self._best, self._since_best, self.solved = state["best"], state["since_best"], state["solved"]
