@@ -99,6 +99,8 @@ def test_it_cannot_be_changed() -> None:
         (["collect.group_size=1", "collect.min_group_size=1", "algorithm.filter.strategy=top_p"], "every group of one"),
         (["evaluation.episodes=20000"], "fewer than the 20000 episodes"),
         (["sampling.top_p=0.9"], "another distribution"),
+        (["sampling.max_reply_tokens=8", "sampling.min_reply_tokens=9"], "than max_reply_tokens 8"),
+        (["sampling.max_episode_tokens=8", "sampling.min_reply_tokens=8"], "no token for a prompt"),
         (["environment.certificate=c.pem", "environment.key=k.pem"], "would not be encrypted"),
         (["environment.ca=ca.pem", "environment.certificate=c.pem"], "go together"),
         (["environment.addresses=[a:1]", "environment.workers=4"], "names servers that run already"),

@@ -218,6 +218,29 @@ def test_failed_episodes_have_no_influence() -> None:
     assert all(map(torch.equal, weights(one), weights(other)))
 
 
+@pytest.mark.parametrize("preset", ["starpo-s", "starpo-grpo"])
+def test_replies_that_were_cut_can_be_left_out_of_the_policys_loss(preset: str) -> None:
+    """They weigh nothing, and the mean is over the others: as if the step had been over those alone."""
+    kept, masked = (
+        make_learner(AlgorithmConfig(preset=preset, mask_truncated=flag), opinion=True) for flag in (False, True)
+    )
+    group = group_of(kept.policy, 0, (1.0, 0.0, 0.5))
+    for cut in group.episodes[1].turns:
+        cut.finish = "length"
+
+    def policy_gradient(of: Learner, rows: list[int]) -> Tensor:
+        batch = Batch(group.episodes)
+        rollout, _ = of.prepare(batch, VERSION)
+        advantages = compute_advantages(of.algorithm, rollout)
+        of.policy.zero_grad()
+        of.accumulate(batch, rollout, advantages, rows, scale=1.0, components=("task", "entropy", "kl"))
+        return torch.cat([p.grad.flatten() for p in of.policy.trained_parameters() if p.grad is not None])
+
+    found = policy_gradient(masked, [0, 1, 2])
+    torch.testing.assert_close(found, policy_gradient(kept, [0, 2]), rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(found, policy_gradient(kept, [0, 1, 2]), rtol=0.01)
+
+
 def test_groups_that_the_filter_drops_have_no_influence() -> None:
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "filter": {"value": 0.5}})
     one, other = (make_learner(algorithm) for _ in range(2))

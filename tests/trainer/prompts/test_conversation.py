@@ -172,6 +172,34 @@ def test_a_single_turn_tells_the_last_turns_in_one_message(window: int | None, s
     assert "three<|im_end|>" in text
 
 
+@pytest.mark.parametrize("context", ["window", "single_turn"])
+def test_a_window_shows_fewer_turns_where_there_is_little_room(context: Context) -> None:
+    conversation, plain = (Conversation(template("chatml"), context=context, window=3) for _ in range(2))
+    for user in ("one", "two", "three"):
+        for each in (conversation, plain):
+            play(each, f"r-{user}", user)
+    whole = plain.ask("four").context
+    assert conversation.ask("four", most_tokens=len(whole)).context == whole
+    less = conversation.ask("four", most_tokens=len(whole) - 1)
+    assert less.fresh
+    assert len(less.context) < len(whole)
+    text = text_of("chatml", less.context)
+    assert "two" not in text
+    assert "r-three" in text
+    assert text.count("four") == 1
+    # The present turn is shown in any case: whether it fits is for the caller to see.
+    least = text_of("chatml", conversation.ask("four", most_tokens=1).context)
+    assert "three" not in least
+    assert "four" in least
+
+
+def test_a_whole_conversation_is_never_shortened() -> None:
+    conversation = Conversation(template("chatml"))
+    play(conversation, "r-one", "one")
+    whole = conversation.ask("two").context
+    assert conversation.ask("two", most_tokens=1).context == whole
+
+
 # --- any conversation ------------------------------------------------------------------------------------------------
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "\n", "\n\n", " ", "||", "Up", "thi", "é", "√", "ans", "x"]

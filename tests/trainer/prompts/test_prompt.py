@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -92,6 +92,17 @@ def test_the_compact_style_is_the_observation_alone() -> None:
     more = PromptConfig(style="compact", show_reward=True, show_actions_left=True, system="Go.")
     assert prompter(more).system() == "Go."
     assert prompter(more).user(2, "P_G", reward=1.0, actions_left=3) == "Reward: 1\n3 actions left.\nP_G"
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_a_long_observation_is_cut_and_the_policy_is_told(style: Literal["full", "compact"]) -> None:
+    writer = prompter(PromptConfig(style=style, max_observation=6))
+    assert "abcdef" in writer.user(1, "abcdef")
+    assert "not shown" not in writer.user(1, "abcdef")
+    assert "abcdef\n[The other 4 characters are not shown.]" in writer.user(1, "abcdefghij")
+    everything = prompter(PromptConfig(style=style, max_observation=None))
+    assert "y" * 100_000 in everything.user(1, "y" * 100_000)
+    assert "[The other 80000 characters are not shown.]" in prompter(PromptConfig(style=style)).user(1, "y" * 100_000)
 
 
 def test_a_single_turn_tells_the_format_once() -> None:

@@ -13,7 +13,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Request
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.environment import EnvironmentConfig
@@ -138,6 +138,26 @@ async def test_limits_end_an_episode(server: ServerProcess, template: Template) 
     )
     assert context.end == "context"
     assert all(len(request.prompt) + request.max_tokens <= 70 for request in engine.requests)
+
+
+@pytest.mark.parametrize(("context", "end"), [("full", "context"), ("window", "max_actions")])
+async def test_a_reply_has_room_or_is_not_asked_for(
+    server: ServerProcess, template: Template, context: Context, end: str
+) -> None:
+    """A window gives up past turns for it, a whole conversation ends."""
+    sampling = SamplingConfig(max_reply_tokens=64, min_reply_tokens=40, max_episode_tokens=100)
+    ((episode,),), engine = await collect(
+        server.address,
+        template,
+        lambda request, text: reply("Left", "Up"),
+        [Start(0, 1)],
+        1,
+        sampling=sampling,
+        prompt=PromptConfig(style="compact", context=context),
+    )
+    assert episode.end == end
+    assert all(request.max_tokens >= 40 for request in engine.requests)
+    assert all(len(request.prompt) + request.max_tokens <= 100 for request in engine.requests)
 
 
 async def test_a_reply_that_is_cut_is_closed_untrained(server: ServerProcess, template: Template) -> None:

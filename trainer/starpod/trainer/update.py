@@ -318,9 +318,11 @@ class Learner:
     ) -> dict[str, float]:
         """Adds the gradient of one optimiser step's loss over these rows, or of some of its components; metrics."""
         algorithm = self.algorithm
-        mask_BT = batch.mask_BT[list(rows)]
+        mask_BT = trained_BT = batch.mask_BT[list(rows)]
+        if algorithm.mask_truncated:
+            trained_BT = mask_BT & ~batch.truncated_BT()[list(rows)]
         weights_BT = torch.zeros_like(rollout.old_logprobs_BT)
-        weights_BT[list(rows)] = scale * token_weights(mask_BT, algorithm.loss_average, max_length=self.max_length)
+        weights_BT[list(rows)] = scale * token_weights(trained_BT, algorithm.loss_average, max_length=self.max_length)
         value_weights_BT = torch.zeros_like(weights_BT)
         value_weights_BT[list(rows)] = scale * token_weights(
             advantages.value_mask_BT[list(rows)], "token-mean", max_length=1

@@ -27,6 +27,12 @@ class SamplingConfig(Section):
         description="Nucleus sampling; below 1 refused in training.",
     )
     max_reply_tokens: int = Field(default=400, ge=1, description="Tokens of a reply, with its end token.")
+    min_reply_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Room that a reply is given at least: a window shows fewer turns for it, else the episode ends; "
+        "null: half of max_reply_tokens.",
+    )
     max_episode_tokens: int = Field(default=3600, ge=2, description="Tokens of a whole context.")
 
     @model_validator(mode="after")
@@ -36,6 +42,25 @@ class SamplingConfig(Section):
                 "sampling.top_p below 1 samples from another distribution than the one that is trained; leave it at 1"
             )
         return self
+
+    @model_validator(mode="after")
+    def _replies_fit(self) -> SamplingConfig:
+        if self.least_room > self.max_reply_tokens:
+            raise ValueError(
+                f"sampling.min_reply_tokens {self.least_room} is more than max_reply_tokens {self.max_reply_tokens}: "
+                "no reply may be as long as the room that it must have"
+            )
+        if self.least_room >= self.max_episode_tokens:
+            raise ValueError(
+                f"sampling.max_episode_tokens {self.max_episode_tokens} leaves no token for a prompt beside a reply's "
+                f"least room of {self.least_room}: raise it, or lower sampling.min_reply_tokens"
+            )
+        return self
+
+    @property
+    def least_room(self) -> int:
+        """Tokens that must be left for a reply."""
+        return self.min_reply_tokens or max(min(self.max_reply_tokens, self.max_episode_tokens) // 2, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +99,7 @@ class EngineAgent(Agent):
         shared = self._shared
         prompt = self._ask(observation, episode)
         room = shared.sampling.max_episode_tokens - len(prompt.context)
-        if room < 1:
+        if room < shared.sampling.least_room:
             return Stop("context")
         turn = len(episode.turns) + 1
         reply = await shared.engine.generate(
@@ -107,4 +132,8 @@ class EngineAgent(Agent):
         self._shared.engine.forget(self._name)
 
     def _ask(self, observation: Observation, episode: Episode) -> Prompt:
-        return self._conversation.ask(self._prompter.following(episode, observation.text))
+        sampling = self._shared.sampling
+        return self._conversation.ask(
+            self._prompter.following(episode, observation.text),
+            most_tokens=sampling.max_episode_tokens - sampling.least_room,
+        )

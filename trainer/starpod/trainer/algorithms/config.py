@@ -136,6 +136,9 @@ class AlgorithmConfig(Section):
     loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
         default="token-mean", description="Weights of tokens in the loss."
     )
+    mask_truncated: bool = Field(
+        default=False, description="Leaves replies that a limit on tokens cut out of the policy's loss."
+    )
     kl: KLConfig = KLConfig()
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
     value_coefficient: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")

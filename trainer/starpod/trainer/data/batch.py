@@ -156,6 +156,11 @@ class Batch:
         """Index of each token's turn; -1 where there is none."""
         return self.per_turn([range(len(episode.turns)) for episode in self.episodes], -1, torch.int64)
 
+    def truncated_BT(self) -> Tensor:
+        """bool, True on the tokens of replies that a limit cut before their end token."""
+        cut = [[turn.finish == "length" for turn in episode.turns] for episode in self.episodes]
+        return self.per_turn(cut, False, torch.bool)
+
     def rewards_BT(self) -> Tensor:
         """Each turn's reward at its last sampled token. float64: rounded, equal returns would seem to differ."""
 

@@ -15,15 +15,16 @@ Finish = Literal["stop", "length"]
 """Why a reply ended: the policy sampled an end token, or a limit on tokens cut it."""
 
 End = Literal["", "terminal", "max_turns", "max_actions", "environment_limit", "context", "failed"]
-"""Why an episode ended: the environment's own end reasons in lower case; `context`: no token was left for another
-reply; `failed`: the infrastructure did, and nothing may be learnt from it. Empty while it goes on."""
+"""Why an episode ended: the environment's own end reasons in lower case; `context`: too few tokens were left for
+another reply; `failed`: the infrastructure did, and nothing may be learnt from it. Empty while it goes on."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """One reply of the policy and what came of it.
 
-    observation: what the policy saw, as text. state_key: the state's digest before the turn; b"" unless asked for.
+    observation: what the environment showed, as text. state_key: the state's digest before the turn; b"" unless asked
+        for.
     prompt: ids fed before the reply. Where `fresh`, the whole context, and a new training sample begins; else what was
         appended since the last id of the previous turn's reply.
     reply: the sampled ids, the sampled end token included. Nothing else is ever trained on.

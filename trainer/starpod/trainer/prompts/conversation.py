@@ -247,13 +247,16 @@ class Conversation:
         """The system message, told before the first turn. Empty: none."""
         self._system = text
 
-    def ask(self, user: str) -> Prompt:
-        """The prompt of the next reply. Asking again without an answer replaces the question."""
+    def ask(self, user: str, *, most_tokens: int | None = None) -> Prompt:
+        """The prompt of the next reply. Asking again without an answer replaces the question.
+
+        most_tokens: to keep the context within, `window` and `single_turn` show fewer turns, down to the present one.
+        """
         if self._grows and self.exchanges:
             appended = self.template.following(user, self.exchanges[-1].reply)
             prompt = Prompt(self._stream + appended, appended, False)
         else:
-            context = self._fresh(user)
+            context = self._fresh(user, most_tokens)
             prompt = Prompt(context, list(context), True)
         self._asked = (user, prompt.context)
         return prompt
@@ -274,12 +277,19 @@ class Conversation:
         if self._grows:
             self._stream = [*context, *reply]
 
-    def _fresh(self, user: str) -> list[int]:
+    def _fresh(self, user: str, most_tokens: int | None) -> list[int]:
         """A whole context, from the turns that are shown."""
-        template = self.template
         past = self.exchanges
         if self.context != "full" and self.window is not None:
             past = past[max(len(past) - self.window + 1, 0) :]
+        context = self._showing(past, user)
+        while self.context != "full" and past and most_tokens is not None and len(context) > most_tokens:
+            past = past[1:]
+            context = self._showing(past, user)
+        return context
+
+    def _showing(self, past: Sequence[Exchange], user: str) -> list[int]:
+        template = self.template
         if self.context == "single_turn":
             told = [(exchange.user, exchange.text) for exchange in past]
             return template.first(self._system, fold(told, len(self.exchanges), user))

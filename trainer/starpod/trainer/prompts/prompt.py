@@ -39,6 +39,9 @@ class PromptConfig(Section):
     show_reward: bool | None = Field(default=None, description="Shows the last reward; null: in full alone.")
     show_actions_left: bool | None = Field(default=None, description="Shows the actions left; null: in full alone.")
     words: int | None = Field(default=100, ge=1, description="Length of a reply that is asked for; null: none.")
+    max_observation: int | None = Field(
+        default=20_000, ge=1, description="Characters shown of an observation; what is left out is counted; null: all."
+    )
 
     @model_validator(mode="after")
     def _window_has_an_effect(self) -> PromptConfig:
@@ -101,6 +104,7 @@ class Prompter:
         reward: of the turn before; None: there was none. actions_left: in the episode; None: no limit.
         warning: whether the turn before had no valid action.
         """
+        observation = capped(observation, self.config.max_observation)
         lines = []
         if reward is not None and self.shows_reward:
             lines.append(f"Reward: {format_reward(reward)}")
@@ -157,6 +161,13 @@ def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
         return user
     told = "\n\n".join(f"{message}\nYour reply: {reply}" for message, reply in past)
     return f"Turns so far: {turns}. Shown: {len(past)}.\n\n{told}\n\nNow:\n{user}"
+
+
+def capped(observation: str, characters: int | None) -> str:
+    """The beginning of an observation, and how much of it is not shown; None: all of it."""
+    if characters is None or len(observation) <= characters:
+        return observation
+    return f"{observation[:characters]}\n[The other {len(observation) - characters} characters are not shown.]"
 
 
 def format_reward(value: float) -> str:
