@@ -79,7 +79,7 @@ async def test_a_failed_hand_over_says_so(patched: None, monkeypatch: pytest.Mon
 
 
 async def test_a_dead_engine_is_an_engine_error(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+    engine = build_engine(EngineConfig(name="vllm", restarts=0), make_policy(), max_context=MAX_CONTEXT)
 
     async def die(*_: Any) -> None:
         raise RuntimeError("EngineCore encountered an issue")
@@ -95,7 +95,7 @@ async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(
 ) -> None:
     """Calls of a dead core may wait for ever: the engine looks by itself, and bounds control calls."""
     monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
-    engine = build_engine(EngineConfig(name="vllm", timeout=0.05), make_policy(), max_context=MAX_CONTEXT)
+    engine = build_engine(EngineConfig(name="vllm", timeout=0.05, restarts=0), make_policy(), max_context=MAX_CONTEXT)
     never = asyncio.Event()
 
     async def hang(*_: Any, **__: Any) -> None:
@@ -113,6 +113,59 @@ async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(
     with pytest.raises(EngineError, match=r"did not answer a pause in 0.05 s \(engine.timeout\)"):
         await engine.pause()
     await engine.close()
+
+
+async def test_a_dead_core_is_started_again_with_the_weights_that_it_had(
+    patched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies go on from the tokens they have, as after a pause."""
+    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
+    policy = make_policy()
+    engine = build_engine(EngineConfig(name="vllm", restarts=1), policy, max_context=MAX_CONTEXT)
+    await engine.pause()
+    await engine.load(3, changed(policy, 3))
+    await engine.resume()
+    expected = [await engine.generate(ask([1, index])) for index in range(4)]
+    first = AsyncLLM.made[0]
+
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(first.core, "sample", hang)
+    calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(4)]
+    await asyncio.sleep(0.05)
+    first.errored = True
+    assert [(await call).tokens for call in calls] == [reply.tokens for reply in expected]
+    assert {version for call in calls for version in call.result().versions} == {3}
+    assert first.shut_down and len(AsyncLLM.made) == 2 and engine.stats().restarts == 1
+    AsyncLLM.made[1].errored = True
+    monkeypatch.setattr(AsyncLLM.made[1].core, "sample", hang)
+    with pytest.raises(EngineError, match="engine core died"):
+        await engine.generate(ask([1, 2]))
+    await engine.close()
+
+
+@pytest.mark.parametrize("verb", ["pause_generation", "collective_rpc", "resume_generation"])
+async def test_a_core_that_dies_in_a_hand_over_gets_the_new_weights(
+    verb: str, patched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_policy()
+    engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
+
+    async def die(*_: Any, **__: Any) -> None:
+        AsyncLLM.made[0].errored = True
+        raise RuntimeError("EngineDeadError")
+
+    monkeypatch.setattr(AsyncLLM.made[0], verb, die)
+    other = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
+    for each in (engine, other):
+        await each.pause()
+        await each.load(1, changed(policy, 1))
+        await each.resume()
+    mine, others = [(await each.generate(ask([1, 2]))).logprobs for each in (engine, other)]
+    assert mine == others and len(AsyncLLM.made) == 3
+    await engine.close()
+    await other.close()
 
 
 async def test_load_outside_of_a_pause_is_refused(patched: None) -> None:

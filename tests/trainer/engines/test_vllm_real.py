@@ -14,7 +14,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.served import ServedEngine
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -74,7 +74,7 @@ async def children(name: str) -> list[int]:
 
 @pytest.mark.parametrize("victim", ["EngineCore", "Worker"])
 async def test_a_killed_process_of_vllm_is_an_engine_error_within_seconds(victim: str) -> None:
-    engine = build(make_policy(head=32))
+    engine = build(make_policy(head=32), restarts=0)
     try:
         before = set(await children(victim))
         assert before
@@ -88,6 +88,27 @@ async def test_a_killed_process_of_vllm_is_an_engine_error_within_seconds(victim
             await asyncio.wait_for(engine.generate(ask([5, 9])), 60)
         with pytest.raises(EngineError):
             await asyncio.wait_for(engine.pause(), 60)
+    finally:
+        await engine.close()
+
+
+async def test_a_killed_core_is_started_again_and_replies_go_on() -> None:
+    policy = make_policy(head=32)
+    engine = build(policy)
+    try:
+        await engine.pause()
+        await engine.load(1, changed(policy, 1))
+        await engine.resume()
+        expected = [await engine.generate(ask([5, index], tokens=60)) for index in range(4)]
+        calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=60))) for index in range(4)]
+        await eventually(lambda: engine.stats().running)
+        for pid in await children("EngineCore"):
+            os.kill(pid, signal.SIGKILL)
+        replies = await asyncio.wait_for(asyncio.gather(*calls), 200)
+        assert engine.stats().restarts == 1
+        for reply, before in zip(replies, expected, strict=True):
+            assert reply.tokens == before.tokens
+            assert reply.logprobs == pytest.approx(before.logprobs, abs=1e-3)
     finally:
         await engine.close()
 

@@ -108,6 +108,7 @@ class Run:
         self._evaluated = -1
         self._best, self._best_at = 0.0, -1
         self.metrics: dict[str, float] = {}
+        self._restarts = 0
         self._loaded_version = -1
         self._began = self._resumed_at = perf_counter()
 
@@ -280,6 +281,10 @@ class Run:
             )
         after = self.collector.agents.engine.stats()
         seconds = perf_counter() - began
+        if after.restarts > self._restarts:
+            self._restarts = after.restarts
+            allowed = self.config.engine.restarts
+            self.screen.warn(f"the engine died and was restarted ({self._restarts} of engine.restarts={allowed})")
         generating = after.seconds - before.seconds
         # Each rank samples its share; the clock is this one's.
         sampled = sum(self.parallel.gather_objects(after.sampled - before.sampled))

@@ -48,13 +48,14 @@ class EngineStats:
     """Counted since the engine was made. Differences between two readings are rates.
 
     sampled, prefilled: tokens. reused: prompt tokens that were still in the cache. seconds: spent computing.
-    requests: finished. running, waiting: now. slots: replies that can be sampled at once.
+    requests: finished. restarts: of a dead engine. running, waiting: now. slots: replies that can be sampled at once.
     """
 
     sampled: int = 0
     prefilled: int = 0
     reused: int = 0
     requests: int = 0
+    restarts: int = 0
     seconds: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -91,3 +92,7 @@ class Engine(Protocol):
 
 class EngineError(RuntimeError):
     """The engine cannot be had, or it broke. The message says which, and what to do about it."""
+
+
+class EngineLost(EngineError):
+    """The process that samples is dead or hangs. What it was asked can be asked again of another one."""

@@ -36,6 +36,11 @@ class EngineConfig(Section):
         description="vllm, vllm_remote: seconds of a control call, or of a server's reply.",
     )
     retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call before the run ends.")
+    restarts: int = Field(
+        default=2,
+        ge=0,
+        description="vllm: restarts of a dead engine core; one that dies once more ends the run.",
+    )
     handover: Handover = Field(
         default="auto",
         description="Transport of weights: GPU memory (ipc, vllm on one GPU), a folder (disk), or GPU to GPU (nccl, "

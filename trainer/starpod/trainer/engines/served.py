@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -11,7 +12,7 @@ from uuid import uuid4
 
 import torch
 
-from starpod.trainer.engines.base import EngineError, EngineStats, Reply, Request
+from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request
 from starpod.trainer.seeds import derive
 
 GRACE_SECONDS = 1.0
@@ -48,10 +49,11 @@ class ServedEngine(ABC):
 
     A reply that was cut goes on from the tokens it has, under the weights that are there then and with a cache of their
     making. Each token's version is thus the one that sampled it, and each log-probability that version's own: nothing
-    is computed from keys and values of older weights.
+    is computed from keys and values of older weights. So it goes on too where the process that samples dies, up to
+    `restarts` times: another one is started with the same weights.
     """
 
-    def __init__(self, *, slots: int, max_context: int) -> None:
+    def __init__(self, *, slots: int, max_context: int, restarts: int = 0) -> None:
         self._slots = slots
         self._max_context = max_context
         self._version = 0
@@ -65,6 +67,9 @@ class ServedEngine(ABC):
         self._waiting = 0
         self._stats = EngineStats(slots=slots)
         self._busy_since = 0.0
+        self._restarts = restarts
+        self._starts = 0
+        self._restarting: asyncio.Task[None] | None = None
 
     # --- what a kind of server has to do -----------------------------------------------------------------------------
 
@@ -72,7 +77,7 @@ class ServedEngine(ABC):
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         """Samples up to `limit` tokens after `prompt`. `salt` keeps its cache apart from that of other weights.
 
-        Raises EngineError. Cancelled, it frees what the server holds for it.
+        Raises EngineError; EngineLost where a restart may help. Cancelled, it frees what the server holds for it.
         """
 
     @abstractmethod
@@ -86,6 +91,10 @@ class ServedEngine(ABC):
     @abstractmethod
     async def _go_on(self) -> None:
         """Samples again."""
+
+    async def _restart(self) -> None:
+        """Starts another server process, with the weights of the lost one. Raises EngineError."""
+        raise NotImplementedError("this engine reports no EngineLost")
 
     @abstractmethod
     async def _shut_down(self) -> None:
@@ -104,8 +113,12 @@ class ServedEngine(ABC):
         reply = Reply([], [], [], "length")
         while True:
             await self._until_open()
-            version = self._version
-            piece = await self._call(request, reply.tokens, limit)
+            version, started = self._version, self._starts
+            try:
+                piece = await self._call(request, reply.tokens, limit)
+            except EngineLost as error:
+                await self._recover(error, started)
+                continue
             if len(piece.logprobs) != len(piece.tokens):
                 raise EngineError(f"vLLM gave {len(piece.logprobs)} log-probabilities for {len(piece.tokens)} tokens")
             self._stats.sampled += len(piece.tokens)
@@ -127,7 +140,7 @@ class ServedEngine(ABC):
     async def pause(self) -> None:
         """As `Engine.pause`: replies under way are cut, and go on after `resume`."""
         self._open.clear()
-        await self._halt()
+        await self._control(self._halt)
         if not self._calls:
             return
         # A call that reached the server after the halt would wait there for `resume`. It is made again then.
@@ -141,12 +154,12 @@ class ServedEngine(ABC):
         if self._open.is_set():
             raise RuntimeError("load is called between pause and resume")
         self._loads += 1
-        await self._hand_over(version, model)
+        await self._control(lambda: self._hand_over(version, model))
         self._version = version
 
     async def resume(self) -> None:
         """As `Engine.resume`."""
-        await self._go_on()
+        await self._control(self._go_on)
         self._open.set()
 
     def stats(self) -> EngineStats:
@@ -170,7 +183,45 @@ class ServedEngine(ABC):
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        if self._restarting is not None:
+            await asyncio.wait((self._restarting,))
         await self._shut_down()
+
+    # --- restarts ----------------------------------------------------------------------------------------------------
+
+    async def _control(self, call: Callable[[], Awaitable[None]]) -> None:
+        """A control call, made again where the server process dies meanwhile."""
+        if self._restarting is not None:
+            await asyncio.shield(self._restarting)
+        started = self._starts
+        try:
+            await call()
+        except EngineLost as error:
+            await self._recover(error, started)
+            await call()
+
+    async def _recover(self, error: EngineLost, started: int) -> None:
+        """Returns when there is a later process than the one of that number. Raises `error` where none is to be."""
+        if self._starts != started:
+            return
+        if self._restarting is None:
+            if self._closed or self._stats.restarts >= self._restarts:
+                raise error
+            self._stats.restarts += 1
+            self._restarting = asyncio.create_task(self._start_again())
+            self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Whoever waits may be cancelled; a process half started would be nobody's.
+        await asyncio.shield(self._restarting)
+
+    async def _start_again(self) -> None:
+        try:
+            await self._restart()
+            self._loads += 1
+            if not self._open.is_set():
+                await self._halt()
+            self._starts += 1
+        finally:
+            self._restarting = None
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -182,6 +233,8 @@ class ServedEngine(ABC):
             self._waiting -= 1
         if self._closed:
             raise EngineError("the engine is closed")
+        if self._restarting is not None:
+            await asyncio.shield(self._restarting)
 
     async def _call(self, request: Request, sampled: list[int], limit: int) -> Piece:
         """One call of the server, which `pause` and `close` can take back."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from starpod.trainer.engines.base import EngineError, Request
+from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_worker import pack_handles
@@ -45,13 +45,11 @@ class LocalVllm(ServedEngine):
     """
 
     def __init__(self, config: EngineConfig, model: torch.nn.Module, *, max_context: int) -> None:
-        super().__init__(slots=config.slots, max_context=max_context)
+        super().__init__(slots=config.slots, max_context=max_context, restarts=config.restarts)
         try:
             import vllm
-            from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.platforms import current_platform
             from vllm.sampling_params import RequestOutputKind
-            from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise EngineError(f"{MISSING} ({error})") from None
         on_cpu = current_platform.is_cpu()
@@ -69,7 +67,6 @@ class LocalVllm(ServedEngine):
         if self._ipc and (on_cpu or not on_gpu):
             raise EngineError("engine.handover ipc reads the policy's GPU memory, and the policy is on the CPU")
         self._folder = make_folder(config.handover_folder)
-        start = self._folder / "start"
         arguments: dict[str, Any] = {}
         if on_cpu:
             _check_head_size(model)
@@ -82,30 +79,44 @@ class LocalVllm(ServedEngine):
             }
         else:
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
+        self._arguments = {
+            "skip_tokenizer_init": True,
+            "dtype": config.dtype,
+            "max_model_len": max_context,
+            "max_num_seqs": config.slots,
+            "tensor_parallel_size": config.tensor_parallel,
+            "enable_prefix_caching": True,
+            # At the request's temperature; the default is before it.
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": WORKER_EXTENSION,
+            "disable_log_stats": True,
+            **arguments,
+        }
+        self._model = model
+        self._llm: Any = None
         try:
-            write_weights(model, start)
-            with _without_interrupts():
-                self._llm: Any = AsyncLLM.from_engine_args(
-                    AsyncEngineArgs(
-                        model=str(start),
-                        skip_tokenizer_init=True,
-                        dtype=config.dtype,
-                        max_model_len=max_context,
-                        max_num_seqs=config.slots,
-                        tensor_parallel_size=config.tensor_parallel,
-                        enable_prefix_caching=True,
-                        # At the request's temperature; the default is before it.
-                        logprobs_mode="processed_logprobs",
-                        worker_extension_cls=WORKER_EXTENSION,
-                        disable_log_stats=True,
-                        **arguments,
-                    )
-                )
-        except BaseException as error:
+            self._start()
+        except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
-            if isinstance(error, Exception):
-                raise EngineError(f"vLLM did not start: {error}") from error
             raise
+
+    def _start(self) -> None:
+        """Starts an engine core with the model's weights. Raises EngineError."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        folder = self._folder / "start"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            write_weights(self._model, folder)
+            with _without_interrupts():
+                self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
+        except Exception as error:
+            raise EngineError(f"vLLM did not start: {error}") from error
+
+    async def _restart(self) -> None:
+        await self._stop()
+        await asyncio.to_thread(self._start)
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         settings = sampling_parameters(request, limit, seed)
@@ -125,9 +136,9 @@ class LocalVllm(ServedEngine):
         except Exception as error:
             if not self._open.is_set() and getattr(error, "status_code", None) == 503:
                 return Piece([], [], aborted=True)  # newer versions refuse what comes during a pause
-            refused = isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError"
-            problem = "refused a request" if refused else "stopped"
-            raise EngineError(f"vLLM {problem}: {type(error).__name__}: {error}") from error
+            if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
+                raise EngineError(f"vLLM refused a request: {type(error).__name__}: {error}") from error
+            raise EngineLost(f"vLLM stopped: {type(error).__name__}: {error}") from error
         if last is None:
             return Piece([], [], aborted=True)
         sampled = last.outputs[0]
@@ -136,63 +147,71 @@ class LocalVllm(ServedEngine):
         return Piece(chosen, logprobs, sampled.finish_reason == "abort", last.num_cached_tokens or 0)
 
     async def _halt(self) -> None:
-        await self._control(self._llm.pause_generation(mode="abort"), "a pause")
+        await self._ask(self._llm.pause_generation(mode="abort"), "a pause")
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
+        self._model = model
         try:
             if self._ipc:
                 # Held until the workers have copied them: a handle does not keep its memory.
                 weights = [(name, weight.contiguous()) for name, weight in weights_of(model)]
                 torch.cuda.synchronize()
                 call = self._llm.collective_rpc("starpod_receive", args=(pack_handles(weights),))
-                await self._control(call, "new weights")
+                await self._ask(call, "new weights")
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
                 return
             folder = self._folder / f"weights-{version}"
             try:
                 await asyncio.to_thread(write_weights, model, folder)
                 call = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-                await self._control(call, "new weights")
+                await self._ask(call, "new weights")
                 # Not before: the core reads it as long as it starts.
                 shutil.rmtree(self._folder / "start", ignore_errors=True)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+        except EngineLost:
+            raise
         except Exception as error:
             raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
 
     async def _go_on(self) -> None:
-        await self._control(self._llm.resume_generation(), "resuming")
+        await self._ask(self._llm.resume_generation(), "resuming")
 
-    async def _shut_down(self) -> None:
+    async def _stop(self) -> None:
         llm, self._llm = self._llm, None
-        await asyncio.to_thread(llm.shutdown)
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
         del llm
         # What is left of it goes now: at the interpreter's end its own clean-up no longer works, and says so.
         gc.collect()
+
+    async def _shut_down(self) -> None:
+        await self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
-    async def _control(self, call: Coroutine[Any, Any, T], what: str) -> T:
-        """The result of a control call. Raises EngineError where the engine core is dead or hangs."""
+    async def _ask(self, call: Coroutine[Any, Any, T], what: str) -> T:
+        """The result of a control call. Raises EngineLost where the engine core is dead or hangs."""
         try:
             return await asyncio.wait_for(self._while_alive(call), self._timeout)
         except TimeoutError:
-            raise EngineError(
+            raise EngineLost(
                 f"the vLLM engine core did not answer {what} in {self._timeout:g} s (engine.timeout)"
             ) from None
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(f"vLLM failed at {what}: {type(error).__name__}: {error}") from error
+            kind = EngineLost if self._llm is None or self._llm.errored else EngineError
+            raise kind(f"vLLM failed at {what}: {type(error).__name__}: {error}") from error
 
     async def _while_alive(self, call: Coroutine[Any, Any, T]) -> T:
-        """The result of the call. Raises EngineError once the engine core is dead: some calls would wait for ever."""
+        """The result of the call. Raises EngineLost once the engine core is dead: some calls would wait for ever."""
         task = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait((task,), timeout=LOOK_SECONDS))[0]:
                 if self._llm is None or self._llm.errored:
-                    raise EngineError("the vLLM engine core died; its messages above say why")
+                    raise EngineLost("the vLLM engine core died; its messages above say why")
             return task.result()
         finally:
             task.cancel()
