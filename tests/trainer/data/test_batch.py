@@ -75,6 +75,16 @@ def test_any_cut_into_micro_batches_gives_every_token_once(batch_of: list[Episod
     assert torch.equal(rebuilt.float(), -batch.sampler_logprobs_BT())
 
 
+def test_members_of_a_group_stand_together() -> None:
+    """Their common prompt is then computed once."""
+    lengths = [70, 71, 75, 74, 72, 73, 200, 9]
+    batch = Batch([Episode(n % 2, n, "lake", turns=[a_turn([1] * length)]) for n, length in enumerate(lengths)])
+    prompt = len(batch.samples[0][0].tokens) - 70
+    assert batch.micro_batches(range(8), 10_000) == [[*range(8)]]
+    blocks = batch.micro_batches(range(8), 3 * (75 + prompt))
+    assert blocks == [[6], [0, 2, 4], [1, 3, 5], [7]]
+
+
 def test_gradients_flow_back_to_their_tokens() -> None:
     batch = Batch([Episode(0, 0, "lake", turns=[a_turn([1, 2])]), Episode(0, 1, "lake", turns=[a_turn([3])])])
     flat = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)

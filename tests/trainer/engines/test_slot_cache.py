@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.engines.slot_cache import Slots, common_prefix
+from starpod.trainer.engines.slot_cache import Slots
+from starpod.trainer.models.folding import common_prefix
 
 
 def test_a_conversation_finds_its_cache_again() -> None:

@@ -46,7 +46,8 @@ Play = list[tuple[int, Reply]]
 async def play(engine: TorchEngine, name: int, wait: Callable[[], Awaitable[None]] | None = None) -> Play:
     """A conversation of several turns: where each reply began, and the reply. `name` decides all that is random."""
     rng = random.Random(name)
-    context: list[int] = []
+    # Some begin as others do.
+    context = [random.Random(name % 3).randrange(POLICY.vocabulary) for _ in range(name % 4 * 5)]
     replies = []
     for turn in range(rng.randint(1, 4)):
         context = context + [rng.randrange(POLICY.vocabulary) for _ in range(rng.randint(1, 20))]
@@ -162,6 +163,41 @@ async def test_only_what_is_new_of_a_conversation_is_read() -> None:
         await engine.generate(request([5] * 10))
         await engine.generate(request([5] * 10))
         assert engine.stats().reused == 13
+
+
+GROUP = list(range(20, 60))
+
+
+@pytest.mark.parametrize(("slots", "prefill_rows"), [(8, 4096), (8, 7), (3, 4096)])
+async def test_what_a_group_shares_is_read_once(slots: int, prefill_rows: int) -> None:
+    requests = [request(GROUP, max_tokens=1 + member % 3, seed=member, stop=frozenset()) for member in range(8)]
+    requests.append(request([*GROUP[:30], 1, 2, 3], seed=8))
+    expected = []
+    for each in requests:
+        async with an_engine() as engine:
+            expected.append(await engine.generate(each))
+    async with an_engine(slots=slots, prefill_rows=prefill_rows) as engine:
+        await engine.pause()  # until all are there
+        tasks = [asyncio.create_task(engine.generate(each)) for each in requests]
+        await asyncio.sleep(0)
+        await engine.resume()
+        replies = await asyncio.gather(*tasks)
+        stats = engine.stats()
+    assert replies == expected
+    assert stats.prefilled + stats.reused == 8 * 40 + 33
+    if slots == 8:
+        assert stats.prefilled == 40 + 7 + 3
+
+
+async def test_a_leader_that_is_cancelled_leaves_nobody_waiting() -> None:
+    async with an_engine(prefill_rows=4) as engine:
+        leader = asyncio.create_task(engine.generate(request(GROUP)))
+        follower = asyncio.create_task(engine.generate(request(GROUP, seed=1)))
+        await eventually(lambda: engine.stats().prefilled > 0)
+        leader.cancel()
+        reply = await asyncio.wait_for(follower, 60)
+    async with an_engine() as engine:
+        assert reply == await engine.generate(request(GROUP, seed=1))
 
 
 async def test_a_stop_id_ends_the_reply_and_is_part_of_it() -> None:

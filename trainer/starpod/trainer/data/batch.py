@@ -18,6 +18,9 @@ from starpod.trainer.data.episode import Episode, Turn
 
 Item = TypeVar("Item")
 
+_ALIKE = 64
+"""Samples are of about one length within so many tokens. Shorter ones share too little to stand together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -201,19 +204,25 @@ class Batch:
     def micro_batches(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """Splits the samples of these rows into blocks of at most `max_tokens` padded tokens: indices for `pack`.
 
-        The longest come first, so that little is padding. A sample that is longer than that has a block of its own.
+        The longest come first, so that little is padding; among those of about one length, a group's stand together,
+        so that what they share can be computed once. A sample that is longer than `max_tokens` has a block of its own.
         The samples of a row may lie in several blocks.
         """
         chosen = set(rows)
-        longest_first = sorted(
-            (-len(place.sample.tokens), index) for index, place in enumerate(self._places) if place.row in chosen
-        )
+
+        def order(index: int) -> tuple[int, int, int, int]:
+            row, width = self._places[index].row, len(self._places[index].sample.tokens)
+            group = self.episodes[row].group if self.episodes else row
+            return -(width if width < _ALIKE else width // _ALIKE * _ALIKE), group, -width, index
+
         blocks: list[list[int]] = []
         widest = 0
-        for width, index in longest_first:
+        for index in sorted((index for index, place in enumerate(self._places) if place.row in chosen), key=order):
+            width = len(self._places[index].sample.tokens)
+            widest = max(widest, width)
             if not blocks or (len(blocks[-1]) + 1) * widest > max_tokens:
                 blocks.append([])
-                widest = -width
+                widest = width
             blocks[-1].append(index)
         # In the order of rows and turns, which is that of `Unpacked`.
         return [sorted(block) for block in blocks]

@@ -14,6 +14,7 @@ from starpod.trainer.data.episode import Finish
 from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.sampling import Uniforms, draw
 from starpod.trainer.engines.slot_cache import Feed, SlotCache, Slots, Span, pad
+from starpod.trainer.models.folding import common_prefix
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Job:
 
     context: the prompt and what has been sampled. fed: how many of its tokens the cache holds. limit: tokens of the
     reply, at most. cancelled: nobody waits for it any more.
+    leader: another job that reads the same first `shared` tokens: this one waits, and copies them in the cache.
     """
 
     request: Request
@@ -33,6 +35,8 @@ class Job:
     versions: list[int] = field(default_factory=list)
     slot: int = -1
     fed: int = 0
+    leader: Job | None = None
+    shared: int = 0
     keep: bool = True
     cancelled: bool = False
 
@@ -46,6 +50,8 @@ class Job:
 
 class Batcher:
     """Samples replies with one model, as many at a time as there are slots. Each step feeds all that is ready.
+
+    What several prompts begin with, as those of a group do, is read once and copied.
 
     prefill_rows: prompt tokens of one step, at most; longer prompts are read over several steps.
     """
@@ -76,7 +82,7 @@ class Batcher:
         """The weights are others now: whatever is running is read again, from its start."""
         self.slots.forget_all()
         for job in self.running:
-            job.fed = 0
+            job.fed, job.leader = 0, None
 
     def drop_all(self) -> list[Job]:
         """Gives up everything. Returns the jobs that were not finished."""
@@ -94,6 +100,7 @@ class Batcher:
         """
         self._drop_cancelled()
         self._admit()
+        self._copy_shared()
         jobs, spans = self._choose()
         if not spans:
             return []
@@ -106,6 +113,7 @@ class Batcher:
             if job.fed == len(job.context):
                 ready.append(job)
                 rows.append(row)
+        self._copy_shared()  # before a leader that ends gives its slot back
         return self._sample(ready, states, rows, head, version) if ready else []
 
     def _admit(self) -> None:
@@ -118,13 +126,34 @@ class Batcher:
             self.waiting.popleft()
             job.slot, job.fed = taken
             self.stats.reused += job.fed
+            if not job.fed:
+                self._follow(job)
             self.running.append(job)
+
+    def _follow(self, job: Job) -> None:
+        """Looks for a running job whose context begins like this one's prompt. The last token is never shared."""
+        prompt = job.context[:-1]
+        for other in self.running:
+            if other.leader is None and (shared := common_prefix(other.context, prompt)) > job.shared:
+                job.leader, job.shared = other, shared
+                if shared == len(prompt):
+                    return
+
+    def _copy_shared(self) -> None:
+        """Gives those who wait what their leaders have read."""
+        for job in self.running:
+            if job.leader is not None and job.leader.fed >= job.shared:
+                self.cache.copy(job.leader.slot, job.slot, job.shared)
+                self.stats.reused += job.shared
+                job.fed, job.leader = job.shared, None
 
     def _choose(self) -> tuple[list[Job], list[Span]]:
         """Chooses the tokens to feed: one token for each job that samples, and of prompts as much as fits."""
         jobs, spans = [], []
         room = self.prefill_rows
         for job in self.running:
+            if job.leader is not None:
+                continue
             count = len(job.context) - job.fed
             if count > 1 or not job.logprobs:
                 count = min(count, room)
@@ -174,3 +203,6 @@ class Batcher:
             self.slots.give_back(job.slot, conversation, job.context[: job.fed])
         gone = {id(job) for job in jobs}
         self.running = [job for job in self.running if id(job) not in gone]
+        for job in self.running:
+            if job.leader is not None and id(job.leader) in gone:
+                job.leader = None

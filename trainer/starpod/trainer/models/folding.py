@@ -1,0 +1,146 @@
+"""Rows that begin alike, read as one: what they share once, then what follows in each.
+
+Members of a group share a prompt. Attention hides the continuations from each other, so every state is that of the
+plain forward pass up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from starpod.trainer.models.trunk import hidden_states, plain, trunk_of
+
+SHORTEST = 64
+"""Shared beginnings of fewer tokens are read again: a mask costs more than they do."""
+
+_WORTH = 0.8
+"""Rows are folded where the work is at most this share of reading each by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the model reads for B rows.
+
+    tokens_GL: ids. positions_GL: of each in its row; None: counted from 0. mask_G1LL: True where a query sees a key;
+    None: all that is to its left. places_BT: the flat place in [G, L] of the state after token t of row b.
+    """
+
+    tokens_GL: Tensor
+    positions_GL: Tensor | None
+    mask_G1LL: Tensor | None
+    places_BT: Tensor
+
+    def read(self, trunk: nn.Module) -> Tensor:
+        """Hidden states, flat: [G * L, hidden]."""
+        return hidden_states(trunk, self.tokens_GL, self.positions_GL, self.mask_G1LL).flatten(0, 1)
+
+
+@dataclass(slots=True)
+class _Fold:
+    """Rows that are read together. shared: tokens that all begin with. total: tokens that are read."""
+
+    shared: int
+    total: int
+    rows: list[int] = field(default_factory=list)
+
+
+def lay_out_plainly(tokens_BT: Tensor) -> Layout:
+    """Each row by itself, right-padded."""
+    places = torch.arange(tokens_BT.numel(), device=tokens_BT.device)
+    return Layout(tokens_BT, None, None, places.view_as(tokens_BT))
+
+
+def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int = SHORTEST) -> Layout:
+    """Rows with common beginnings folded into one, where that is less work; else each by itself.
+
+    tokens_BT: right-padded; lengths_B: tokens of each row that are read. width: of the hidden states.
+    """
+    padded = tokens_BT.tolist()
+    rows = [ids[:length] for ids, length in zip(padded, lengths_B.tolist(), strict=True)]
+    folds = _fold(rows, width, shortest)
+    length = max(fold.total for fold in folds)
+    folded, apart = len(folds) * _work(length, width), len(rows) * _work(tokens_BT.shape[1], width)
+    if len(folds) == len(rows) or folded > _WORTH * apart:
+        return lay_out_plainly(tokens_BT)
+    tokens = [[0] * length for _ in folds]
+    positions = [[0] * length for _ in folds]
+    branches = [[-1] * length for _ in folds]  # 0: shared; -1: padding
+    places = [[0] * tokens_BT.shape[1] for _ in rows]
+    for index, fold in enumerate(folds):
+        end = fold.shared
+        tokens[index][:end] = rows[fold.rows[0]][:end]
+        positions[index][:end] = range(end)
+        branches[index][:end] = [0] * end
+        for branch, row in enumerate(fold.rows, start=1):
+            rest = rows[row][fold.shared :]
+            first, end = end, end + len(rest)
+            tokens[index][first:end] = rest
+            positions[index][first:end] = range(fold.shared, len(rows[row]))
+            branches[index][first:end] = [branch] * len(rest)
+            flat = [*range(fold.shared), *range(first, end)]
+            places[row][: len(flat)] = [index * length + place for place in flat]
+    device = tokens_BT.device
+    return Layout(
+        torch.tensor(tokens, device=device),
+        torch.tensor(positions, device=device),
+        _mask(torch.tensor(branches, device=device)),
+        torch.tensor(places, device=device),
+    )
+
+
+def _work(tokens: int, width: int) -> int:
+    """Multiplications of one row in a layer of the usual shape, over 2 * width: its products, and its attention."""
+    return tokens * (6 * width + tokens)
+
+
+def _fold(rows: Sequence[list[int]], width: int, shortest: int) -> list[_Fold]:
+    """Neighbours in lexicographic order are read together where that is less work than apart."""
+    folds: list[_Fold] = []
+    for row in sorted(range(len(rows)), key=lambda row: rows[row]):
+        ids = rows[row]
+        if folds:
+            fold = folds[-1]
+            shared = common_prefix(rows[fold.rows[0]][: fold.shared], ids)
+            total = fold.total + (fold.shared - shared) * (len(fold.rows) - 1) + len(ids) - shared
+            if shared >= shortest and _work(total, width) < _work(fold.total, width) + _work(len(ids), width):
+                fold.shared, fold.total = shared, total
+                fold.rows.append(row)
+                continue
+        folds.append(_Fold(len(ids), len(ids), [row]))
+    return folds
+
+
+def _mask(branches_GL: Tensor) -> Tensor:
+    """[G, 1, L, L]: a token sees what is shared and its own branch, up to itself."""
+    own = branches_GL[:, :, None] == branches_GL[:, None, :]
+    seen = own | (branches_GL[:, None, :] == 0)
+    return seen.tril()[:, None]
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix of two sequences."""
+    shorter = min(len(first), len(second))
+    if list(first[:shorter]) == list(second[:shorter]):
+        return shorter
+    return next(index for index in range(shorter) if first[index] != second[index])
+
+
+@torch.no_grad()
+def folds_cleanly(model: nn.Module) -> bool:
+    """Whether the model reads folded rows as it reads plain ones: it has full attention alone, and takes a mask."""
+    config = plain(model).config.get_text_config()
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        return False
+    if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "sliding_window", None):
+        return False
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6, 5]], device=next(model.parameters()).device)
+    layouts = (lay_out_plainly(tokens), lay_out(tokens, torch.tensor([6, 6]), width=1_000_000, shortest=1))
+    try:
+        states = [layout.read(trunk_of(model))[layout.places_BT] for layout in layouts]
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return layouts[1].mask_G1LL is not None and torch.allclose(states[0].float(), states[1].float(), 1e-2, 1e-2)
