@@ -16,7 +16,6 @@ from typing import Any
 from benchmarks.webshop import report
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-BYTES = {100: "100 B", 1000: "1 kB", 10_000: "10 kB", 100_000: "100 kB", 1_000_000: "1 MB"}
 
 
 @cache
@@ -159,47 +158,12 @@ def workloads() -> str:
     return table(["256 sessions: steps/s, median wait", "5 ms", "heavy tail", "webshop"], rows)
 
 
-def stages() -> str:
-    per_step = figures("stages")["microseconds per step"]
-    names = next(iter(per_step.values()))
-    return table(
-        ["Stage, µs per step", *(f"{rows} rows a message" for rows in per_step)],
-        [[name, *(f"{per_step[rows][name]:.2f}" for rows in per_step)] for name in names],
-    )
-
-
 def polling() -> str:
     results = figures("polling")["results"]
     kinds = list(next(iter(results.values())))
     return table(
         ["gRPC alone", *kinds], [[name, *(f"{results[name][kind]:.0f}" for kind in kinds)] for name in results]
     )
-
-
-def growth() -> str:
-    measured = figures("growth")
-    ways = list(dict.fromkeys(each["way"] for each in measured["sizes"]))
-    cost = {
-        (each["way"], each["size"]): f"{duration(each['client_cpu'])}, {duration(each['server_cpu'])}"
-        for each in measured["sizes"]
-    }
-    sizes = table(
-        ["CPU of a step: client, server", *ways],
-        [[BYTES[size], *(cost.get((way, size), "") for way in ways)] for size in sorted({size for _, size in cost})],
-    )
-    replicas = table(
-        ["Servers", "CPU of a step: client", "servers", "Steps/s"],
-        [
-            [
-                str(each["size"]),
-                duration(each["client_cpu"]),
-                duration(each["server_cpu"]),
-                f"{each['steps_per_second']:,.0f}",
-            ]
-            for each in measured["replicas"]
-        ],
-    )
-    return f"{sizes}\n\n{replicas}"
 
 
 def tail() -> str:
@@ -374,9 +338,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
         {
             "Aims": aims,
             "Slow steps, and a shop": workloads,
-            "Stages of a step on the server": stages,
             "A message of gRPC": polling,
-            "Growth with size and servers": growth,
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "Thirty minutes": soak,

@@ -1,6 +1,6 @@
 """Where a step's time goes on the server: each stage of a batch of steps in columns, in this process, without a socket.
 
-    python -m benchmarks.serving.stages [--rows 128,512] [--batches 300] [--json FILE]
+    python -m benchmarks.serving.stages [--rows 128,512] [--batches 300]
 
 Microseconds per step, the median over the batches. `turn` is the environment with its limits: what remains of a step in
 process. The last line is what a message costs beside that: a batch echoed over a gRPC stream between two processes.
@@ -9,12 +9,10 @@ process. The last line is what a message costs beside that: a batch echoed over 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -23,7 +21,6 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK
 from starpod.env_server.calls import Calls
 from starpod.env_server.columns import Rows, Transitions, step_rows
@@ -34,7 +31,6 @@ from starpod.env_server.registry import Registry
 from starpod.env_server.session import SessionTable
 from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
-from tests.support import ROOT
 
 STAGES = ("decode", "columns to rows", "turn", "session, order, cache, message", "encode")
 ECHO = """
@@ -57,7 +53,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="128,512", help="steps in one message, comma-separated")
     parser.add_argument("--batches", type=int, default=300)
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/stages.json")
     arguments = parser.parse_args()
     counts = [int(count) for count in arguments.rows.split(",")]
     results = {count: uvloop.run(measure(count, arguments.batches)) for count in counts}
@@ -65,7 +60,6 @@ def main() -> None:
     for stage in next(iter(results.values())):
         table.add_row(stage, *(f"{results[count][stage]:.2f}" for count in counts))
     Console().print(table)
-    arguments.json.write_text(json.dumps({"machine": machine(), "microseconds per step": results}, indent=2) + "\n")
 
 
 async def measure(rows: int, batches: int) -> dict[str, float]:
@@ -104,11 +98,13 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
         read = Rows(request.steps)
         marks.append(perf_counter())
         transitions = Transitions()
-        others = step_rows(read, 0, rows, table, 1, calls.worker.metrics, transitions)
+        start = 0
+        while start < rows:  # in slices, as the service does
+            others, broken, start = step_rows(read, start, rows, table, 1, calls.worker.metrics, transitions)
+            assert not others and not broken, "every row was stepped"
         marks.append(perf_counter())
         size = len(transitions.message.SerializeToString())
         marks.append(perf_counter())
-        assert not others, "every row was stepped"
         turn, decode, to_rows, stepped, encode = (end - start for start, end in pairwise(marks))
         for stage, seconds in zip(STAGES, (decode, to_rows, turn, stepped - turn, encode), strict=True):
             spent[stage].append(seconds)
