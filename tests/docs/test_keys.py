@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from starpod.trainer.commands.keys import sections
 from starpod.trainer.config import Config
-from tests.docs.pages import anchors, inline, name_of, pages
+from tests.docs.pages import anchors, inline, name_of, pages, table
 from tests.support import ROOT
 
 KNOWN = {f"{prefix}.{name}".lstrip(".") for prefix, section in sections(Config()) for name, _ in section}
@@ -45,3 +46,19 @@ def test_pages_that_the_code_names_exist() -> None:
                     wrong.append(f"{file.relative_to(ROOT)}: {page}#{anchor}")
     assert wrong == []
     assert count > 10
+
+
+def test_defaults_that_the_page_of_keys_names_are_the_codes() -> None:
+    values = {f"{prefix}.{key}".lstrip("."): value for prefix, section in sections(Config()) for key, value in section}
+    compared = 0
+    for first, default, _ in table((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), "Key"):
+        keys = re.findall(r"`([\w.]+)`", first)
+        above = keys[0].rpartition(".")[0]
+        told = default.replace("`", "").split(", ")
+        for key, shown in zip(keys, told, strict=False):
+            value = values[above + key if key.startswith(".") else key]
+            if shown != "the environment's":
+                compared += 1
+                read = yaml.safe_load("null" if shown == "none" else shown.replace("1e-", "1.0e-"))
+                assert (tuple(read) if isinstance(value, tuple) else read) == value, key
+    assert compared > 20
