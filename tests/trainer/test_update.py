@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, LogprobGap, OptimizerConfig
+from starpod.trainer.update import Learner, LogprobGap, OptimizerConfig, check_logprob_gaps
 from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner, say, turn
 
 
@@ -102,7 +103,30 @@ def test_an_episode_whose_context_moves_is_scored_within_the_budget(monkeypatch:
 # --- the samplers' log-probabilities ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [0.5, -0.5, math.nan])
+def test_what_rounding_does_by_chance_stops_no_run_and_what_is_wrong_does() -> None:
+    config = OptimizerConfig()
+    # Most of 200,000 tokens in bfloat16 are near, and one is not.
+    rounding = torch.linspace(0, 0.04, 200_000)
+    rounding[7] = 3.0
+    metrics = check_logprob_gaps(config, rounding)
+    assert metrics["policy/logprob_gap_max"] == 3.0
+    assert metrics["policy/logprob_gap_mean"] == pytest.approx(0.02, abs=1e-4)
+    assert metrics["policy/logprob_gap_q99"] == pytest.approx(0.0396, abs=1e-5)
+    everywhere = "0.06 nats on average, more than optimizer.max_logprob_gap_mean (0.05)"
+    with pytest.raises(LogprobGap, match=re.escape(everywhere)):
+        check_logprob_gaps(config, torch.full((1000,), 0.06))
+    some = torch.zeros(1000)
+    some[:11] = 0.7
+    with pytest.raises(
+        LogprobGap, match=re.escape("0.7 nats at the 0.99 quantile, more than optimizer.max_logprob_gap_q")
+    ):
+        check_logprob_gaps(config, some)
+    check_logprob_gaps(OptimizerConfig(max_logprob_gap_q99=0.8), some)
+    some[10] = 0
+    check_logprob_gaps(config, some)
+
+
+@pytest.mark.parametrize("wrong", [2.0, -2.0, math.nan])
 def test_falsified_logprobs_of_the_present_version_stop_the_run(wrong: float) -> None:
     of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
     group = group_of(of.policy, 0, (1.0, 0.0))

@@ -79,7 +79,7 @@ def metrics_at(step: int, seed: int = 0, *, collapse: bool = False) -> dict[str,
         "rate/environment_steps_per_s": 420 + noise(0, 20),
         "environment/latency_p50": 0.0021 + abs(noise(0, 0.0002)),
         "environment/latency_p99": 0.011 + abs(noise(0, 0.002)),
-        "policy/logprob_gap_max": 1e-6 * abs(noise(1, 0.2)),
+        "policy/logprob_gap_mean": 1e-6 * abs(noise(1, 0.2)),
         "custom/number": 3.0,
     }
 

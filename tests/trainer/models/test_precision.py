@@ -10,8 +10,10 @@ from transformers import AutoModelForCausalLM
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.engines.weights import weights_of, write_weights
+from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import CriticKind, Policy
-from starpod.trainer.models.precision import compute_dtype, round_weights
+from starpod.trainer.models.precision import compute_dtype, computing, output_layer, round_weights
+from starpod.trainer.models.trunk import head_of
 from tests.trainer.models.test_policy import a_batch
 from tests.trainer.models.tiny_policy import tiny_policy
 
@@ -69,8 +71,31 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
         assert torch.equal(one, other)
 
 
-async def test_the_engine_samples_from_what_is_scored() -> None:
-    policy = tiny_policy(dtype="bfloat16")
+def test_a_float32_output_layer_rounds_no_logit() -> None:
+    rough, policy = (tiny_policy(dtype="bfloat16", float32_logits=given) for given in (False, True))
+    head = head_of(policy.model).weight
+    states = torch.randn(50, head.shape[1], dtype=torch.bfloat16)
+    exact = states.float() @ head.float().T
+    with torch.no_grad():
+        assert torch.equal(output_layer(policy.model)(states), exact)
+        with computing(rough.model):
+            rounded = output_layer(rough.model)(states)
+        assert rounded.dtype == torch.bfloat16 and not torch.equal(rounded.float(), exact)
+        one, other = (each.score(*a_batch(each)).logprobs_N for each in (rough, policy))
+    assert 0 < float((one - other).abs().max()) < 0.1
+    policy.score(*a_batch(policy)).logprobs_N.sum().backward()
+    assert head.grad is not None and head.grad.dtype == torch.float32
+    before = head.detach().clone()
+    round_weights(policy.model)
+    assert torch.equal(head_of(policy.model).weight, before)
+    assert next(policy.model.parameters()).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"float32_logits is for model\.dtype bfloat16"):
+        ModelConfig(float32_logits=True)
+
+
+@pytest.mark.parametrize("float32_logits", [False, True])
+async def test_the_engine_samples_from_what_is_scored(float32_logits: bool) -> None:
+    policy = tiny_policy(dtype="bfloat16", float32_logits=float32_logits, tiny={"tied": float32_logits})
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(2)

@@ -14,6 +14,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
 from starpod.trainer.engines.slot_cache import Feed, SlotCache
+from starpod.trainer.models.precision import compute_dtype
 
 _PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -50,7 +51,7 @@ class LeanDecoder:
     @staticmethod
     def fits(model: Any) -> bool:
         """Whether this class knows the model: in float32 on a CPU, with nothing wrapped around its layers."""
-        if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or model.dtype != torch.float32:
+        if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or compute_dtype(model) != torch.float32:
             return False
         layers = model.model.layers
         return (

@@ -19,8 +19,8 @@ from starpod.trainer.engines.batcher import Batcher, Job
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.models.precision import compute_dtype
-from starpod.trainer.models.trunk import head_of, plain, trunk_of
+from starpod.trainer.models.precision import compute_dtype, kept_in_float32, output_layer
+from starpod.trainer.models.trunk import plain, trunk_of
 from starpod.trainer.parallel import whole
 
 
@@ -50,7 +50,7 @@ class TorchEngine:
         parameter = next(self._model.parameters())
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._stats = EngineStats(slots=slots)
-        self._cache = SlotCache(self._model.config, slots, max_context, parameter.device, parameter.dtype)
+        self._cache = SlotCache(self._model.config, slots, max_context, parameter.device, compute_dtype(self._model))
         self._lean = LeanDecoder(self._model, self._cache) if LeanDecoder.fits(self._model) else None
         self._batcher = Batcher(self._cache, self._stats, prefill_rows=prefill_rows)
         self._version = 0
@@ -153,7 +153,7 @@ class TorchEngine:
 
     def _work(self) -> None:
         """Steps until there is nothing to do, or a pause is asked for."""
-        head = head_of(self._model)
+        head = output_layer(self._model)
         read = partial(self._cache.run, trunk_of(self._model)) if self._lean is None else self._lean.run
         with torch.inference_mode():
             while not self._paused:
@@ -201,10 +201,10 @@ def _sharing_copy(model: Any) -> Any:
     """Modules of their own, which are set to sample while the model may train, with the same parameters and buffers, or
     with parameters rounded to what the model computes in."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    dtype = compute_dtype(model)
+    dtype, kept = compute_dtype(model), kept_in_float32(model)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dtype != dtype:
+            if parameter.dtype != dtype and id(parameter) not in kept:
                 shared[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
     shared_model = copy.deepcopy(model, shared)
     shared_model.config._attn_implementation = ATTENTION

@@ -27,7 +27,7 @@ def model_title(name: str) -> str:
     return _TITLES.get(name, name)
 
 
-RUN_TIME = ("dtype", "attention", "gradient_checkpointing", "detach_critic", "logits_at_once")
+RUN_TIME = ("dtype", "float32_logits", "attention", "gradient_checkpointing", "detach_critic", "logits_at_once")
 """Keys of `ModelConfig` that say how a model is computed and not what it is: a resumed run may change them."""
 
 
@@ -77,6 +77,9 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype of computation; trained weights are float32."
     )
+    float32_logits: bool = Field(
+        default=False, description="Computes the output layer in float32 where the rest is bfloat16 (not in vLLM)."
+    )
     attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
         default="sdpa", description="flash_attention_2 needs the package flash-attn and a GPU."
     )
@@ -98,6 +101,8 @@ class ModelConfig(Section):
             raise ValueError("model.name is empty: give tiny, smollm2, a Hugging Face name or a folder")
         if self.name == TINY and self.lora.rank:
             raise ValueError("model.lora adapts a trained model; tiny starts from nothing: set model.lora.rank to 0")
+        if self.float32_logits and self.dtype == "float32":
+            raise ValueError("model.float32_logits is for model.dtype bfloat16: in float32 all logits are")
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("model.attention flash_attention_2 has no float32: set model.dtype to bfloat16")
         return self

@@ -23,9 +23,9 @@ from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelErro
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly
 from starpod.trainer.models.logprobs import token_logprobs
-from starpod.trainer.models.precision import compute_dtype, compute_in, computing, round_weights
+from starpod.trainer.models.precision import compute_dtype, compute_in, computing, output_layer, round_weights
 from starpod.trainer.models.tiny import build_tiny, train_tokenizer
-from starpod.trainer.models.trunk import head_of, plain, splits_cleanly, trunk_of
+from starpod.trainer.models.trunk import plain, splits_cleanly, trunk_of
 
 CriticKind = Literal["none", "shared", "separate"]
 
@@ -65,7 +65,7 @@ class Policy(nn.Module):
             if config.gradient_checkpointing:
                 _recompute_activations(plain(part))
             if (dtype := getattr(torch, config.dtype)) != torch.float32:
-                compute_in(part, dtype)
+                compute_in(part, dtype, float32_logits=config.float32_logits)
         # Nothing is ever dropped out: the sampled distribution is the trained one.
         self.eval()
         self.folds = folds_cleanly(model)
@@ -126,7 +126,7 @@ class Policy(nn.Module):
                 hidden_NH = layout.read(trunk_of(self.model)).index_select(0, places_N)
                 values_N = self._values(hidden_NH, layout, places_N) if values else None
             logprobs_N, entropy_N = token_logprobs(
-                head_of(self.model),
+                output_layer(self.model),
                 hidden_NH,
                 targets_N,
                 temperature=temperature,

@@ -35,7 +35,7 @@ collect/own_std_in_group policy/entropy collect/response_diversity update/grad_n
 """.split()
 SPEED = """
 rate/sampled_tokens_per_s rate/trained_tokens_per_s rate/environment_steps_per_s environment/latency_p50
-environment/latency_p99 policy/logprob_gap_max
+environment/latency_p99 policy/logprob_gap_mean
 """.split()
 PARTS = (
     ("Waiting for generation", "time/generate_wait"),

@@ -49,6 +49,7 @@ METRICS = {
         Metric("policy/clip_fraction_high", "Clipped above", "share"),
         Metric("policy/ratio_max", "Largest ratio"),
         Metric("policy/logprob_gap_max", "Sampler-trainer gap, largest"),
+        Metric("policy/logprob_gap_q99", "Sampler-trainer gap, 0.99 quantile"),
         Metric("policy/logprob_gap_mean", "Sampler-trainer gap, mean"),
         Metric("critic/loss", "Critic loss"),
         Metric("critic/explained_variance", "Critic explained variance", "number", 1),
