@@ -112,9 +112,9 @@ def test_what_rounding_does_by_chance_stops_no_run_and_what_is_wrong_does() -> N
     assert metrics["policy/logprob_gap_max"] == 3.0
     assert metrics["policy/logprob_gap_mean"] == pytest.approx(0.02, abs=1e-4)
     assert metrics["policy/logprob_gap_q99"] == pytest.approx(0.0396, abs=1e-5)
-    everywhere = "0.06 nats on average, more than optimizer.max_logprob_gap_mean (0.05)"
+    everywhere = "0.12 nats on average, more than optimizer.max_logprob_gap_mean (0.1)"
     with pytest.raises(LogprobGap, match=re.escape(everywhere)):
-        check_logprob_gaps(config, torch.full((1000,), 0.06))
+        check_logprob_gaps(config, torch.full((1000,), 0.12))
     some = torch.zeros(1000)
     some[:11] = 0.7
     with pytest.raises(

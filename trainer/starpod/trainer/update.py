@@ -60,7 +60,7 @@ class OptimizerConfig(Section):
         default=8192, ge=1, description="Padded tokens of a forward pass; changes memory, not gradients."
     )
     max_logprob_gap_mean: float = Field(
-        default=0.05, gt=0, description="Nats by which engine and trainer may differ on average; above, the run fails."
+        default=0.1, gt=0, description="Nats by which engine and trainer may differ on average; above, the run fails."
     )
     max_logprob_gap_q99: float = Field(
         default=0.5, gt=0, description="The same of all fresh tokens but the hundredth that differ most."
