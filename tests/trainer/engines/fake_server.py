@@ -38,6 +38,7 @@ class FakeServer:
         new_updates: bool = True,
         logprobs_mode: str = "processed_logprobs",
         max_model_len: int = 4096,
+        instance: str = "first",
     ) -> None:
         self.core = core
         self.dev = dev
@@ -45,6 +46,7 @@ class FakeServer:
         self.new_updates = new_updates
         self.logprobs_mode = logprobs_mode
         self.max_model_len = max_model_len
+        self.instance = instance
         self.faults: list[int] = []
         self.faulty = "/inference/v1/generate"
         self.sessions: list[str] = []
@@ -136,7 +138,8 @@ class FakeServer:
             case "GET", "/server_info":
                 assert query == {"config_format": "json"}, "as text it cannot be read"
                 model = {"logprobs_mode": self.logprobs_mode, "max_model_len": self.max_model_len}
-                return 200, {"vllm_config": {"model_config": model}, "vllm_env": {}, "system_env": {}}
+                config = {"model_config": model, "instance_id": self.instance}
+                return 200, {"vllm_config": config, "vllm_env": {}, "system_env": {}}
             case "POST", "/pause":
                 self.core.pause(query.get("mode", "abort"))
                 return 200, {"status": "paused"}

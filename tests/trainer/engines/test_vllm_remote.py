@@ -24,7 +24,7 @@ from tests.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    monkeypatch.setattr("starpod.trainer.engines.vllm_remote.FIRST_WAIT", 0.001)
 
 
 def copy_of(policy: Policy) -> Any:
@@ -102,6 +102,28 @@ async def test_failed_calls_are_made_again(policy: Policy, fault: int) -> None:
         await engine.close()
     assert server.asked == 3
     assert reply.tokens == undisturbed.tokens
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+async def test_a_server_that_was_started_anew_gets_the_weights_again(policy: Policy, restarts: int) -> None:
+    """Else it would go on to sample from those that it was started with, as if nothing had happened."""
+    server = FakeServer(FakeCore(model=copy_of(policy)))
+    async with server.serve() as url:
+        engine = connect(url, restarts=restarts)
+        await engine.pause()
+        await engine.load(5, changed(policy))
+        await engine.resume()
+        requests = [ask([1, 2, index]) for index in range(6)]
+        expected = [await engine.generate(request) for request in requests]
+        server.faults = [0, 0]
+        server.core, server.instance = FakeCore(model=copy_of(policy)), "second"
+        replies = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
+        if not restarts:
+            assert all(isinstance(reply, EngineError) and "started anew" in str(reply) for reply in replies)
+        else:
+            assert replies == expected
+        assert engine.stats().restarts == restarts
+        await engine.close()
 
 
 async def test_a_server_that_keeps_failing_is_an_error(policy: Policy) -> None:

@@ -22,7 +22,7 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.weights import write_weights
 from starpod.trainer.models.policy import Policy
 from tests.support import held_port
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -47,9 +47,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: Path, *words: str) -> Iterator[Server]:
-    with held_port() as port:
-        pass
+def serving(model: Path, *words: str, port: int = 0) -> Iterator[Server]:
+    if not port:
+        with held_port() as port:
+            pass
     environment = os.environ | {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -136,7 +137,7 @@ async def test_a_server_without_the_endpoints_says_how_to_start_it(model: Path) 
 
 async def test_a_server_that_hangs_or_is_killed_is_an_engine_error(model: Path) -> None:
     with serving(model, *CONTROLLED) as server:
-        engine = remote(server, timeout=3, retries=0)
+        engine = remote(server, timeout=15, retries=0)
         try:
             assert len((await engine.generate(ask([5, 9]))).tokens) == 8
             server.kill(signal.SIGSTOP)
@@ -152,3 +153,31 @@ async def test_a_server_that_hangs_or_is_killed_is_an_engine_error(model: Path) 
                 await asyncio.wait_for(engine.pause(), 60)
         finally:
             await engine.close()
+
+
+async def test_a_server_that_is_killed_and_started_anew_gets_the_weights_again(model: Path) -> None:
+    """It comes back with the weights of its command line; replies under way go on, under the run's."""
+    policy = make_policy(head=32)
+    requests = [ask([5, index], tokens=60) for index in range(4)]
+    with held_port() as port:
+        pass
+    with serving(model, *CONTROLLED, port=port) as server:
+        engine = remote(server, retries=60)
+        await engine.pause()
+        await engine.load(1, changed(policy, 1))
+        await engine.resume()
+        expected = [await engine.generate(request) for request in requests]
+        calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+        await eventually(lambda: engine.stats().running)
+        server.kill()
+        server.process.wait()
+    try:
+        with contextlib.ExitStack() as stack:
+            await asyncio.to_thread(lambda: stack.enter_context(serving(model, *CONTROLLED, port=port)))
+            replies = await asyncio.wait_for(asyncio.gather(*calls), 120)
+            assert engine.stats().restarts == 1
+            for reply, before in zip(replies, expected, strict=True):
+                assert reply.tokens == before.tokens
+                assert reply.logprobs == pytest.approx(before.logprobs, abs=1e-3)
+    finally:
+        await engine.close()

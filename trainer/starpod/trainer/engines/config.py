@@ -35,11 +35,11 @@ class EngineConfig(Section):
         gt=0,
         description="vllm, vllm_remote: seconds of a control call, or of a server's reply.",
     )
-    retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call before the run ends.")
+    retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call, up to 8 s apart.")
     restarts: int = Field(
         default=2,
         ge=0,
-        description="vllm: restarts of a dead engine core; one that dies once more ends the run.",
+        description="vllm, vllm_remote: engine cores or servers that may die and come back before the run ends.",
     )
     handover: Handover = Field(
         default="auto",

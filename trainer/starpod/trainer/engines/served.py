@@ -119,6 +119,8 @@ class ServedEngine(ABC):
             except EngineLost as error:
                 await self._recover(error, started)
                 continue
+            if self._starts != started or self._restarting is not None:
+                continue  # perhaps of a process that has other weights
             if len(piece.logprobs) != len(piece.tokens):
                 raise EngineError(f"vLLM gave {len(piece.logprobs)} log-probabilities for {len(piece.tokens)} tokens")
             self._stats.sampled += len(piece.tokens)
@@ -179,10 +181,7 @@ class ServedEngine(ABC):
             return
         self._closed = True
         self._open.set()
-        calls = list(self._calls)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await self._take_back()
         if self._restarting is not None:
             await asyncio.wait((self._restarting,))
         await self._shut_down()
@@ -215,6 +214,7 @@ class ServedEngine(ABC):
 
     async def _start_again(self) -> None:
         try:
+            await self._take_back()
             await self._restart()
             self._loads += 1
             if not self._open.is_set():
@@ -235,6 +235,12 @@ class ServedEngine(ABC):
             raise EngineError("the engine is closed")
         if self._restarting is not None:
             await asyncio.shield(self._restarting)
+
+    async def _take_back(self) -> None:
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, request: Request, sampled: list[int], limit: int) -> Piece:
         """One call of the server, which `pause` and `close` can take back."""

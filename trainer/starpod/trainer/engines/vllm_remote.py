@@ -17,30 +17,42 @@ import asyncio
 import itertools
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 import torch
 
-from starpod.trainer.engines.base import EngineError, Request
+from starpod.client.transport import Backoff
+from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out"
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 8.0
+"""Seconds before a call is made again; each wait is twice as long as the one before."""
+_PASSING = (408, 409, 429)
+"""Statuses below 500 with which the same call may be made again."""
 
 
 class VllmServer:
     """One server: its calls, asked again where that is harmless, and its errors in words.
 
     A reply depends on its request alone, and control calls set a state, but for those of a broadcast.
+
+    breaks: connections that were lost; known: those after which the server was still, or was made, the one it should
+    be. instance: the process that this was; empty where it does not say.
     """
 
     def __init__(self, url: str, *, key: str, timeout: float, retries: int) -> None:
         self.url = url.rstrip("/")
-        self.client = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=retries)
+        self.breaks = self.known = 0
+        self.instance = ""
+        self.client = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=0)
+        self._retries = retries
 
     async def post(
         self,
@@ -59,17 +71,35 @@ class VllmServer:
         if session:
             # A router in front of several servers keeps a session on the one that has its cache.
             options["headers"] = {"X-Session-ID": session}
-        if once:
-            options["max_retries"] = 0
-        return await self._ask(self.client.post(path, body=body, cast_to=object, options=options), path)
+
+        def call() -> Awaitable[object]:
+            return self.client.post(path, body=body, cast_to=object, options=options)
+
+        return await self._ask(call, path, 0 if once else self._retries)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Likewise."""
-        return await self._ask(self.client.get(path, cast_to=object, options={"params": query or {}}), path)
+        options: Any = {"params": query or {}}
+        return await self._ask(lambda: self.client.get(path, cast_to=object, options=options), path, self._retries)
 
-    async def _ask(self, call: Any, path: str) -> Any:
+    async def info(self) -> Mapping[str, Any]:
+        """Its configuration."""
+        reply = await self.get("/server_info", {"config_format": "json"})
+        return reply.get("vllm_config") or {}
+
+    async def _ask(self, call: Callable[[], Awaitable[object]], path: str, retries: int) -> Any:
+        backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
         try:
-            return await call
+            for _ in range(retries):
+                try:
+                    return await call()
+                except openai.APIConnectionError:
+                    self.breaks += 1
+                except openai.APIStatusError as error:
+                    if error.status_code not in _PASSING and error.status_code < 500:
+                        raise
+                await asyncio.sleep(backoff.wait())
+            return await call()
         except openai.NotFoundError:
             raise NotThere(f"the server at {self.url} has no {path}; start it as: {START}") from None
         except openai.APIStatusError as error:
@@ -99,7 +129,7 @@ class RemoteVllm(ServedEngine):
     """
 
     def __init__(self, config: EngineConfig, *, max_context: int) -> None:
-        super().__init__(slots=config.slots, max_context=max_context)
+        super().__init__(slots=config.slots, max_context=max_context, restarts=config.restarts)
         try:
             key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""
         except OSError as error:
@@ -110,6 +140,7 @@ class RemoteVllm(ServedEngine):
         self._ids = itertools.count()
         self._checked = asyncio.Lock()
         self._right = False
+        self._model: torch.nn.Module | None = None
         self._folder = make_folder(config.handover_folder)
         self._nccl = NcclSender(self._servers, config.nccl_address) if config.handover == "nccl" else None
 
@@ -128,6 +159,10 @@ class RemoteVllm(ServedEngine):
             if error.status == 503 and not self._open.is_set():
                 return Piece([], [], aborted=True)  # newer versions refuse what comes during a pause
             raise
+        if (breaks := server.breaks) != server.known:
+            if (await server.info()).get("instance_id", "") != server.instance:
+                raise EngineLost(f"the vLLM server at {server.url} was started anew, and has other weights")
+            server.known = breaks
         try:
             choice = reply["choices"][0]
             tokens = list(choice["token_ids"] or ())
@@ -146,8 +181,9 @@ class RemoteVllm(ServedEngine):
             if self._right:
                 return
             for server in self._servers:
-                info = await server.get("/server_info", {"config_format": "json"})
-                model = (info.get("vllm_config") or {}).get("model_config") or {}
+                breaks, info = server.breaks, await server.info()
+                server.instance, server.known = info.get("instance_id", ""), breaks
+                model = info.get("model_config") or {}
                 if (mode := model.get("logprobs_mode", "processed_logprobs")) != "processed_logprobs":
                     raise EngineError(
                         f"the vLLM server at {server.url} reports {mode}, not the log-probabilities at the sampling "
@@ -173,13 +209,25 @@ class RemoteVllm(ServedEngine):
                 ) from error
 
     async def _halt(self) -> None:
+        if any(server.breaks != server.known for server in self._servers):
+            self._right = False
         await self._check()
         await self._all("/pause", query={"mode": "abort"})
 
     async def _go_on(self) -> None:
         await self._all("/resume")
 
+    async def _restart(self) -> None:
+        """Brings the present weights to servers of which one was started anew."""
+        self._right = False
+        if self._model is None:
+            return
+        await self._halt()
+        await self._hand_over(self._version, self._model)
+        await self._go_on()
+
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
+        self._model = model
         if self._nccl is not None:
             await self._nccl.send(model)
             return
