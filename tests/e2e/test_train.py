@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from starpod.cli.main import main
+from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.words import final_line
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -119,6 +120,27 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
     train("stop.iterations=6", run_dir=tmp_path / "run", resume=True)
     resumed = [record for record in learnt(tmp_path / "run") if record["step"] != 3 or "episodes" not in record]
     assert resumed == learnt(undisturbed)
+
+
+def test_a_schedule_and_rollouts_go_on_where_they_stood(tmp_path: Path) -> None:
+    words = ("optimizer.schedule=cosine", "optimizer.warmup_iterations=2", "optimizer.schedule_iterations=4")
+    train("stop.iterations=4", *words, run_dir=tmp_path / "whole")
+    train("stop.iterations=2", *words, run_dir=tmp_path / "run")
+    train("stop.iterations=4", *words, run_dir=tmp_path / "run", resume=True)
+    whole, resumed = (lines(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
+    rates = [record["metrics"].get("update/learning_rate") for record in whole]
+    assert rates == [record["metrics"].get("update/learning_rate") for record in resumed]
+    expected = [5e-4 * factor for factor in (1 / 3, 2 / 3, 1, 0.5)]
+    assert all(rate is None or rate == pytest.approx(wanted) for rate, wanted in zip(rates, expected, strict=True))
+    assert rates.count(None) <= 1
+    for name in ("whole", "run"):
+        files = sorted((tmp_path / name / "episodes").glob("train-*"))
+        assert [file.name for file in files] == [f"train-{step:06}.jsonl.gz" for step in (1, 2, 3, 4)]
+    one, other = (
+        [(turn.reply, turn.logprobs) for episode in read_episodes(folder / files[2].name) for turn in episode.turns]
+        for folder in (tmp_path / "whole" / "episodes", files[2].parent)
+    )
+    assert one == other and len(one) >= 16
 
 
 def killed(run_dir: Path, after: int) -> bool:

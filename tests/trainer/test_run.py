@@ -130,6 +130,25 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     assert run.metrics["collect/success"] == 7 / 10
 
 
+async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, 0.0], algorithm="dapo")
+    run.begin_step()
+    await run.collect()
+    (file,) = run.output.folder.episodes.iterdir()
+    assert file.name == "train-000001.jsonl.gz"
+    # What dynamic sampling passed over was played as well.
+    assert [group.returns for group in read_groups(file)].count([1.0, 1.0]) == 1
+    assert run.metrics["end/terminal"] == 1.0 and run.metrics["end/max_turns"] == run.metrics["end/agent"] == 0.0
+    told: list[str] = []
+    for bound, words in ((0, ""), (1e-4, "take more than collect.keep_mib (0.0001) and are not kept")):
+        collect = {"groups": 4, "group_size": 2, "keep_mib": bound}
+        run = make_run(tmp_path, path=f"run-{bound}", collect=collect)
+        cast(Any, run.screen).warn = told.append
+        await run.collect()
+        assert list(run.output.folder.episodes.iterdir()) == []
+        assert words in "".join(told)
+
+
 async def test_diversity_is_that_of_all_that_was_played(tmp_path: Path) -> None:
     run = make_run(tmp_path, lambda _: [1.0, 1.0], algorithm="dapo")
     assert await run.collect() == []

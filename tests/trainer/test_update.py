@@ -15,6 +15,8 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
+from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.models.critic import SharedCritic
@@ -280,8 +282,56 @@ def test_steps_follow_from_the_episodes_that_are_left(episodes: int, steps: int)
     """As many steps of equal size as come closest to the configured size, and never none."""
     of = make_learner(AlgorithmConfig(preset="starpo-grpo", mini_batch_size=4))
     rewards = tuple(float(number % 2) for number in range(episodes))
+    taken = []
+    of.optimizer.register_step_post_hook(lambda *_: taken.append(1))
     of.learn([group_of(of.policy, 0, rewards)], version=VERSION)
-    assert of.steps == steps
+    assert len(taken) == steps
+
+
+# --- learning rates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+def test_rates_follow_torchs_own_schedulers(name: str) -> None:
+    """A warm-up of three iterations, then the rest of ten."""
+    config = OptimizerConfig.model_validate({"schedule": name, "warmup_iterations": 3})
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedules = torch.optim.lr_scheduler
+    after: dict[str, Any] = {
+        "constant": lambda: schedules.ConstantLR(optimizer, factor=1.0),
+        "linear": lambda: schedules.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=7),
+        "cosine": lambda: schedules.CosineAnnealingLR(optimizer, T_max=7),
+    }
+    warmup = schedules.LinearLR(optimizer, start_factor=0.25, end_factor=1.0, total_iters=3)
+    whole = schedules.SequentialLR(optimizer, [warmup, after[name]()], milestones=[3])
+    for iteration in range(1, 11):
+        assert config.rate_factor(iteration, 10) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        whole.step()
+    assert config.rate_factor(1, 10) == 0.25
+    if name != "constant":
+        # The end may lie elsewhere than that of the run.
+        longer = config.model_copy(update={"schedule_iterations": 10})
+        assert longer.rate_factor(7, 6) == config.rate_factor(7, 10)
+        assert config.rate_factor(11, 10) == pytest.approx(0.0)
+
+
+def test_rates_that_would_end_before_the_run_or_never_are_refused() -> None:
+    with pytest.raises(ConfigError, match="schedule constant never ends"):
+        parse_config({"optimizer": {"schedule_iterations": 5}})
+    with pytest.raises(ConfigError, match=r"schedule_iterations 5 is less than stop\.iterations 6"):
+        parse_config({"optimizer": {"schedule": "linear", "schedule_iterations": 5}, "stop": {"iterations": 6}})
+
+
+def test_a_rate_of_nothing_moves_nothing_and_both_rates_are_scaled() -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-s", filter=FilterConfig()), opinion=True)
+    before = [tensor.clone() for tensor in weights(of)]
+    group = group_of(of.policy, 0, (1.0, 0.0))
+    assert of.learn([group], version=VERSION, rate=0.0)["update/learning_rate"] == 0.0
+    assert all(map(torch.equal, weights(of), before))
+    of.learn([group], version=VERSION, rate=0.5)
+    assert [parameters["lr"] for parameters in of.optimizer.param_groups] == [0.0005, 0.0005]
+    assert not all(map(torch.equal, weights(of), before))
 
 
 # --- episodes that end early ------------------------------------------------------------------------------------------

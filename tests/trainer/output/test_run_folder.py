@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import read_groups
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunExists, RunFolder, differences, git_state
 from tests.trainer.diagnostics.synthetic import episode
@@ -71,6 +72,27 @@ def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
     import json
 
     assert [Episode.from_json(json.loads(line)) for line in path.read_text().splitlines()] == episodes
+
+
+def test_the_oldest_rollouts_make_room(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin(CONFIG)
+    played = [episode(seed, solved=True) for seed in range(4)]
+    assert folder.write_rollouts(1, played, most=10**6)
+    size = (folder.episodes / "train-000001.jsonl.gz").stat().st_size
+    for step in range(2, 7):
+        assert folder.write_rollouts(step, played, most=3 * size + size // 2)
+    files = sorted(folder.episodes.iterdir())
+    assert [file.name for file in files] == [f"train-{step:06d}.jsonl.gz" for step in (4, 5, 6)]
+    assert sum(file.stat().st_size for file in files) <= 3 * size + size // 2
+    # They are read as any others are: here to train on.
+    assert [group.id for group in read_groups(tmp_path)] == [0, 1, 2]
+    folder.cut_after(5)
+    assert [file.name for file in sorted(folder.episodes.iterdir())] == [
+        "train-000004.jsonl.gz",
+        "train-000005.jsonl.gz",
+    ]
+    assert not folder.write_rollouts(6, played, most=size // 2)
+    assert list(folder.episodes.iterdir()) == []
 
 
 def test_what_came_after_a_step_is_cut(tmp_path: Path) -> None:

@@ -75,6 +75,11 @@ class Config(Section):
                 "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, and would "
                 "drop every group of one; give collect.group_size at least 2, or set algorithm.filter.strategy to none"
             )
+        if (self.optimizer.schedule_iterations or self.stop.iterations) < self.stop.iterations:
+            raise ValueError(
+                f"optimizer.schedule_iterations {self.optimizer.schedule_iterations} is less than stop.iterations "
+                f"{self.stop.iterations}: the updates after it would change nothing"
+            )
         for purpose in PURPOSES:
             self.seeds.held_out(purpose, self.evaluation.episodes)
         return self

@@ -214,6 +214,7 @@ class Run:
             self.demonstrations,
             config,
             self.parallel,
+            lr=config.rate(self.config.model),
             micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
             temperature=self.config.sampling.temperature,
             seed=derive(self.config.seed, "imitation"),
@@ -303,8 +304,21 @@ class Run:
         }
         if groups:
             self.screen.episode(groups[0].episodes[0])
+        await self._keep(played)
         await self._diagnose(played)
         return self._with_replayed(groups)
+
+    async def _keep(self, groups: Sequence[Group]) -> None:
+        """Writes what was played into the run folder, whose oldest rollouts make room."""
+        bound = int(self.config.collect.keep_mib * 2**20)
+        if not bound or not self.parallel.is_main:
+            return
+        episodes = [episode for group in groups for episode in group.members]
+        if not await self.parallel.in_thread(self.output.folder.write_rollouts, self.step, episodes, most=bound):
+            self.screen.warn(
+                f"the episodes of one step take more than collect.keep_mib ({self.config.collect.keep_mib:g}) and are "
+                "not kept: raise it, or set it to 0"
+            )
 
     async def _collect(
         self, collector: Collector[EngineAgents], starts: Sequence[Start], size: int, min_size: int = 1
@@ -353,9 +367,10 @@ class Run:
         self.screen.phase("updating")
         began = perf_counter()
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
+        rate = self.config.optimizer.rate_factor(self.step, self.config.stop.iterations)
         for _ in range(self.config.replay.reuse):
             version = self._fresh_version
-            metrics = await self.parallel.in_thread(self.learner.learn, groups, version=version, scale=scale)
+            metrics = await self.parallel.in_thread(self.learner.learn, groups, version=version, scale=scale, rate=rate)
             self.version += 1
             self.metrics |= metrics
         seconds = perf_counter() - began

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
@@ -55,7 +55,13 @@ class OptimizerConfig(Section):
     max_grad_norm: float = Field(
         default=1.0, gt=0, description="Bound of the gradient norms of policy and critic, each by itself."
     )
-    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rates rise from 0.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="Course of the rates after the warm-up; all but constant end at 0."
+    )
+    warmup_iterations: int = Field(default=0, ge=0, description="Iterations over which the rates rise from 0.")
+    schedule_iterations: int | None = Field(
+        default=None, ge=1, description="Iterations until the rates are 0; null: stop.iterations."
+    )
     micro_batch_tokens: int = Field(
         default=8192, ge=1, description="Padded tokens of a forward pass; changes memory, not gradients."
     )
@@ -65,6 +71,29 @@ class OptimizerConfig(Section):
     max_logprob_gap_q99: float = Field(
         default=0.5, gt=0, description="The same of all fresh tokens but the hundredth that differ most."
     )
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> OptimizerConfig:
+        if self.schedule == "constant" and self.schedule_iterations is not None:
+            raise ValueError(
+                "optimizer.schedule_iterations says when the rates are 0, and optimizer.schedule constant never ends: "
+                "choose linear or cosine, or drop it"
+            )
+        return self
+
+    def rate_factor(self, iteration: int, iterations: int) -> float:
+        """What the rates are multiplied by in an iteration, counted from 1.
+
+        iterations: of the run. It depends on these two alone, so there is no state to resume.
+        """
+        done, warmup = iteration - 1, self.warmup_iterations
+        if done < warmup:
+            return iteration / (warmup + 1)
+        if self.schedule == "constant":
+            return 1.0
+        total = self.schedule_iterations or iterations
+        share = min(1.0, (done - warmup) / max(1, total - warmup))
+        return 1 - share if self.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
 
 
 class LogprobGap(Exception):
@@ -109,7 +138,6 @@ class Learner:
         self.max_length = max_length
         self.reference: Policy | None = None
         self._make_reference = make_reference
-        self.steps = 0
         self.generator = torch.Generator().manual_seed(seed)
         rates = [(list(policy.trained_parameters()), optimizer.lr)]
         if critic := list(policy.critic_parameters()):
@@ -123,12 +151,16 @@ class Learner:
 
     # --- the whole update ---------------------------------------------------------------------------------------------
 
-    def learn(self, groups: Sequence[Group], *, version: int, scale: float = 1.0) -> dict[str, float]:
+    def learn(
+        self, groups: Sequence[Group], *, version: int, scale: float = 1.0, rate: float = 1.0
+    ) -> dict[str, float]:
         """Updates the policy from these groups and returns metrics.
 
         version: that of the policy now; the sampler's log-probabilities of tokens that it sampled are checked.
-        scale: multiplies the loss. Raises LogprobGap.
+        scale: multiplies the loss. rate: multiplies the learning rates. Raises LogprobGap.
         """
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = parameters["rate"] * rate
         batch = Batch(episodes_of(groups), self.parallel.device)
         rollout, metrics = self.prepare(batch, version)
         advantages = compute_advantages(self.algorithm, rollout)
@@ -186,11 +218,10 @@ class Learner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimiser's tensors by name, and JSON values. All ranks take part."""
         tensors, values = flatten_optimizer(self.parallel.optimizer_state(self.policy, self.optimizer))
-        return tensors, {"steps": self.steps, "generator": self.generator.get_state().tolist(), "optimizer": values}
+        return tensors, {"generator": self.generator.get_state().tolist(), "optimizer": values}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Puts back what `state` gave."""
-        self.steps = values["steps"]
         self.generator.set_state(torch.tensor(values["generator"], dtype=torch.uint8))
         kept = ("rate", "betas", "eps", "weight_decay")
         configured = [{name: group[name] for name in kept} for group in self.optimizer.param_groups]
@@ -290,10 +321,6 @@ class Learner:
         norms = [float(self.parallel.clip_grad_norm(part, self.config.max_grad_norm)) for part in parts]
         finite = all(map(math.isfinite, norms))
         if finite:
-            self.steps += 1
-            warm = min(1.0, self.steps / (self.config.warmup_steps + 1))
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["rate"] * warm
             self.optimizer.step()
         metrics |= {"update/nonfinite": float(not finite), "update/grad_norm": norms[0]}
         return metrics | ({"critic/grad_norm": norms[1]} if self.algorithm.needs_critic else {})

@@ -16,6 +16,7 @@ from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Conversation, Template
@@ -31,7 +32,12 @@ class WarmStartConfig(Section):
     steps: int = Field(default=0, ge=0, description="Optimiser steps.")
     episodes: int = Field(default=1000, ge=1, description="Demonstrations; a fresh tokenizer is trained on them.")
     batch_size: int = Field(default=64, ge=1, description="Episodes of a step.")
-    lr: float = Field(default=1e-3, gt=0, description="Learning rate; falls to a tenth along a cosine.")
+    lr: float | None = Field(
+        default=None,
+        gt=0,
+        description="Learning rate; falls to a tenth along a cosine. null: 1e-3 from scratch, 2e-5 for a pretrained "
+        "model, 1e-4 for its adapters.",
+    )
     actions: Literal["expert", "random"] = Field(
         default="expert",
         description="Imitates the expert, or any valid action, for the format alone.",
@@ -50,6 +56,14 @@ class WarmStartConfig(Section):
         default="{action}",
         description="Thought of a demonstration: a format string with `action` and `words` (of the observation).",
     )
+
+    def rate(self, model: ModelConfig) -> float:
+        """Learning rate for a model: one from scratch has all to learn, a pretrained one much to lose."""
+        if self.lr is not None:
+            return self.lr
+        if model.name == TINY:
+            return 1e-3
+        return 1e-4 if model.lora.rank else 2e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +206,7 @@ def imitate(
     config: WarmStartConfig,
     parallel: Parallel,
     *,
+    lr: float,
     micro_batch_tokens: int,
     temperature: float = 1.0,
     seed: int = 0,
@@ -205,8 +220,8 @@ def imitate(
     if not usable:
         raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
     trained = list(policy.trained_parameters())
-    optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps, eta_min=config.lr / 10)
+    optimizer = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps, eta_min=lr / 10)
     rng = random.Random(seed)
     mean = float("nan")
     for step in range(config.steps):

@@ -12,6 +12,8 @@ from typing import IO, cast
 
 from starpod.trainer.data.episode import Episode, Group
 
+LEVEL = 1
+"""Of compression: the first takes a ninth of the time of the last, 9, for files a sixth larger."""
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 EVALUATION = ("eval-", "final-")
@@ -129,5 +131,6 @@ def _parse(line: str) -> Episode:
 
 
 def _open(path: Path, mode: str) -> IO[str]:
-    opener = gzip.open if path.name.endswith(".gz") else open
-    return cast(IO[str], opener(path, mode, encoding="utf-8"))
+    if path.name.endswith(".gz"):
+        return cast(IO[str], gzip.open(path, mode, compresslevel=LEVEL, encoding="utf-8"))
+    return cast(IO[str], open(path, mode, encoding="utf-8"))

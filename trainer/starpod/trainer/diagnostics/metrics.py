@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
 from starpod.trainer.algorithms.filters import ZERO
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import End, Episode, Group
+
+ENDS: tuple[End, ...] = tuple(end for end in get_args(End) if end != "failed")
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -31,6 +35,8 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "collect/effective_rate": sum(turn.effective > 0 for turn in turns) / turn_count,
         "collect/truncated_rate": sum(turn.finish == "length" for turn in turns) / turn_count,
     }
+    ends = Counter(episode.end for episode in episodes)
+    metrics |= {f"end/{end or 'agent'}": ends[end] / count for end in ENDS}
     if any(episode.success is not None for episode in episodes):
         metrics["collect/success"] = sum(episode.success is True for episode in episodes) / count
     return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups)

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import write_episodes
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
@@ -43,6 +44,7 @@ class RunFolder:
     path/final.json          the best checkpoint on the final seeds, once the run is over
     path/episodes/           eval-000050.jsonl: the episodes of the evaluation at step 50; final-000050.jsonl: of the
                              final one, of the checkpoint of step 50
+                             train-000050.jsonl.gz: those collected in step 50, of the newest steps
     path/checkpoints/        written by others
     path/report.html         the page for people
     """
@@ -197,6 +199,24 @@ class RunFolder:
         write_atomic(path, "".join(to_json_line(episode.to_json()) for episode in episodes))
         return path
 
+    def write_rollouts(self, step: int, episodes: Iterable[Episode], *, most: int) -> bool:
+        """Writes episodes/train-<step>.jsonl.gz and removes the oldest of these files, until all have `most` bytes.
+
+        False where the new one alone has more, and is gone. Raises CannotWrite.
+        """
+        path = self.episodes / f"train-{step:06d}.jsonl.gz"
+        try:
+            write_episodes(path, episodes)
+        except OSError as error:
+            raise CannotWrite(path, error) from error
+        files = sorted(self.episodes.glob("train-*.jsonl.gz"), key=_step_of, reverse=True)
+        total = 0
+        for file in files:
+            total += file.stat().st_size
+            if total > most:
+                file.unlink()
+        return path.exists()
+
     def episode_files(self, kind: str = "eval") -> list[Path]:
         """In the order of their steps."""
         return sorted(self.episodes.glob(f"{kind}-*.jsonl"), key=_step_of)
@@ -208,7 +228,7 @@ class RunFolder:
         """
         cut_after(self.evaluations, step)
         self.final.unlink(missing_ok=True)
-        for path in self.episodes.glob("*-*.jsonl"):
+        for path in self.episodes.glob("*-*.jsonl*"):
             if _step_of(path) > step or path.name.startswith("final-"):
                 path.unlink()
 
@@ -221,7 +241,7 @@ class RunFolder:
 
 
 def _step_of(path: Path) -> int:
-    digits = path.stem.rpartition("-")[2]
+    digits = path.name.partition(".")[0].rpartition("-")[2]
     return int(digits) if digits.isdecimal() else -1
 
 

@@ -28,6 +28,11 @@ class CollectConfig(Section):
         ge=1,
         description="Episodes below which a group is dropped and replaced.",
     )
+    keep_mib: float = Field(
+        default=64.0,
+        ge=0,
+        description="MiB of collected episodes that the run folder keeps, the newest ones; 0: none.",
+    )
     max_rounds: int = Field(default=4, ge=1, description="Most rounds of replacing in a collection.")
 
     @model_validator(mode="after")
