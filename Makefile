@@ -36,13 +36,16 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train test test-adapters test-smollm test-vllm bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train train-llm test test-adapters test-smollm test-vllm bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(READY) ## Train a tiny policy on FrozenLake: local services, CPU, no download; CONFIG=sokoban for another
 	@$(BIN)/starpod train $(CONFIG) $(ARGS)
+
+train-llm: $(SMOLLM_READY) ## Train a pretrained language model of 135M parameters on the bandit, on two cores
+	@$(BIN)/starpod train bandit_llm $(ARGS)
 
 test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minutes) for those that need one
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
