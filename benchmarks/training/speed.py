@@ -97,7 +97,7 @@ def main() -> None:
     results += compare(
         f"update pass, {name}",
         "context tokens",
-        sum(batch.lengths),
+        sum(len(sample.tokens) for row in batch.samples for sample in row),
         {
             "transformers forward, backward": lambda: update_plainly(policy, episodes),
             "starpod, scoring with gradient": lambda: update(policy, batch, arguments.micro_batch_tokens),
