@@ -161,7 +161,9 @@ def test_it_is_trained_on_and_may_be_killed(serve: Callable[..., ServerProcess],
     assert sum("update/grad_norm" in values for values in metrics) > 0
     evaluation = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[0])
     assert evaluation["reference"]["expert"]["success"] == 1
-    episodes = [json.loads(line) for path in (folder / "episodes").iterdir() for line in path.read_text().splitlines()]
+    episodes = [
+        json.loads(line) for path in (folder / "episodes").glob("*.jsonl") for line in path.read_text().splitlines()
+    ]
     assert episodes
     for episode in episodes:
         assert episode["environment"] == "hangman-v1"
