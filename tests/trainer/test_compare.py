@@ -40,7 +40,7 @@ def test_the_interval_of_paired_shares_by_hand() -> None:
     middle = -64 / 1602
     half = 1.959964 * math.sqrt(150.5 + 86.5 - 64**2 / 1602) / 1602
     assert (low, high) == pytest.approx((middle - half, middle + half), abs=1e-6)
-    assert (low, high) == pytest.approx((-0.059, -0.021), abs=5e-4)  # as Wald's, which he gives
+    assert (low, high) == pytest.approx((-0.059, -0.021), abs=5e-4)  # Wald's interval, as the textbook has it
     # Where no pair differs nothing is proved.
     low, high = paired_share_interval(0, 0, 10)
     assert -0.2 < low < 0 < high == -low

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -55,6 +55,13 @@ def logprobs_under(model: torch.nn.Module, prompt: list[int], reply: list[int], 
         logits = model(input_ids=torch.tensor([tokens])).logits[0].float() / (temperature or 1.0)
     places = logits.log_softmax(-1)
     return [float(places[len(prompt) - 1 + index, token]) for index, token in enumerate(reply)]
+
+
+def assert_same(replies: Sequence[Reply], expected: Sequence[Reply]) -> None:
+    """The same tokens, and log-probabilities but for the rounding that depends on what else is in the batch."""
+    for reply, other in zip(replies, expected, strict=True):
+        assert reply.tokens == other.tokens
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-3)
 
 
 def ask(prompt: list[int], *, tokens: int = 8, stop: frozenset[int] = frozenset(), seed: int = 0) -> Request:

@@ -22,7 +22,7 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.weights import write_weights
 from starpod.trainer.models.policy import Policy
 from tests.support import held_port
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, assert_same, changed, make_policy
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -176,8 +176,6 @@ async def test_a_server_that_is_killed_and_started_anew_gets_the_weights_again(m
             await asyncio.to_thread(lambda: stack.enter_context(serving(model, *CONTROLLED, port=port)))
             replies = await asyncio.wait_for(asyncio.gather(*calls), 120)
             assert engine.stats().restarts == 1
-            for reply, before in zip(replies, expected, strict=True):
-                assert reply.tokens == before.tokens
-                assert reply.logprobs == pytest.approx(before.logprobs, abs=1e-3)
+            assert_same(replies, expected)
     finally:
         await engine.close()

@@ -27,7 +27,7 @@ EXTRAS = ("render", "fork", "snapshot", "renew")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server. address: host:port. server_name: whom a resolved address stands for."""
+    """A server. address: host:port. server_name: the host name that the address was resolved from."""
 
     address: str
     server_name: str = ""

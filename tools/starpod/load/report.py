@@ -1,6 +1,4 @@
-"""The report of a run as JSON values, how sure its figures are, and what changed from
-one report to another.
-"""
+"""The report of a run as JSON values, how sure its figures are, and what changed from one report to another."""
 
 from __future__ import annotations
 

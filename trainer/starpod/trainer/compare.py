@@ -12,7 +12,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.statistics import mcnemar, mean_interval, paired_share_interval
 
 SETTINGS = ("version", "options", "limits")
-"""What must be the same in both, of each environment, for an episode of one to be a pair with one of the other."""
+"""Figures of an environment that have to be equal in both evaluations for their episodes to pair."""
 
 
 class NotComparable(Exception):

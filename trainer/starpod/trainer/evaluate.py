@@ -63,7 +63,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
-    """What pairs the episodes of two evaluations: JSON columns, one entry per episode that did not fail.
+    """Single results, by which two evaluations are paired: JSON columns, one entry per episode that did not fail.
 
     seed; sample: the number of the episode from that seed; success: null where the environment cannot say; return: of
     the environment's own rewards.

@@ -67,7 +67,7 @@ class EarlyStop:
         )
 
     def _meaning(self) -> str:
-        """What it means that the members of a group do alike."""
+        """Explains why the members of a group act alike, in words."""
         success = self._success
         start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
         if success.solved:
