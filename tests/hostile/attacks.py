@@ -109,6 +109,12 @@ def nested_json_held(attacker: Attacker) -> None:
         attacker.call("Step", pb.StepRequest(session_id=session.session_id, epoch=1, actions=[action]))
 
 
+def json_string_without_an_end(attacker: Attacker) -> None:
+    action = pb.Action(json='"' + "," * 10_000 + '\\"' * MEBIBYTE)
+    session = attacker.open()
+    attacker.call("Step", pb.StepRequest(session_id=session.session_id, epoch=1, actions=[action]))
+
+
 def json_of_57_mebibytes(attacker: Attacker) -> None:
     session = attacker.open()
     action = pb.Action(json=nested_json(57 * MEBIBYTE))
@@ -235,6 +241,7 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
         one_open_of_46_mebibytes,
         steps_out_of_order,
         nested_json_held,
+        json_string_without_an_end,
         json_of_57_mebibytes,
         empty_texts,
         group_with_pictures,

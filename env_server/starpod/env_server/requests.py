@@ -37,7 +37,8 @@ _CHUNK = 2**14
 """Characters of a JSON text that are looked at before it is asked whether these are enough."""
 _SLICE = 2**14
 """Fields that are looked at before others have the event loop."""
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""One without an end goes to the end of the text: else each quotation mark in it would begin another search."""
 
 
 def check_size(kind: type[Message], size: int, limits: ServerLimits) -> None:
