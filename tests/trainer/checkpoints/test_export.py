@@ -17,6 +17,7 @@ from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_train
 from starpod.trainer.models.config import LoraConfig, ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.parallel import Parallel
 
 TEXTS = ["The goal is at (2, 3). Left || Right", "a hole is below you"]
 MESSAGES = [{"role": "user", "content": "The goal is at (2, 3)."}]
@@ -40,7 +41,8 @@ def save(run: Path, policy: Policy, step: int, score: float | None = None) -> Pa
         "sampling": {"temperature": 0.7},
     }
     checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep=9))
-    return checkpoints.save(step, {"policy": policy.state_dict()}, {"config": config}, score=score)
+    state = Parallel().full_state_dict(policy, without=policy.frozen())
+    return checkpoints.save(step, {"policy": state}, {"config": config}, score=score)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 Item = TypeVar("Item")
 
@@ -188,7 +188,7 @@ class Parallel:
 
         A sharded model can only be run by all ranks at once; an engine that samples at its own pace runs a replica.
         """
-        _reshard(model)
+        self.reshard(model)
         targets = replica.state_dict(keep_vars=True)
         with torch.no_grad():
             for name, tensor in model.state_dict(keep_vars=True).items():
@@ -196,30 +196,62 @@ class Parallel:
 
     # --- what a checkpoint holds -------------------------------------------------------------------------------------
 
-    def full_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """The state dict of the unshared model, on the CPU, on rank 0; empty on the others. Ties stay ties."""
-        if self.world == 1:
-            return dict(model.state_dict())
-        _reshard(model)
+    def full_state_dict(self, model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Tensor]:
+        """The state dict of the unshared model, on the CPU, on rank 0; empty on the others. Ties stay ties.
+
+        without: names to leave out. In one process it is the model's own memory.
+        """
+        self.reshard(model)
+        state = model.state_dict(keep_vars=True)
+        return self.gather({name: tensor for name, tensor in state.items() if name not in without})
+
+    def load_full_state_dict(
+        self, model: nn.Module, state: Mapping[str, Tensor], *, without: Collection[str] = ()
+    ) -> None:
+        """Loads a state dict of the unshared model; every rank gives all of it and keeps its part.
+
+        without: names that the state may lack. Raises ValueError for other names or shapes than the model's.
+        """
+        self.reshard(model)
+        own = model.state_dict(keep_vars=True)
+        self.load({name: tensor for name, tensor in own.items() if name in state or name not in without}, state)
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These tensors, whole, on rank 0 (of several ranks on the CPU); nothing on the others. One is gathered at a
+        time. Collective."""
         full: dict[str, Tensor] = {}
         seen: dict[int, Tensor] = {}
-        for name, tensor in model.state_dict(keep_vars=True).items():
+        for name, tensor in tensors.items():
             if id(tensor) not in seen:
                 gathered = whole(tensor)
-                seen[id(tensor)] = gathered.cpu() if self.is_main else torch.empty(0)
+                seen[id(tensor)] = gathered if self.world == 1 else gathered.cpu() if self.is_main else torch.empty(0)
             full[name] = seen[id(tensor)]
         return full if self.is_main else {}
 
-    def load_full_state_dict(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-        """Loads a state dict of the unshared model; every rank gives all of it and keeps its part. Strict."""
-        _reshard(model)
-        mine = {name: _like(state[name], tensor) for name, tensor in model.state_dict().items() if name in state}
-        model.load_state_dict({**state, **mine})
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Copies whole tensors into these, one after the other: each rank its part.
+
+        Raises ValueError for other names or shapes.
+        """
+        if other := tensors.keys() ^ state.keys():
+            raise ValueError(f"the saved state is of another model: {min(other)} is in one of them only")
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if tensor.shape != state[name].shape:
+                    shapes = f"{list(state[name].shape)}, here {list(tensor.shape)}"
+                    raise ValueError(f"the saved state is of another model: {name} has the shape {shapes}")
+                tensor.detach().copy_(_like(state[name], tensor))
+
+    def reshard(self, model: nn.Module) -> None:
+        """Gives up what a pass gathered: after one without a backward the root's parameters still are, and the
+        optimiser knows the shards only."""
+        for module in _sharded(model):
+            module.reshard()
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimiser's state dict with parameters by name and whole tensors on the CPU, the same for any number of
         ranks. Complete on rank 0; tensors are missing on the others."""
-        _reshard(model)
+        self.reshard(model)
         names = _names(model)
         state: dict[str, Any] = {}
         for parameter, slots in _in_order(optimizer):
@@ -241,7 +273,7 @@ class Parallel:
 
         Raises ValueError if the optimiser has other parameters.
         """
-        _reshard(model)
+        self.reshard(model)
         names = _names(model)
         mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         theirs = [group["params"] for group in state["param_groups"]]
@@ -290,12 +322,6 @@ def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def _reshard(model: nn.Module) -> None:
-    """After a pass without a backward the root's parameters are still gathered; the optimiser knows the shards only."""
-    for module in _sharded(model):
-        module.reshard()
-
-
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which each rank holds a part. Collective if it is one."""
     tensor = tensor.detach()
@@ -303,11 +329,20 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _like(full: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of `full`, shared out as `tensor` is; one of another shape (a counter) is not shared out."""
+    """This rank's part of `full`, shared out as `tensor` is; one of another shape (a counter) is not shared out.
+
+    No more of `full` is read than that part: it may lie in a file.
+    """
     if not isinstance(tensor, DTensor) or full.shape != tensor.shape:
         return full
-    mesh = tensor.device_mesh
-    return distribute_tensor(full.to(tensor.device), mesh, tensor.placements, src_data_rank=None)
+    mesh, (placement,) = tensor.device_mesh, tensor.placements
+    assert isinstance(placement, Shard)
+    # As torch.chunk: equal parts, and fewer or none for the last ranks.
+    length = full.shape[placement.dim]
+    part = -(-length // mesh.size())
+    first = min(mesh.get_local_rank() * part, length)
+    local = full.narrow(placement.dim, first, min(part, length - first)).to(tensor.device)
+    return DTensor.from_local(local, mesh, (placement,), run_check=False, shape=full.shape, stride=full.stride())
 
 
 def _names(model: nn.Module) -> dict[int, str]:

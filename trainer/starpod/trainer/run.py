@@ -117,9 +117,9 @@ class Run:
     def save(self) -> None:
         """Writes a checkpoint. Only rank 0 writes; all ranks take part."""
         optimizer, learner = self.learner.state()
-        tensors = {"policy": self.parallel.full_state_dict(self.learner.policy), "optimizer": optimizer}
+        tensors = {"policy": self.learner.policy_state(), "optimizer": optimizer}
         if self.learner.reference is not None:
-            tensors["reference"] = self.parallel.full_state_dict(self.learner.reference)
+            tensors["reference"] = self.learner.reference_state()
         if not self.parallel.is_main:
             return
         # An older evaluation says nothing about these weights.
@@ -149,7 +149,7 @@ class Run:
                 f"algorithm.kl.where is {self.config.algorithm.kl.where}, but the run began without a KL term, so its "
                 "checkpoint holds no reference policy: resume with algorithm.kl.where=off, or begin another run"
             )
-        self.parallel.load_full_state_dict(self.learner.policy, loaded.tensors["policy"])
+        self.learner.load_policy(loaded.tensors["policy"])
         if self.config.algorithm.needs_reference:
             self.learner.freeze_reference(loaded.tensors["reference"])
         self.learner.load_state(loaded.tensors["optimizer"], state["learner"])
@@ -466,7 +466,7 @@ class Run:
         step, version = self.step, self.version
         if best is not None and best.step != self.step:
             step, self.version = best.step, best.state["version"]
-            self.parallel.load_full_state_dict(self.learner.policy, best.tensors["policy"])
+            self.learner.load_policy(best.tensors["policy"])
         await self.sync()
         self.screen.phase(f"evaluating the checkpoint of step {step} on {config.episodes} final seeds")
         began = perf_counter()

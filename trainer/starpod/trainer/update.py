@@ -29,6 +29,7 @@ from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optim
 from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, split
 from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.diagnostics.gradients import gradient_report
+from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.section import Section
@@ -115,7 +116,7 @@ class Learner:
 
     temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
     constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
-    term, with any weights; `reference` is None until `freeze_reference`.
+    term, with any weights, where the policy has no adapters; `reference` is None until `freeze_reference`.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Learner:
         self.parallel = parallel
         self.temperature = temperature
         self.max_length = max_length
-        self.reference: Policy | None = None
+        self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
         rates = [(list(policy.trained_parameters()), optimizer.lr)]
@@ -203,17 +204,38 @@ class Learner:
         return rollout, metrics
 
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
-        """Sets the reference policy of the KL term: a saved one, or the present one."""
+        """Sets the reference policy of the KL term: what `reference_state` gave, or the present one."""
+        if self.policy.frozen():
+            adapters = self.reference = FirstAdapters(self.policy, self.parallel)
+            if state is not None:
+                adapters.load_state_dict(state)
+            return
         assert self._make_reference is not None
-        reference = self._make_reference().to(self.parallel.device).requires_grad_(False)
+        reference = self._make_reference()
+        reference.critic, reference.critic_kind = None, "none"
+        reference.to(self.parallel.device).requires_grad_(False)
         self.parallel.shard(reference)
         if state is None:
-            reference.load_state_dict(self.policy.state_dict())
+            reference.model.load_state_dict(self.policy.model.state_dict())
         else:
             self.parallel.load_full_state_dict(reference, state)
         self.reference = reference
 
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """The policy's tensors by name, on rank 0; without those that adapters leave as they were. Collective."""
+        return self.parallel.full_state_dict(self.policy, without=self.policy.frozen())
+
+    def load_policy(self, state: Mapping[str, Tensor]) -> None:
+        """Puts back what `policy_state` gave."""
+        self.parallel.load_full_state_dict(self.policy, state, without=self.policy.frozen())
+
+    def reference_state(self) -> dict[str, Tensor]:
+        """The reference policy's tensors by name, on rank 0; with adapters, these alone. Collective."""
+        if isinstance(self.reference, Policy):
+            return self.parallel.full_state_dict(self.reference)
+        return {} if self.reference is None else self.reference.state_dict()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimiser's tensors by name, and JSON values. All ranks take part."""

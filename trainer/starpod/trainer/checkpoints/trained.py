@@ -10,6 +10,7 @@ from typing import Any, Literal
 from starpod.trainer.checkpoints.checkpoint import MANIFEST, CheckpointError, Checkpoints, Loaded, load_checkpoint
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.parallel import Parallel
 
 Which = Literal["best", "latest"]
 
@@ -59,9 +60,8 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     else:
         policy = build_policy(model, texts=None, critic="none", seed=0)
     policy.critic, policy.critic_kind = None, "none"
-    policy.load_state_dict(
-        {name: tensor for name, tensor in loaded.tensors["policy"].items() if not name.startswith("critic.")}
-    )
+    state = {name: tensor for name, tensor in loaded.tensors["policy"].items() if not name.startswith("critic.")}
+    Parallel().load_full_state_dict(policy, state, without=policy.frozen())
     return Trained(policy, config, loaded.step, loaded.score, loaded.path, run)
 
 

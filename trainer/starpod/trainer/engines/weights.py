@@ -70,8 +70,8 @@ def write_weights(model: nn.Module, folder: Path) -> None:
 
 def _adapters(layer: Any, weight: Tensor) -> Tensor:
     """The sum that the active adapters of a PEFT layer add to its weight."""
-    delta = torch.zeros_like(weight)
+    delta = torch.zeros_like(weight, dtype=torch.float32)  # `weight` may be kept in less
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
-            delta += whole(layer.get_delta_weight(adapter)).to(weight)
+            delta += whole(layer.get_delta_weight(adapter))
     return delta

@@ -27,7 +27,15 @@ def model_title(name: str) -> str:
     return _TITLES.get(name, name)
 
 
-RUN_TIME = ("dtype", "float32_logits", "attention", "gradient_checkpointing", "detach_critic", "logits_at_once")
+RUN_TIME = (
+    "dtype",
+    "base_dtype",
+    "float32_logits",
+    "attention",
+    "gradient_checkpointing",
+    "detach_critic",
+    "logits_at_once",
+)
 """Keys of `ModelConfig` that say how a model is computed and not what it is: a resumed run may change them."""
 
 
@@ -77,6 +85,9 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype of computation; trained weights are float32."
     )
+    base_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Dtype that the weights under adapters are kept in: they are not trained."
+    )
     float32_logits: bool = Field(
         default=False, description="Computes the output layer in float32 where the rest is bfloat16 (not in vLLM)."
     )
@@ -101,6 +112,11 @@ class ModelConfig(Section):
             raise ValueError("model.name is empty: give tiny, smollm2, a Hugging Face name or a folder")
         if self.name == TINY and self.lora.rank:
             raise ValueError("model.lora adapts a trained model; tiny starts from nothing: set model.lora.rank to 0")
+        if self.base_dtype != "float32" and (not self.lora.rank or self.dtype == "float32"):
+            raise ValueError(
+                "model.base_dtype bfloat16 is for weights that are not trained and rounded in each pass anyway: set "
+                "model.lora.rank and model.dtype bfloat16, or leave model.base_dtype at float32"
+            )
         if self.float32_logits and self.dtype == "float32":
             raise ValueError("model.float32_logits is for model.dtype bfloat16: in float32 all logits are")
         if self.attention == "flash_attention_2" and self.dtype == "float32":

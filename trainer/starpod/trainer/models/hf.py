@@ -35,15 +35,14 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
-    """The pretrained weights in float32, with adapters where they are on. `seed` is that of the adapters.
+    """The pretrained weights in `base_dtype`, and adapters, where they are on, in float32. `seed` is that of adapters.
 
     Raises ModelError.
     """
     if config.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise ModelError("model.attention flash_attention_2 needs the package flash-attn: install it, or use sdpa")
-    model: PreTrainedModel = _load(
-        AutoModelForCausalLM, config, dtype=torch.float32, attn_implementation=config.attention
-    )
+    dtype: torch.dtype = getattr(torch, config.base_dtype)
+    model: PreTrainedModel = _load(AutoModelForCausalLM, config, dtype=dtype, attn_implementation=config.attention)
     return add_adapters(model, config.lora, seed) if config.lora.rank else model
 
 

@@ -84,8 +84,16 @@ class Policy(nn.Module):
         return int(plain(self.model).config.get_text_config().hidden_size)
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters that belong to the critic alone."""
-        return iter(()) if self.critic is None else self.critic.parameters()
+        """Parameters that belong to the critic alone and are trained."""
+        every = iter(()) if self.critic is None else self.critic.parameters()
+        return (parameter for parameter in every if parameter.requires_grad)
+
+    def frozen(self) -> frozenset[str]:
+        """Entries of the state dict that adapters leave as they were in the model that training began from."""
+        if plain(self.model) is self.model:
+            return frozenset()
+        every = self.named_parameters(remove_duplicate=False)
+        return frozenset(name for name, parameter in every if not parameter.requires_grad)
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the language model that are trained."""
@@ -209,7 +217,7 @@ def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
     if (folder / _VALUES).exists():
         values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
         # The weights are there, with the adapters in them.
-        saved = values["config"] | {"name": str(folder), "lora": {}, "revision": "main"}
+        saved = values["config"] | {"name": str(folder), "lora": {}, "base_dtype": "float32", "revision": "main"}
         config = ModelConfig.model_validate(saved | {key: getattr(given, key) for key in RUN_TIME if given})
         critic = values["critic"]
     policy = build_policy(config, texts=None, critic=cast(CriticKind, critic), seed=0)

@@ -66,7 +66,7 @@ def kept_in_float32(model: nn.Module) -> set[int]:
 def computing(model: nn.Module) -> AbstractContextManager[object]:
     """A context in which the model computes in its type, and keeps gradients in that of its weights."""
     parameter, dtype = next(model.parameters()), compute_dtype(model)
-    if dtype == parameter.dtype:
+    if all(each.dtype == dtype for each in model.parameters()):
         return nullcontext()
     # Every weight is read once in a pass: a cache of rounded ones would only hold them all at a time.
     return torch.autocast(parameter.device.type, dtype=dtype, cache_enabled=False)
