@@ -12,13 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.trainer.engines.base import Reply, Request
+from starpod.trainer.engines.base import EngineError, Reply, Request
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import SlotCache, Span
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import LoraConfig, ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
-from tests.trainer.engines.conformance import begun, held
+from tests.trainer.engines.conformance import MAX_CONTEXT, begun, held, make_policy
 from tests.trainer.models.tiny_policy import tiny_policy
 from tests.waiting import eventually
 
@@ -405,3 +407,21 @@ async def test_forgetting_while_a_reply_is_sampled_keeps_nothing() -> None:
         await task
         await engine.generate(request([1] * 5, conversation="c"))
         assert engine.stats().reused == 0
+
+
+async def test_slots_follow_from_a_budget_for_the_cache() -> None:
+    policy = make_policy()
+    small = {"slots": 1000, "cache_gib": 100 / 2**20}
+    engine = build_engine(EngineConfig.model_validate(small), policy, max_context=MAX_CONTEXT)
+    assert isinstance(engine, TorchEngine)
+    # A layer's keys and values of 64 tokens, 2 heads of 8 numbers of 4 bytes: 8 KiB a slot, and one for padding.
+    assert engine.stats().slots == 11
+    assert engine._cache.layers.nbytes == 12 * 8 * 2**10
+    requests = [Request(prompt=[5, index], max_tokens=3, stop=frozenset()) for index in range(20)]
+    assert [len(reply.tokens) for reply in await asyncio.gather(*map(engine.generate, requests))] == [3] * 20
+    await engine.close()
+    large = build_engine(EngineConfig(slots=3), policy, max_context=MAX_CONTEXT)
+    assert large.stats().slots == 3
+    await large.close()
+    with pytest.raises(EngineError, match=r"takes 0\.00 GiB.* raise it, or lower sampling\.max_episode_tokens"):
+        build_engine(EngineConfig(cache_gib=15 / 2**20), policy, max_context=MAX_CONTEXT)

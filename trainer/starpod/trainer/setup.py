@@ -136,6 +136,8 @@ async def open_run(
         )
         engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens)
         stack.push_async_callback(engine.close)
+        if (slots := engine.stats().slots) < config.engine.slots:
+            screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
         agents = EngineAgents(
             engine=engine,
             template=template,

@@ -20,7 +20,10 @@ class EngineConfig(Section):
         default="torch",
         description="What samples; see docs/training.md#engines.",
     )
-    slots: int = Field(default=128, ge=1, description="Replies sampled at once.")
+    slots: int = Field(default=128, ge=1, description="Replies sampled at once, at most.")
+    cache_gib: float = Field(
+        default=8.0, gt=0, description="torch: most GiB of the cache; fewer replies at once where slots take more."
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="vllm: dtype of computation; auto: the model's."
     )

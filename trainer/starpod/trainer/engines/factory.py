@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from starpod.trainer.engines.base import Engine
+import math
+from typing import Any
+
+import torch
+
+from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.precision import compute_dtype
+from starpod.trainer.models.trunk import plain
 
 
 def build_engine(config: EngineConfig, policy: Policy, *, max_context: int) -> Engine:
@@ -17,7 +24,8 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int) -> E
         case "torch":
             from starpod.trainer.engines.torch_engine import TorchEngine
 
-            return TorchEngine(policy, slots=config.slots, max_context=max_context)
+            slots = slots_within(config, plain(policy.model).config, max_context, compute_dtype(policy.model))
+            return TorchEngine(policy, slots=slots, max_context=max_context)
         case "vllm":
             from starpod.trainer.engines.vllm_local import LocalVllm
 
@@ -26,3 +34,17 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int) -> E
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 
             return RemoteVllm(config, max_context=max_context)
+
+
+def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: torch.dtype) -> int:
+    """Conversations of `length` tokens that `cache_gib` holds; no more than `slots`. Raises EngineError for none."""
+    from starpod.trainer.engines.slot_cache import cache_shape
+
+    one = math.prod(cache_shape(model_config, 0, length)) * dtype.itemsize
+    room = int(config.cache_gib * 2**30) // one - 1  # one slot is for rows that are padding
+    if room < 1:
+        raise EngineError(
+            f"a context of {length} tokens takes {one / 2**30:.2f} GiB in the torch engine's cache, two of which must "
+            f"fit into engine.cache_gib ({config.cache_gib:g}): raise it, or lower sampling.max_episode_tokens"
+        )
+    return min(config.slots, room)

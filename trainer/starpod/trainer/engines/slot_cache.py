@@ -120,6 +120,15 @@ class Feed:
     blocks: list[_Block]
 
 
+def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, int, int, int, int]:
+    """Layers, keys and values, slots and one more, key-value heads, tokens, width of a head."""
+    config = model_config.get_text_config()
+    heads: int = config.num_attention_heads
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shared: int = getattr(config, "num_key_value_heads", None) or heads
+    return config.num_hidden_layers, 2, slots + 1, shared, pad(length), width
+
+
 class SlotCache:
     """Cache in the sense of transformers: it is asked to take in keys and values, layer by layer.
 
@@ -135,11 +144,10 @@ class SlotCache:
         self.slots = slots
         self.length = pad(length)
         self.heads = config.num_attention_heads
-        self.key_value_heads = getattr(config, "num_key_value_heads", None) or self.heads
-        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        shape = cache_shape(config, slots, length)
+        self.key_value_heads, self.width = shape[3], shape[5]
         self.device = device
         # Zeros, because what is masked is still multiplied by 0 and must be finite.
-        shape = (config.num_hidden_layers, 2, slots + 1, self.key_value_heads, self.length, self.width)
         self.layers = torch.zeros(shape, device=device, dtype=dtype)
         self.one_query = device.type == "cpu"
         self._head_offsets = torch.arange(self.key_value_heads, device=device) * self.length
