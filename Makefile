@@ -120,7 +120,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,browser,tracing,gymnasium,load,trainer,smollm,dev]'
+	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,webshop,browser,tracing,gymnasium,load,trainer,ui,smollm,dev]'
 	@touch $@
 
 # The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.

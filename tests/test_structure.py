@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "v1": set(),
     "client": {"v1"},
     "env_server": {"v1"},
-    "environments": {"v1", "env_server"},
+    "environments": {"v1", "env_server", "report"},
     "trainer": TOOLS,
     "cli": TOOLS,
     "check": TOOLS,

@@ -22,8 +22,8 @@ from starpod.env_server.server import EnvironmentServer
 from starpod.environments.webshop.site import options
 from starpod.environments.webshop.site.app import create_app
 from starpod.environments.webshop.site.cli import site
-from starpod.environments.webshop.site.guard import MAX_BODY_BYTES, known_host, same_origin
 from starpod.environments.webshop.site.service import Security, Service
+from starpod.report.site import MAX_BODY_BYTES, known_host, same_origin
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.environments.webshop.html_text import Reader

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from starpod.report import page as shared
-from starpod.report.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
-from starpod.report.figures import Kind, duration, show, signed
+from starpod.report.figures import signed
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.output.words import METRICS, is_graded, metric, return_with_interval, with_interval
+from starpod.trainer.output.sections import (
+    configuration,
+    echo_trap,
+    evaluation,
+    headline,
+    information,
+    learning,
+    provenance,
+    section,
+    time_spent,
+)
 
 STYLE = (files(__package__) / "assets" / "report.css").read_text(encoding="utf-8")
 
@@ -25,23 +31,6 @@ def page(title: str, body: str) -> str:
     """A whole HTML document in the style of the trainer's pages."""
     return shared.page(title, body, style=STYLE)
 
-
-LEARNING = """
-collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
-policy/kl policy/clip_fraction_high critic/explained_variance
-""".split()
-SIGNALS = """
-collect/own_std_in_group policy/entropy collect/response_diversity update/grad_norm collect/identical_fraction
-""".split()
-SPEED = """
-rate/sampled_tokens_per_s rate/trained_tokens_per_s rate/environment_steps_per_s environment/latency_p50
-environment/latency_p99 policy/logprob_gap_mean
-""".split()
-PARTS = (
-    ("Waiting for generation", "time/generate_wait"),
-    ("Waiting for environments", "time/environment_wait"),
-    ("Update", "time/update"),
-)
 
 EPISODES = 4
 """Sample episodes of the last evaluation: as many solved as not, where there are."""
@@ -59,342 +48,18 @@ def write_report(run_dir: Path | str) -> Path:
     facts = folder.read_facts()
     title = facts.get("title") or folder.path.resolve().name
     sections = [
-        _headline(title, facts, lines, evaluations, final, folder.best_step),
-        _evaluation(evaluations),
-        _learning(lines),
-        _echo_trap(lines),
-        _information(lines),
-        _time(lines),
+        headline(title, facts, lines, evaluations, final, folder.best_step),
+        evaluation(evaluations),
+        learning(lines),
+        echo_trap(lines),
+        information(lines),
+        time_spent(lines),
         _episodes(folder),
-        _configuration(facts),
-        _provenance(facts, lines),
+        configuration(facts),
+        provenance(facts, lines),
     ]
     write_atomic(folder.report, page(f"{title} · Starpod", "\n".join(section for section in sections if section)))
     return folder.report
-
-
-def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
-    """(step, value) wherever a metric was logged as a finite number."""
-    return [(line["step"], line["metrics"][name]) for line in lines if line["metrics"].get(name) is not None]
-
-
-# --- sections ---------------------------------------------------------------------------------------------------------
-
-
-def _section(title: str, said: str, body: str) -> str:
-    """A heading, a sentence below it and what they are about; nothing where there is nothing."""
-    return f'<h2>{title}</h2><p class="muted">{said}</p>{body}' if body else ""
-
-
-def _headline(
-    title: str,
-    facts: Mapping[str, Any],
-    lines: Sequence[Mapping[str, Any]],
-    evaluations: Sequence[Mapping[str, Any]],
-    final: Mapping[str, Any] | None,
-    best_step: int | None,
-) -> str:
-    tiles = []
-    verdict = ""
-    if evaluations:
-        before, after = evaluations[0], final or evaluations[-1]
-        compared = final is not None or len(evaluations) > 1
-        label = "final" if final else "latest" if compared else "success"
-        tiles.append(
-            f'<div class="tile main"><div>{_score(before, "before")}</div><div class="arrow" aria-hidden="true">→</div>'
-            f'<div class="after">{_score(after, label)}</div></div>'
-            if compared
-            else f'<div class="tile main"><div class="after">{_score(after, label)}</div></div>'
-        )
-        verdict = _verdict(before, after, evaluations, final, best_step) if compared else ""
-    if lines:
-        tiles.append(_tile(duration(wall_seconds(facts, lines)), "wall time"))
-        tiles.append(_tile(f"{lines[-1]['step']:,}", "steps"))
-        warned = sum(len(line.get("warnings", ())) for line in lines)
-        tiles.append(_tile(str(warned), "warning" if warned == 1 else "warnings"))
-    outcome = facts.get("ended", {}).get("outcome")
-    told = " · ".join(text for text in (facts.get("model"), outcome) if text)
-    status = f'<p class="muted">{escape(told)}</p>' if told else ""
-    return f'<h1>{escape(title)}</h1>{status}<div class="hero">{"".join(tiles)}</div>{verdict}'
-
-
-def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> float:
-    """As noted at the end; of a run that has not ended, from the first line of metrics to the last."""
-    ended = facts.get("ended")
-    return float(ended["seconds"]) if ended else float(lines[-1]["time"] - lines[0]["time"])
-
-
-def _score(summary: Mapping[str, Any], label: str) -> str:
-    low, high = summary.get("success_low"), summary.get("success_high")
-    interval = f"{show(low, 'share')} to {show(high, 'share')}" if low is not None else ""
-    graded = f"<span>return {escape(return_with_interval(summary))}</span>" if is_graded(summary) else ""
-    return f"<span>{label}</span><b>{show(summary['success'], 'share')}</b><span>{interval}</span>{graded}"
-
-
-def _tile(number: str, label: str) -> str:
-    return f'<div class="tile"><b>{escape(number)}</b><span>{escape(label)}</span></div>'
-
-
-def _verdict(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    evaluations: Sequence[Mapping[str, Any]],
-    final: Mapping[str, Any] | None,
-    best_step: int | None,
-) -> str:
-    count = after.get("episodes")
-    said = f"Success on {count:,} episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
-    if final:
-        said += (
-            f"Final: the checkpoint of step {final['step']:,}, which the selection seeds chose, on start states that "
-            "neither taught nor chose it. Before: the first policy, on the selection seeds. "
-        )
-    else:
-        said += "Both are from the selection seeds; the final seeds are played when the run is over. "
-    said += _compared(before, after, "success", "The intervals")
-    best, last = max(evaluations, key=lambda summary: summary["success"]), evaluations[-1]
-    if best["success"] > last["success"]:
-        said += f"The best selection evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
-        worse = best.get("success_low") is not None and best["success_low"] > last["success_high"]
-        said += ", and the policy has become worse since. " if worse else ". "
-    if best_step is not None:
-        said += f"The checkpoint `best` holds step {best_step:,}. "
-    greedy = after.get("greedy")
-    if greedy and greedy.get("success") is not None:
-        said += f"Sampled greedily, it reaches {show(greedy['success'], 'share')}. "
-    if is_graded(before) or is_graded(after):
-        said += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
-        said += _compared(before, after, "return", "Its intervals")
-    return f"<p>{escape(said)}</p>"
-
-
-def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
-    """What the intervals of two evaluations say of their difference; nothing without intervals."""
-    low, high = f"{figure}_low", f"{figure}_high"
-    if after.get(low) is None or before.get(high) is None:
-        return ""
-    if after[low] > before[high]:
-        return f"{intervals} do not overlap: the policy has improved. "
-    if after[high] < before[low]:
-        return f"{intervals} do not overlap: the policy has become worse. "
-    return f"{intervals} overlap: the difference may be chance. "
-
-
-def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    found: dict[str, Mapping[str, Any]] = {}
-    for summary in evaluations:
-        found |= summary.get("reference") or {}
-    return found
-
-
-def _evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    if not evaluations:
-        return ""
-    reference = _reference(evaluations)
-    chart = _evaluation_chart(
-        "Success on selection seeds", evaluations, reference, name="success", interval="success", kind="share"
-    )
-    if any(map(is_graded, evaluations)):
-        chart += _evaluation_chart(
-            "Return on selection seeds", evaluations, reference, name="return_mean", interval="return", kind="number"
-        )
-    rows = "".join(
-        f'<tr><td class="n">{s["step"]:,}</td><td class="n">{escape(with_interval(s))}</td>'
-        f'<td class="n">{escape(return_with_interval(s))}</td><td class="n">{show(s.get("turns_mean"))}</td>'
-        f'<td class="n">{show(s.get("format_rate"), "share")}</td></tr>'
-        for s in evaluations
-    )
-    references = "The dotted lines are simple policies on the same seeds. " if reference else ""
-    return _section(
-        "Selection",
-        "Evaluations during training, which choose the best checkpoint: the highest of them flatters it. "
-        f"The band is the 95 % interval. {references}",
-        f'<div class="wide">{chart}</div><details><summary class="muted">As a table</summary><table>'
-        '<tr><th class="n">Step</th><th class="n">Success</th><th class="n">Return</th>'
-        '<th class="n">Turns</th><th class="n">Well-formed</th></tr>'
-        f"{rows}</table></details>",
-    )
-
-
-def _evaluation_chart(
-    title: str,
-    evaluations: Sequence[Mapping[str, Any]],
-    reference: Mapping[str, Mapping[str, Any]],
-    *,
-    name: str,
-    interval: str,
-    kind: Kind,
-) -> str:
-    """One figure of the evaluations with its interval, beside that of the reference policies."""
-    low, high = f"{interval}_low", f"{interval}_high"
-    points = [(s["step"], s[name]) for s in evaluations if s.get(name) is not None]
-    band = [(s["step"], s[low], s[high]) for s in evaluations if s.get(low) is not None]
-    series = [Series("sampled", points, band=band, dots=True)]
-    rules = [Rule(r[name], f"{policy} {show(r[name], kind)}") for policy, r in reference.items() if name in r]
-    return line_chart(title, series, rules=rules, kind=kind, width=1072, height=340)
-
-
-def _small(
-    lines: Sequence[Mapping[str, Any]],
-    names: Iterable[str],
-    marks: Sequence[Mark] = (),
-    colour: int = 0,
-    *,
-    large: bool = False,
-) -> str:
-    """Small charts of the metrics that were logged and ever moved, values thin and their mean over time thick."""
-    charts = []
-    for name in names:
-        points = curve(lines, name)
-        if len(points) < 2:
-            continue
-        known = metric(name)
-        charts.append(
-            line_chart(
-                known.label,
-                [Series(known.label, smooth(points), colour, faint=[points])],
-                marks=[mark for mark in marks if points[0][0] <= mark.x <= points[-1][0]],
-                kind=known.kind,
-                width=522 if large else 344,
-            )
-        )
-    size = " large" if large else ""
-    return f'<div class="charts{size}">{"".join(f"<div>{chart}</div>" for chart in charts)}</div>' if charts else ""
-
-
-def _learning(lines: Sequence[Mapping[str, Any]]) -> str:
-    moved = [name for name in LEARNING if len({value for _, value in curve(lines, name)}) > 1]
-    return _section("Learning", "Collected episodes, step by step.", _small(lines, moved))
-
-
-def _echo_trap(lines: Sequence[Mapping[str, Any]]) -> str:
-    warned = [(line["step"], text) for line in lines for text in line.get("warnings", ())]
-    charts = _small(lines, SIGNALS, [Mark(step, text) for step, text in warned], colour=3, large=True)
-    if not charts:
-        return ""
-    said = (
-        '<ul class="warnings">'
-        + "".join(f"<li><b>Step {step:,}</b>{escape(text)}</li>" for step, text in warned)
-        + "</ul>"
-        if warned
-        else '<p class="muted">No warning was given.</p>'
-    )
-    return _section(
-        "Echo Trap signals",
-        "A policy that begins to repeat itself shows it here before its success falls: deviation, entropy and "
-        "diversity drop, the gradient norm rises. Warnings are marked.",
-        charts + said,
-    )
-
-
-def _information(lines: Sequence[Mapping[str, Any]]) -> str:
-    charts = []
-    for sampler, label in (("first_turn", "first turns"), ("random_turn", "random turns")):
-        prefix = f"information/{sampler}/"
-        shown = [
-            ("mutual_information", "Mutual information"),
-            ("bound", "its bound"),
-            ("conditional_entropy", "H(Z | X)"),
-        ]
-        series = [Series(text, curve(lines, prefix + name), index) for index, (name, text) in enumerate(shown)]
-        charts.append(line_chart(f"{label.capitalize()} (nats)", series[:2]))
-        charts.append(line_chart(f"H(reasoning | prompt), {label}", series[2:]))
-        charts.append(
-            line_chart(
-                f"Own prompt recognised, {label}",
-                [Series("first guess", curve(lines, prefix + "retrieval_at_1"))],
-                kind="share",
-            )
-        )
-    found = "".join(f"<div>{chart}</div>" for chart in charts if chart)
-    return _section(
-        "Does the reasoning depend on the state?",
-        "Mutual information near 0 is a template that is recited whatever the state, even where entropy is high.",
-        found and f'<div class="charts">{found}</div>',
-    )
-
-
-def _time(lines: Sequence[Mapping[str, Any]]) -> str:
-    timed = [line for line in lines if line["metrics"].get("time/step")]
-    if len(timed) < 2:
-        return ""
-    layers = []
-    for label, name in PARTS:
-        points = [
-            (line["step"], min((line["metrics"].get(name) or 0.0) / line["metrics"]["time/step"], 1.0))
-            for line in timed
-        ]
-        layers.append((label, points))
-    # Waits overlap where episodes are collected side by side: shares that add up to more than all are scaled down.
-    totals = [sum(points[index][1] for _, points in layers) for index in range(len(timed))]
-    layers = [
-        (label, [(x, y / max(total, 1.0)) for (x, y), total in zip(points, totals, strict=True)])
-        for label, points in layers
-    ]
-    rest = [(line["step"], max(0.0, 1 - total)) for line, total in zip(timed, totals, strict=True)]
-    layers = [(label, smooth(points)) for label, points in [*layers, ("Everything else", rest)]]
-    whole = sum(line["metrics"]["time/step"] for line in timed)
-    said = f"A step took {show(whole / len(timed), 'seconds')} on average. "
-    outside = [value for _, value in curve(lines, "time/share_outside")]
-    if outside:
-        said += f"{show(sum(outside) / len(outside), 'share')} of the time was outside generation and update."
-    shares = share_chart("Share of each step", layers, width=1072, height=240)
-    charts = _small(lines, SPEED, colour=2)
-    return _section("Where the time went", escape(said), f'<div class="wide">{shares}</div>{charts}')
-
-
-def _configuration(facts: Mapping[str, Any]) -> str:
-    differs = facts.get("differs_from_defaults")
-    if differs is None:
-        return ""
-    if not differs:
-        return '<h2>Configuration</h2><p class="muted">All defaults.</p>'
-    rows = "".join(
-        f"<tr><td><code>{escape(key)}</code></td><td><code>{escape(_plain(value))}</code></td>"
-        f'<td class="muted"><code>{escape(_plain(default))}</code></td></tr>'
-        for key, (value, default) in differs.items()
-    )
-    table = f"<table><tr><th>Setting</th><th>This run</th><th>Default</th></tr>{rows}</table>"
-    return _section("Configuration", "What differs from the defaults; config.yaml has all of it.", table)
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _provenance(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
-    if not facts:
-        return ""
-    rows = {"run": facts.get("id", "")}
-    git = facts.get("git")
-    if git:
-        rows["code"] = git["commit"] + (" with uncommitted changes" if git["dirty"] else "")
-    machine = facts.get("platform", {})
-    gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
-    rows["machine"] = (
-        f"{machine.get('system', '')}, {machine.get('cores', '?')} cores, {gpus}, Python {machine.get('python', '')}"
-    )
-    rows["packages"] = ", ".join(f"{name} {version}" for name, version in facts.get("packages", {}).items())
-    rows["command"] = " ".join(facts.get("command", []))
-    resumed = facts.get("resumed", [])
-    if resumed:
-        rows["resumed"] = "once" if len(resumed) == 1 else f"{len(resumed)} times"
-    body = "".join(
-        f'<tr><td class="key">{escape(key)}</td><td><code>{escape(str(value))}</code></td></tr>'
-        for key, value in rows.items()
-    )
-    metrics = ""
-    if lines:
-        others = sorted({name for line in lines for name in line["metrics"]} - set(METRICS))
-        last = lines[-1]["metrics"]
-        values = "".join(
-            f'<tr><td><code>{escape(name)}</code></td><td class="n">{show(last.get(name), metric(name).kind)}</td></tr>'
-            for name in [*(name for name in METRICS if name in last), *others]
-        )
-        metrics = (
-            f'<details><summary class="muted">All metrics of the last step</summary><table>{values}</table></details>'
-        )
-    return f"<h2>Provenance</h2><table>{body}</table>{metrics}"
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
@@ -429,7 +94,7 @@ def _episodes(folder: RunFolder) -> str:
             f'<div class="turn"><pre class="mono whole">{escape(told)}</pre></div></details>'
         )
     said = f"From the evaluation on selection seeds at step {step:,}; episodes/ has all of them."
-    return _section("Episodes", said, "".join(parts))
+    return section("Episodes", said, "".join(parts))
 
 
 def _episode(episode: Episode, remark: str, *, opened: bool) -> str:

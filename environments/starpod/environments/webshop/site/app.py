@@ -22,10 +22,17 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
 from starpod.environments.webshop.shop import actions
-from starpod.environments.webshop.shop.markup import logo, stylesheet, templates_in, with_fields, with_pictures
+from starpod.environments.webshop.shop.markup import (
+    logo,
+    script_hash,
+    stylesheet,
+    templates_in,
+    with_fields,
+    with_pictures,
+)
 from starpod.environments.webshop.site import options
+from starpod.report.site import Guard, headers, refusal, whole
 
-from .guard import MAX_BODY_BYTES, Guard, headers, known_host, whole
 from .service import Page, Place, Refused, Service
 from .trail import Trail
 
@@ -239,15 +246,13 @@ def create_app(
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.framed = False
-        if not known_host(request.headers.get("host", ""), hosts):
-            problem = "This site does not answer to that name. Start it with --allow-host NAME if it should."
-            response = site.http_error(request, HTTPException(421, problem))
-        elif request.method == "POST" and whole(request.headers.get("content-length", ""), MAX_BODY_BYTES) is None:
-            response = site.http_error(request, HTTPException(413, "That is more than a form of this site holds."))
+        if refused := refusal(request.method, request.headers, hosts):
+            response = site.http_error(request, HTTPException(*refused))
         else:
             response = await call(request)
-        framed = request.state.framed
-        for name, value in headers(request.state.nonce, pictures=pictures, framed=framed).items():
+        scripts = f"{script_hash()} 'nonce-{request.state.nonce}'"
+        images = "data: https:" if pictures else "data:"
+        for name, value in headers(scripts=scripts, images=images, framed=request.state.framed).items():
             response.headers[name] = value
         return response
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import socket
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from starpod.env_server.registry import Registry, RegistryError
+from starpod.report.site import link, listen, serve
 
 if TYPE_CHECKING:
     from .service import Security
@@ -87,8 +86,6 @@ async def _serve(
     pictures: bool,
     security: Security,
 ) -> None:
-    import uvicorn
-
     from starpod.env_server.config import ServerConfig
     from starpod.env_server.server import EnvironmentServer
 
@@ -105,20 +102,6 @@ async def _serve(
             stack.push_async_callback(server.stop, 0)
             address = server.address
         app = create_app(Service(address, security), environment=_ENVIRONMENT, pictures=pictures, hosts=hosts)
-        listener = stack.enter_context(_listen(host, port))
-        shown = f"[{host}]" if ":" in host else host
-        print(f"The shop is open at http://{shown}:{listener.getsockname()[1]}/", flush=True)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # uvicorn ends by them, and then raises them again, which must not end us before the stack is unwound.
-            signal.signal(number, lambda *_: None)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-        await uvicorn.Server(config).serve([listener])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        listener = stack.enter_context(listen(host, port))
+        print(f"The shop is open at {link(listener, host)}", flush=True)
+        await serve(app, listener)

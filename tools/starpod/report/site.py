@@ -1,4 +1,7 @@
-"""Protection from other sites: form tokens, the same-origin rule, known hosts, headers, and limits on what is read."""
+"""What the web sites share: protection from other sites, limits on what is read, headers, and the socket.
+
+Form tokens and the same-origin rule keep others from acting in a visitor's name; known hosts keep out DNS rebinding.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
+import signal
+import socket
 from collections.abc import Collection, Mapping
+from typing import Any
 from urllib.parse import urlsplit
-
-from starpod.environments.webshop.shop.markup import script_hash
 
 MAX_BODY_BYTES = 64 * 1024
 _MAX_DIGITS = 20
+_SHUTDOWN_SECONDS = 2
+"""For pages that keep a connection open."""
 
 
 class Guard:
-    """Makes and checks the tokens of forms. A token holds for one session and for the life of the process."""
+    """Makes and checks the tokens of forms. A token holds for one purpose and for the life of the process."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -50,6 +56,15 @@ def known_host(host: str, names: Collection[str]) -> bool:
         return False
 
 
+def refusal(method: str, headers: Mapping[str, str], hosts: Collection[str]) -> tuple[int, str] | None:
+    """Status and sentence for a request that no page answers: to an unknown host, or with too large a form."""
+    if not known_host(headers.get("host", ""), hosts):
+        return 421, "This site does not answer to that name. Start it with --allow-host NAME if it should."
+    if method == "POST" and whole(headers.get("content-length", ""), MAX_BODY_BYTES) is None:
+        return 413, "That is more than a form of this site holds."
+    return None
+
+
 def whole(text: str, most: int) -> int | None:
     """The number that a request gives, from 0 to `most`, or None: nobody's digits without end are converted."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
@@ -58,13 +73,16 @@ def whole(text: str, most: int) -> int | None:
     return number if number <= most else None
 
 
-def headers(nonce: str, *, pictures: bool, framed: bool = False) -> dict[str, str]:
-    """The headers of every reply. `nonce` admits our own script; `framed` is for what the watching page embeds."""
+def headers(
+    *, scripts: str, styles: str = "'unsafe-inline'", images: str = "data:", framed: bool = False
+) -> dict[str, str]:
+    """The headers of every reply. The sources are those of a Content-Security-Policy; `framed`: a page of this site
+    embeds the reply, to look at only."""
     policy = {
         "default-src": "'none'",
-        "style-src": "'unsafe-inline'",
-        "img-src": "data: https:" if pictures else "data:",
-        "script-src": "'none'" if framed else f"{script_hash()} 'nonce-{nonce}'",
+        "style-src": styles,
+        "img-src": images,
+        "script-src": "'none'" if framed else scripts,
         "connect-src": "'self'",
         "frame-src": "'self'",
         "form-action": "'none'" if framed else "'self'",
@@ -80,3 +98,35 @@ def headers(nonce: str, *, pictures: bool, framed: bool = False) -> dict[str, st
         "Cross-Origin-Resource-Policy": "same-origin",
         "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     }
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises OSError with a sentence."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def link(listener: socket.socket, host: str) -> str:
+    """The address of a site for a browser."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}/"
+
+
+async def serve(app: Any, listener: socket.socket) -> None:
+    """Serves an ASGI application until SIGTERM or SIGINT."""
+    import uvicorn  # in the extras of the sites alone
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn ends by them, and then raises them again, which must not end us before the caller is unwound.
+        signal.signal(number, lambda *_: None)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    await uvicorn.Server(config).serve([listener])

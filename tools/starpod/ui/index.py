@@ -1,0 +1,276 @@
+"""SQLite index of runs and episodes: the tables, and what pages ask of them.
+
+It can be deleted at any time: the files of the runs are the truth, and it is made again from them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+NAME = ".starpod-index.sqlite"
+"""Of the file, in the folder of the runs."""
+VERSION = 1
+"""Of the tables; an index of another version is made again."""
+POINTS = 1024
+"""Most points that are kept of a run's curves, each the mean of as many iterations as it takes."""
+
+_SCHEMA = """
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, summary TEXT NOT NULL, state TEXT NOT NULL
+);
+CREATE TABLE points (
+    run INTEGER NOT NULL, bucket INTEGER NOT NULL, count INTEGER NOT NULL, step INTEGER NOT NULL, time REAL NOT NULL,
+    seconds REAL NOT NULL, env_steps REAL NOT NULL, tokens REAL NOT NULL, metrics TEXT NOT NULL,
+    PRIMARY KEY (run, bucket)
+) WITHOUT ROWID;
+CREATE TABLE warnings (run INTEGER NOT NULL, step INTEGER NOT NULL, text TEXT NOT NULL);
+CREATE INDEX warnings_of_run ON warnings (run);
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL,
+    step INTEGER NOT NULL, size INTEGER NOT NULL, changed INTEGER NOT NULL, problem TEXT NOT NULL, UNIQUE (run, name)
+);
+CREATE TABLE episodes (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, file INTEGER NOT NULL, kind TEXT NOT NULL,
+    step INTEGER NOT NULL, start INTEGER NOT NULL, grp INTEGER NOT NULL, member INTEGER NOT NULL, environment TEXT,
+    seed TEXT NOT NULL, outcome TEXT NOT NULL, end TEXT NOT NULL, malformed INTEGER NOT NULL,
+    truncated INTEGER NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL, reward REAL NOT NULL
+);
+CREATE INDEX episodes_by_step ON episodes (run, step, grp, member, kind, outcome);
+CREATE INDEX episodes_by_reward ON episodes (run, reward, outcome);
+CREATE INDEX episodes_by_outcome ON episodes (run, outcome, step);
+CREATE INDEX episodes_of_file ON episodes (file, grp, member);
+CREATE VIRTUAL TABLE words USING fts5 (text, content='', detail=none);
+"""
+
+SORTS = {
+    "newest": "step DESC, grp, member",
+    "oldest": "step, grp, member",
+    "best": "reward DESC, id",
+    "worst": "reward, id",
+    "longest": "turns DESC, id",
+}
+"""Orders of episodes by the name that a page gives."""
+OUTCOMES = ("solved", "unsolved", "failed", "unknown")
+"""Of an episode: `failed` by the infrastructure; `unknown` where the environment says nothing of success."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which episodes a page shows. Empty and None: any. text: words that all occur in replies, actions or
+    observations; each may be the beginning of a longer one."""
+
+    run: int
+    outcome: str = ""
+    kind: str = ""
+    environment: str = ""
+    step: int | None = None
+    malformed: bool = False
+    truncated: bool = False
+    text: str = ""
+    sort: str = "newest"
+
+    def where(self) -> tuple[str, list[Any]]:
+        """A condition and its values."""
+        parts, values = ["run = ?"], [self.run]
+        wanted: list[tuple[str, Any]] = [
+            ("outcome", self.outcome), ("kind", self.kind), ("environment", self.environment), ("step", self.step)
+        ]  # fmt: skip
+        for column, value in wanted:
+            if value not in ("", None):
+                parts.append(f"{column} = ?")
+                values.append(value)
+        parts += [f"{column} > 0" for column in ("malformed", "truncated") if getattr(self, column)]
+        if words := re.findall(r"[^\W_]+", self.text):
+            parts.append("id IN (SELECT rowid FROM words WHERE words MATCH ?)")
+            values.append(" AND ".join(f'"{word}"*' for word in words))
+        return " AND ".join(parts), values
+
+
+@dataclass(slots=True)
+class Curve:
+    """The curves of a run, at most `POINTS` of them. lines: as in metrics.jsonl, warnings included.
+
+    seconds, env_steps, tokens: what had been spent at each of `lines` that has metrics, by step.
+    """
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
+    env_steps: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, float] = field(default_factory=dict)
+
+
+class Index:
+    """The database in a folder of runs. Any thread may use it; each call has a connection of its own.
+
+    Where the folder cannot be written, the index is kept in memory and `problem` says so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problem = ""
+        self._target = str(folder / NAME)
+        self._uri = False
+        self._keep: sqlite3.Connection | None = None
+        try:
+            self._prepare()
+        except (sqlite3.Error, OSError) as error:
+            self.problem = f"{folder / NAME} cannot be written ({error}): the index is kept in memory, and made again at each start"
+            self._target, self._uri = f"file:starpod-{id(self)}?mode=memory&cache=shared", True
+            self._keep = self.connect()  # a database in memory lives as long as one connection to it
+            self._create(self._keep)
+
+    def close(self) -> None:
+        if self._keep is not None:
+            self._keep.close()
+
+    def connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(
+            self._target, timeout=10.0, isolation_level=None, uri=self._uri, check_same_thread=False
+        )
+        database.row_factory = sqlite3.Row
+        return database
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        with closing(self.connect()) as database:
+            yield database
+
+    def _prepare(self) -> None:
+        """Creates the file, or creates it anew where it is damaged, of another version, or mostly waste."""
+        for again in (False, True):
+            try:
+                with closing(self.connect()) as database:
+                    version = database.execute("PRAGMA user_version").fetchone()[0]
+                    if version == VERSION and not _wasteful(database):
+                        database.execute("PRAGMA journal_mode = WAL")
+                        return
+                    if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+                        database.execute("PRAGMA journal_mode = WAL")
+                        self._create(database)
+                        return
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) or again:
+                    raise
+            for suffix in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    Path(self._target + suffix).unlink()
+
+    def _create(self, database: sqlite3.Connection) -> None:
+        database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+    # --- what pages ask -------------------------------------------------------------------------------------------
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Summaries of all runs, the newest first; each has `run` (its id here) and `path`."""
+        with self.reading() as database:
+            rows = database.execute("SELECT id, path, summary FROM runs").fetchall()
+        found = [_summary(row) for row in rows]
+        return sorted(found, key=lambda summary: summary.get("started") or 0, reverse=True)
+
+    def run(self, path: str) -> dict[str, Any] | None:
+        """The summary of one run."""
+        with self.reading() as database:
+            row = database.execute("SELECT id, path, summary FROM runs WHERE path = ?", (path,)).fetchone()
+        return _summary(row) if row else None
+
+    def curve(self, run: int) -> Curve:
+        """The run's curves and warnings."""
+        curve = Curve()
+        with self.reading() as database:
+            for row in database.execute("SELECT * FROM points WHERE run = ? ORDER BY bucket", (run,)):
+                step = row["step"]
+                metrics = {name: mean for name, (mean, _) in json.loads(row["metrics"]).items()}
+                curve.lines.append({"step": step, "time": row["time"], "metrics": metrics})
+                curve.seconds[step], curve.env_steps[step] = row["seconds"], row["env_steps"]
+                curve.tokens[step] = row["tokens"]
+            warned = database.execute("SELECT step, text FROM warnings WHERE run = ? ORDER BY step", (run,)).fetchall()
+        last = curve.lines[-1]["time"] if curve.lines else 0.0
+        for step, text in warned:
+            curve.lines.append({"step": step, "time": last, "metrics": {}, "warnings": [text]})
+        curve.lines.sort(key=lambda line: line["step"])
+        return curve
+
+    def files(self, run: int) -> list[dict[str, Any]]:
+        """The run's files of episodes: name, kind, step, problem, and how many `episodes` are in each."""
+        with self.reading() as database:
+            rows = database.execute(
+                "SELECT files.*, (SELECT count(*) FROM episodes WHERE file = files.id) AS episodes FROM files "
+                "WHERE run = ? ORDER BY step, name",
+                (run,),
+            ).fetchall()
+        return [dict(row) for row in rows]
+
+    def episodes(self, wanted: Filter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
+        """Rows of episodes in the filter's order; `name` is that of their file."""
+        where, values = wanted.where()
+        order = SORTS.get(wanted.sort, SORTS["newest"])
+        with self.reading() as database:
+            rows = database.execute(
+                "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes "
+                f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
+                (*values, most, first),
+            ).fetchall()
+        return [dict(row) for row in rows]
+
+    def count(self, wanted: Filter) -> int:
+        where, values = wanted.where()
+        with self.reading() as database:
+            return int(database.execute(f"SELECT count(*) FROM episodes WHERE {where}", values).fetchone()[0])
+
+    def facets(self, run: int) -> dict[str, list[Any]]:
+        """The kinds, environments and steps of a run's episodes, to choose from."""
+        with self.reading() as database:
+            files = database.execute("SELECT DISTINCT kind, step FROM files WHERE run = ?", (run,)).fetchall()
+            row = database.execute("SELECT summary FROM runs WHERE id = ?", (run,)).fetchone()
+        return {
+            "kinds": sorted({file["kind"] for file in files}),
+            "steps": sorted({file["step"] for file in files}, reverse=True),
+            "environments": json.loads(row["summary"]).get("environments", []) if row else [],
+        }
+
+    def episode(self, run: int, name: str, grp: int, member: int) -> dict[str, Any] | None:
+        """One episode's row by its file, group and member."""
+        with self.reading() as database:
+            row = database.execute(
+                "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
+                "WHERE files.run = ? AND files.name = ? AND grp = ? AND member = ?",
+                (run, name, grp, member),
+            ).fetchone()
+        return dict(row) if row else None
+
+    def group(self, run: int, name: str, grp: int) -> list[dict[str, Any]]:
+        """The rows of a group's members, in order."""
+        with self.reading() as database:
+            rows = database.execute(
+                "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
+                "WHERE files.run = ? AND files.name = ? AND grp = ? ORDER BY member",
+                (run, name, grp),
+            ).fetchall()
+        return [dict(row) for row in rows]
+
+
+def _wasteful(database: sqlite3.Connection) -> bool:
+    """Whether most words are of episodes that are gone: SQLite before 3.43 cannot remove them one by one."""
+    given = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'").fetchone()
+    left = database.execute("SELECT count(*) FROM episodes").fetchone()[0]
+    return bool(given) and given[0] > 100_000 + 4 * left
+
+
+def _summary(row: sqlite3.Row) -> dict[str, Any]:
+    return {**json.loads(row["summary"]), "run": row["id"], "path": row["path"]}
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of the items, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

@@ -1,0 +1,459 @@
+"""Brings the index up to date with the files of the runs, again and again, in a thread of its own.
+
+Metrics are read from where the last reading stopped; files of episodes are written once, and read once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starpod.report.charts import smooth
+from starpod.ui.index import POINTS, Index, spread
+from starpod.ui.reading import (
+    BadFile,
+    episode_lines,
+    find_runs,
+    held_locks,
+    mapping,
+    objects,
+    parse_lines,
+    status,
+)
+
+CHUNK = 8 * 2**20
+"""Bytes of metrics that are read and committed at a time."""
+TEXT = 20_000
+"""Characters of an episode that can be searched."""
+SPARK = 60
+"""Points of a run's sparkline."""
+
+
+class Indexer(threading.Thread):
+    """Reads what is new about once a second until `stop`.
+
+    problem: why the index is not up to date, in a sentence; empty where it is. progress: what is left to read.
+    """
+
+    def __init__(self, index: Index, *, seconds: float = 1.0) -> None:
+        super().__init__(name="starpod-indexer", daemon=True)
+        self.problem = ""
+        self.progress = ""
+        self._index = index
+        self._seconds = seconds
+        self._stopping = threading.Event()
+        self._known: dict[str, Any] = {}
+        self._changes: dict[str, int] = {}
+        self.changes = 0
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self.update()
+            self._stopping.wait(self._seconds)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+
+    def changes_of(self, path: str = "") -> int:
+        """A number that grows whenever the run, or, without one, any run changed."""
+        return self._changes.get(path, 0) if path else self.changes
+
+    def update(self) -> None:
+        """One pass over all runs. What fails is told in `problem`, and tried again in the next."""
+        try:
+            with closing(self._index.connect()) as database:
+                self._pass(database)
+            self.problem = ""
+        except sqlite3.Error as error:
+            self.problem = f"The index cannot be written ({error}). Pages show what was read before; make room."
+        except OSError as error:
+            self.problem = f"The runs cannot be read: {error}"
+        finally:
+            self.progress = ""
+
+    def _pass(self, database: sqlite3.Connection) -> None:
+        runs = find_runs(self._index.folder)
+        locks = held_locks()
+        stored = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+        for path in stored.keys() - runs.keys():
+            with _transaction(database):
+                for table in ("points", "warnings", "files", "episodes"):
+                    database.execute(f"DELETE FROM {table} WHERE run = ?", (stored[path],))
+                database.execute("DELETE FROM runs WHERE id = ?", (stored[path],))
+            self._known.pop(path, None)
+            self._changed(path)
+        due = []
+        for number, (path, folder) in enumerate(runs.items(), 1):
+            now = (_stamps(folder), (folder / ".lock").exists() and (folder / ".lock").stat().st_ino in locks)
+            if self._known.get(path) == now:
+                continue
+            self.progress = f"reading run {number:,} of {len(runs):,}"
+            while not self._stopping.is_set() and _read_run(database, path, folder, locks):
+                self._changed(path)
+            self._changed(path)
+            due.append((path, folder, now))
+        for number, (path, folder, now) in enumerate(due, 1):
+            self._episodes(database, path, folder, f"run {number:,} of {len(due):,}")
+            self._known[path] = now
+
+    def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
+        """Files of episodes that came and that went."""
+        run = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
+        there = _episode_files(folder / "episodes")
+        known = {
+            row["name"]: (row["id"], (row["size"], row["changed"]))
+            for row in database.execute("SELECT id, name, size, changed FROM files WHERE run = ?", (run,))
+        }
+        for name, (file, stamp) in known.items():
+            if there.get(name) != stamp:
+                with _transaction(database):
+                    _forget(database, file)
+                self._changed(path)
+        new = [name for name in there if known.get(name, (0, None))[1] != there[name]]
+        new.sort(key=lambda name: there[name][1], reverse=True)
+        environments: set[str] = set()
+        for number, name in enumerate(new, 1):
+            if self._stopping.is_set():
+                return
+            self.progress = f"reading episodes: file {number:,} of {len(new):,}, {whose}"
+            with _transaction(database):
+                environments |= _read_episodes(database, run, folder / "episodes" / name, there[name])
+            self._changed(path)
+        if environments:
+            with _transaction(database):
+                summary = json.loads(
+                    database.execute("SELECT summary FROM runs WHERE id = ?", (run,)).fetchone()["summary"]
+                )
+                summary["environments"] = sorted({*summary.get("environments", []), *environments})
+                database.execute("UPDATE runs SET summary = ? WHERE id = ?", (json.dumps(summary), run))
+
+    def _changed(self, path: str) -> None:
+        self.changes += 1
+        self._changes[path] = self._changes.get(path, 0) + 1
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
+
+
+def _stamps(folder: Path) -> tuple[Any, ...]:
+    """What changes when a file of the run does."""
+    found = []
+    for name in ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "episodes"):
+        try:
+            known = os.stat(folder / name)
+            found.append((known.st_ino, known.st_size, known.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Iterations of one point of the curves. sums: of each metric, with how many had it. The rest is of the last one."""
+
+    count: int = 0
+    step: int = 0
+    time: float = 0.0
+    seconds: float = 0.0
+    env_steps: float = 0.0
+    tokens: float = 0.0
+    sums: dict[str, list[float]] = field(default_factory=dict)
+
+    def merge(self, later: _Bucket) -> None:
+        self.count += later.count
+        self.step, self.time, self.seconds = later.step, later.time, later.seconds
+        self.env_steps, self.tokens = later.env_steps, later.tokens
+        for name, (total, count) in later.sums.items():
+            entry = self.sums.setdefault(name, [0.0, 0])
+            entry[0] += total
+            entry[1] += count
+
+    def row(self, run: int, number: int) -> tuple[Any, ...]:
+        means = json.dumps({name: [total / count, count] for name, (total, count) in self.sums.items()})
+        return (run, number, self.count, self.step, self.time, self.seconds, self.env_steps, self.tokens, means)
+
+    @classmethod
+    def of(cls, row: sqlite3.Row) -> _Bucket:
+        sums = {name: [mean * count, count] for name, (mean, count) in json.loads(row["metrics"]).items()}
+        return cls(row["count"], row["step"], row["time"], row["seconds"], row["env_steps"], row["tokens"], sums)
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far metrics.jsonl was read. tail: the last bytes before `offset`, by which another file is known."""
+
+    inode: int = 0
+    offset: int = 0
+    tail: str = ""
+    lines: int = 0
+    kept: int = 0
+    stride: int = 1
+    problems: list[str] = field(default_factory=list)
+
+
+def _read_run(database: sqlite3.Connection, path: str, folder: Path, locks: set[int]) -> bool:
+    """Reads what is new of a run, up to `CHUNK` of its metrics. Whether there is more."""
+    with _transaction(database):
+        row = database.execute("SELECT id, summary, state FROM runs WHERE path = ?", (path,)).fetchone()
+        if row is None:
+            database.execute("INSERT INTO runs (path, summary, state) VALUES (?, '{}', '{}')", (path,))
+            row = database.execute("SELECT id, summary, state FROM runs WHERE path = ?", (path,)).fetchone()
+        run = row["id"]
+        place, more = _read_metrics(database, run, folder / "metrics.jsonl", _Place(**json.loads(row["state"])))
+        summary = _summarise(database, run, folder, place, locks)
+        summary["environments"] = json.loads(row["summary"]).get("environments", [])
+        database.execute(
+            "UPDATE runs SET summary = ?, state = ? WHERE id = ?", (json.dumps(summary), json.dumps(asdict(place)), run)
+        )
+    return more
+
+
+def _read_metrics(database: sqlite3.Connection, run: int, path: Path, place: _Place) -> tuple[_Place, bool]:
+    """Adds new lines to the curves. How far it was read, and whether there is more."""
+    try:
+        with open(path, "rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            tail = bytes.fromhex(place.tail)
+            file.seek(place.offset - len(tail))
+            if inode != place.inode or file.read(len(tail)) != tail:
+                # Another file: a resumed run cuts off what it does again.
+                place = _Place(inode=inode)
+                database.execute("DELETE FROM points WHERE run = ?", (run,))
+                database.execute("DELETE FROM warnings WHERE run = ?", (run,))
+                file.seek(0)
+            data = file.read(CHUNK)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return place, False
+    except OSError as error:
+        place.problems = [f"{path.name} cannot be read: {error.strerror}"]
+        return place, False
+    data = data[: data.rfind(b"\n") + 1]
+    if data:
+        _add_lines(database, run, path.name, place, data)
+    return place, bool(data) and place.offset + CHUNK // 2 < size
+
+
+def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place, data: bytes) -> None:
+    """Adds whole lines of metrics to the points of the curves, which are merged in pairs where they become too many."""
+    buckets = {row["bucket"]: _Bucket.of(row) for row in database.execute("SELECT * FROM points WHERE run = ?", (run,))}
+    stride = place.stride
+    touched: set[int] = set()
+    last = buckets[max(buckets)] if buckets else _Bucket()
+    warned: list[tuple[int, int, str]] = []
+    for _, line in parse_lines(data, name, place.problems, before=place.lines):
+        bucket = _bucket_of(line, last)
+        if bucket is None:
+            continue
+        warned += [(run, bucket.step, str(text)) for text in line.get("warnings") or ()]
+        number = place.kept // place.stride
+        last = buckets.setdefault(number, _Bucket())
+        last.merge(bucket)
+        touched.add(number)
+        place.kept += 1
+        if len(buckets) > POINTS:
+            buckets = _halved(buckets)
+            place.stride *= 2
+            last = buckets[max(buckets)]
+    if place.stride != stride:
+        database.execute("DELETE FROM points WHERE run = ?", (run,))
+        touched = set(buckets)
+    database.executemany(
+        "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [buckets[number].row(run, number) for number in sorted(touched)],
+    )
+    database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warned)
+    place.offset += len(data)
+    place.lines += data.count(b"\n")
+    place.tail = data[-64:].hex()
+
+
+def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
+    """One iteration; `last` was before it. None for a line that is none."""
+    metrics, step, time = line.get("metrics"), line.get("step"), line.get("time", 0.0)
+    if not isinstance(metrics, dict) or not isinstance(step, int) or not isinstance(time, int | float):
+        return None
+    known = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    take = known.get
+    return _Bucket(
+        1,
+        step,
+        time,
+        last.seconds + take("time/step", 0.0),
+        last.env_steps + take("rate/environment_steps_per_s", 0.0) * take("time/collect", 0.0),
+        last.tokens + take("rate/sampled_tokens_per_s", 0.0) * take("time/generate_wait", 0.0),
+        {name: [value, 1] for name, value in known.items() if math.isfinite(value)},
+    )
+
+
+def _halved(buckets: Mapping[int, _Bucket]) -> dict[int, _Bucket]:
+    halved: dict[int, _Bucket] = {}
+    for number in sorted(buckets):
+        halved.setdefault(number // 2, _Bucket()).merge(buckets[number])
+    return halved
+
+
+def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Place, locks: set[int]) -> dict[str, Any]:
+    """What the list of runs shows of one, as JSON values."""
+    problems = list(place.problems)
+    facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)
+    final = mapping(folder / "final.json", problems)
+    evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if "success" in line]
+    points = database.execute(
+        "SELECT count, step, time, seconds, metrics FROM points WHERE run = ? ORDER BY bucket", (run,)
+    ).fetchall()
+    warned = database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall()
+    success = [
+        (row["step"], mean)
+        for row in points
+        if (mean := json.loads(row["metrics"]).get("collect/success", [None])[0]) is not None
+    ]
+    written = points[-1]["time"] if points else float(facts.get("time") or 0.0)
+    environment, stop = _part(config, "environment"), _part(config, "stop")
+    shown = final or (evaluations[-1] if evaluations else {})
+    state = status(folder, facts, locks, written)
+    seconds = points[-1]["seconds"] if points else 0.0
+    return {
+        "title": str(facts.get("title") or ""),
+        "environment": str(environment.get("id") or ""),
+        "algorithm": str(_part(config, "algorithm").get("preset") or ""),
+        "model": str(facts.get("model") or ""),
+        "started": facts.get("time") or written,
+        "written": written,
+        "status": state,
+        "outcome": str(_part(facts, "ended").get("outcome") or ""),
+        "step": points[-1]["step"] if points else 0,
+        "iterations": stop.get("iterations"),
+        "seconds": seconds,
+        "left": _left(facts, stop, points, written) if state == "running" else None,
+        "evaluation": {
+            name: shown.get(name)
+            for name in ("step", "success", "success_low", "success_high", "return_mean", "episodes")
+        }
+        if shown.get("success") is not None
+        else None,
+        "final": bool(final),
+        "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
+        "warnings": len(warned),
+        "last_warning": [warned[-1]["step"], warned[-1]["text"]] if warned else None,
+        "problems": problems,
+    }
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = values.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite3.Row], written: float) -> float | None:
+    """Seconds to the nearer of the run's two limits, at the pace of the latest tenth of it."""
+    limits = []
+    steps, minutes = stop.get("iterations"), stop.get("minutes")
+    resumed = facts.get("resumed") or [facts]
+    if isinstance(minutes, int | float) and isinstance(began := resumed[-1].get("time"), int | float):
+        limits.append(60 * minutes - (written - began))
+    if isinstance(steps, int) and len(points) > 1:
+        recent = points[-max(len(points) // 10, 2) :]
+        pace = (recent[-1]["time"] - recent[0]["time"]) / max(recent[-1]["step"] - recent[0]["step"], 1)
+        limits.append(pace * (steps - recent[-1]["step"]))
+    return max(min(limits), 0.0) if limits else None
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def _episode_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of each file of episodes, by name."""
+    found = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith((".jsonl", ".jsonl.gz")) and not entry.name.startswith("."):
+                    known = entry.stat()
+                    found[entry.name] = (known.st_size, known.st_mtime_ns)
+    except OSError:
+        return found
+    return found
+
+
+def _forget(database: sqlite3.Connection, file: int) -> None:
+    database.execute("DELETE FROM episodes WHERE file = ?", (file,))
+    database.execute("DELETE FROM files WHERE id = ?", (file,))
+
+
+def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tuple[int, int]) -> set[str]:
+    """Adds a file's episodes, and returns the environments that they are from."""
+    kind, _, digits = path.name.partition(".")[0].rpartition("-")
+    step = int(digits) if digits.isdecimal() else -1
+    file = database.execute(
+        "INSERT INTO files (run, name, kind, step, size, changed, problem) VALUES (?, ?, ?, ?, ?, ?, '')",
+        (run, path.name, kind, step, *stamp),
+    ).lastrowid
+    given = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'").fetchone()
+    number = given["seq"] if given else 0
+    rows, texts, problems = [], [], []
+    environments: set[str] = set()
+    try:
+        for start, line in episode_lines(path):
+            try:
+                number += 1
+                columns, text = _episode_columns(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                number -= 1
+                problems.append(f"an episode of {path.name} is damaged and left out: {error}")
+                continue
+            environments.add(columns[2])
+            rows.append((number, run, file, kind, step, start, *columns))
+            texts.append((number, text))
+    except BadFile as error:
+        problems.append(str(error))
+    database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 17)})", rows)
+    database.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", texts)
+    if problems:
+        database.execute("UPDATE files SET problem = ? WHERE id = ?", (problems[0], file))
+    return environments
+
+
+def _episode_columns(episode: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
+    """The columns of one episode, and what of it can be searched. Raises what a damaged one raises."""
+    turns, end, success = episode["turns"], str(episode.get("end", "")), episode.get("success")
+    outcome = "failed" if end == "failed" else {True: "solved", False: "unsolved"}.get(success, "unknown")
+    text = "\n".join(
+        part for turn in turns for part in (turn.get("text", ""), *turn.get("actions", ()), turn.get("observation", ""))
+    )
+    columns = (
+        int(episode["group"]),
+        int(episode["member"]),
+        str(episode["environment"]),
+        str(episode.get("seed", 0)),
+        outcome,
+        end,
+        sum(not turn.get("well_formed", True) for turn in turns),
+        sum(turn.get("finish") == "length" for turn in turns),
+        len(turns),
+        sum(len(turn.get("reply", ())) for turn in turns),
+        float(sum(turn.get("reward", 0.0) for turn in turns)),
+    )
+    return columns, text[:TEXT]
