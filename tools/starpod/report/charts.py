@@ -19,8 +19,8 @@ from starpod.report.figures import Kind, show
 
 Point = tuple[float, float]
 
-COLOURS = 6
-"""Series colours: --c0 to --c5."""
+COLOURS = 8
+"""Series colours: --c0 to --c7."""
 
 STYLE = (files(__package__) / "assets" / "chart.css").read_text(encoding="utf-8")
 
@@ -164,6 +164,23 @@ def line_chart(
         _legend(drawing, frame, [(s.label, s.colour) for s in series])
     described = "; ".join(f"{s.label}: {show(s.points[0][1], kind)} to {show(s.points[-1][1], kind)}" for s in series)
     return _svg(frame, title, described, drawing, _hover(frame, series, kind, x_label, named=x_ticks))
+
+
+def spark(values: Sequence[float], label: str, *, width: int = 120, height: int = 26) -> str:
+    """A line without axes as an <svg> element, between its smallest and largest value. label: for screen readers."""
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return ""
+    low, high = min(known), max(known)
+    across, up = (width - 4) / (len(known) - 1), (height - 6) / (high - low or 1)
+    places = [(2 + across * x, height - 3 - up * (y - low)) for x, y in enumerate(known)]
+    path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    x, y = places[-1]
+    return (
+        f'<svg class="chart spark" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(label, quote=True)}"><path class="line s0" d="{path}"/>'
+        f'<circle class="f0" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/></svg>'
+    )
 
 
 def share_chart(

@@ -72,6 +72,7 @@ class Filter:
     outcome: str = ""
     kind: str = ""
     environment: str = ""
+    seed: str = ""
     step: int | None = None
     malformed: bool = False
     truncated: bool = False
@@ -80,9 +81,11 @@ class Filter:
 
     def where(self) -> tuple[str, list[Any]]:
         """A condition and its values."""
-        parts, values = ["run = ?"], [self.run]
+        parts: list[str] = ["run = ?"]
+        values: list[Any] = [self.run]
         wanted: list[tuple[str, Any]] = [
-            ("outcome", self.outcome), ("kind", self.kind), ("environment", self.environment), ("step", self.step)
+            ("outcome", self.outcome), ("kind", self.kind), ("environment", self.environment), ("seed", self.seed),
+            ("step", self.step),
         ]  # fmt: skip
         for column, value in wanted:
             if value not in ("", None):
@@ -123,7 +126,7 @@ class Index:
         try:
             self._prepare()
         except (sqlite3.Error, OSError) as error:
-            self.problem = f"{folder / NAME} cannot be written ({error}): the index is kept in memory, and made again at each start"
+            self.problem = f"{folder / NAME} cannot be written ({error}): the index is in memory"
             self._target, self._uri = f"file:starpod-{id(self)}?mode=memory&cache=shared", True
             self._keep = self.connect()  # a database in memory lives as long as one connection to it
             self._create(self._keep)

@@ -156,7 +156,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 def _stamps(folder: Path) -> tuple[Any, ...]:
     """What changes when a file of the run does."""
-    found = []
+    found: list[tuple[int, int, int] | None] = []
     for name in ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "episodes"):
         try:
             known = os.stat(folder / name)
@@ -171,7 +171,7 @@ def _stamps(folder: Path) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Iterations of one point of the curves. sums: of each metric, with how many had it. The rest is of the last one."""
+    """Iterations of one point of the curves. sums: of each metric, with how many had it. Others: of the last one."""
 
     count: int = 0
     step: int = 0
@@ -439,7 +439,9 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
 def _episode_columns(episode: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
     """The columns of one episode, and what of it can be searched. Raises what a damaged one raises."""
     turns, end, success = episode["turns"], str(episode.get("end", "")), episode.get("success")
-    outcome = "failed" if end == "failed" else {True: "solved", False: "unsolved"}.get(success, "unknown")
+    outcome = "solved" if success is True else "unsolved" if success is False else "unknown"
+    if end == "failed":
+        outcome = "failed"
     text = "\n".join(
         part for turn in turns for part in (turn.get("text", ""), *turn.get("actions", ()), turn.get("observation", ""))
     )

@@ -103,7 +103,8 @@ def episode_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     start = number = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
+                number += 1
                 if line.strip():
                     yield start, line
                 start += len(line)

@@ -1,5 +1,5 @@
 const tip = document.getElementById('tip'), NS = 'http://www.w3.org/2000/svg';
-for (const svg of document.querySelectorAll('svg[data-hover]')) {
+function readable(root) { for (const svg of root.querySelectorAll('svg[data-hover]')) {
   const data = JSON.parse(svg.dataset.hover), first = data.lines[0].points;
   const add = (name, a) => { const e = document.createElementNS(NS, name);
     for (const k in a) e.setAttribute(k, a[k]); svg.append(e); return e; };
@@ -39,4 +39,5 @@ for (const svg of document.querySelectorAll('svg[data-hover]')) {
   svg.addEventListener('pointerleave', hide); svg.addEventListener('blur', hide);
   svg.addEventListener('keydown', e => { const move = {ArrowLeft: -1, ArrowRight: 1}[e.key];
     if (move) { e.preventDefault(); show(first[Math.max(0, Math.min(first.length - 1, at + move))][0]); } });
-}
+} }
+readable(document);

@@ -24,15 +24,7 @@ from starpod.report.console import safe_console
 from starpod.report.figures import duration, show, signed
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
-from starpod.trainer.output.words import is_graded, metric, return_with_interval, sparkline, trend, with_interval
-
-SHOWN = """
-collect/success collect/return_mean collect/reward_std_in_group collect/response_diversity collect/format_rate
-collect/turns_mean collect/kept_fraction collect/identical_fraction policy/entropy policy/kl update/grad_norm
-critic/explained_variance rate/sampled_tokens_per_s rate/environment_steps_per_s environment/latency_p99 time/step
-time/share_outside
-""".split()
-"""Metrics in the order in which they get a line, as long as there is room; then all others."""
+from starpod.trainer.output.words import SHOWN, is_graded, metric, return_with_interval, sparkline, trend, with_interval
 
 KEPT = 120
 """Values per metric that the small curves are drawn from."""

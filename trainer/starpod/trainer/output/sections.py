@@ -6,7 +6,7 @@ lines: of metrics.jsonl. evaluations, final: of evaluations.jsonl and final.json
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -136,6 +136,16 @@ def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, 
     return f"{intervals} overlap: the difference may be chance. "
 
 
+PHONE = 344
+"""Width of a chart that can be read on a phone."""
+
+
+def for_each_width(draw: Callable[[int], str]) -> str:
+    """A chart as wide as the page and one as wide as a phone; the page's style shows the one that fits."""
+    wide, narrow = draw(1072), draw(PHONE)
+    return wide and f'<div class="roomy">{wide}</div><div class="tight">{narrow}</div>'
+
+
 def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for summary in evaluations:
@@ -143,16 +153,33 @@ def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[st
     return found
 
 
-def evaluation(evaluations: Sequence[Mapping[str, Any]]) -> str:
+def warning_marks(lines: Sequence[Mapping[str, Any]]) -> list[Mark]:
+    """Where the run warned, to be marked in charts."""
+    return [Mark(line["step"], text) for line in lines for text in line.get("warnings", ())]
+
+
+def evaluation(evaluations: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]] = ()) -> str:
     if not evaluations:
         return ""
-    reference = _reference(evaluations)
+    reference, marks = _reference(evaluations), warning_marks(lines)
     chart = _evaluation_chart(
-        "Success on selection seeds", evaluations, reference, name="success", interval="success", kind="share"
+        "Success on selection seeds",
+        evaluations,
+        reference,
+        marks,
+        name="success",
+        interval="success",
+        kind="share",
     )
     if any(map(is_graded, evaluations)):
         chart += _evaluation_chart(
-            "Return on selection seeds", evaluations, reference, name="return_mean", interval="return", kind="number"
+            "Return on selection seeds",
+            evaluations,
+            reference,
+            marks,
+            name="return_mean",
+            interval="return",
+            kind="number",
         )
     rows = "".join(
         f'<tr><td class="n">{s["step"]:,}</td><td class="n">{escape(with_interval(s))}</td>'
@@ -176,6 +203,7 @@ def _evaluation_chart(
     title: str,
     evaluations: Sequence[Mapping[str, Any]],
     reference: Mapping[str, Mapping[str, Any]],
+    marks: Sequence[Mark],
     *,
     name: str,
     interval: str,
@@ -187,7 +215,18 @@ def _evaluation_chart(
     band = [(s["step"], s[low], s[high]) for s in evaluations if s.get(low) is not None]
     series = [Series("sampled", points, band=band, dots=True)]
     rules = [Rule(r[name], f"{policy} {show(r[name], kind)}") for policy, r in reference.items() if name in r]
-    return line_chart(title, series, rules=rules, kind=kind, width=1072, height=340)
+    last = points[-1][0] if points else 0
+    return for_each_width(
+        lambda width: line_chart(
+            title,
+            series,
+            rules=rules,
+            marks=[mark for mark in marks if mark.x <= last],
+            kind=kind,
+            width=width,
+            height=340 if width > PHONE else 230,
+        )
+    )
 
 
 def small_charts(
@@ -211,7 +250,7 @@ def small_charts(
                 [Series(known.label, smooth(points), colour, faint=[points])],
                 marks=[mark for mark in marks if points[0][0] <= mark.x <= points[-1][0]],
                 kind=known.kind,
-                width=522 if large else 344,
+                width=430 if large else PHONE,
             )
         )
     size = " large" if large else ""
@@ -220,7 +259,8 @@ def small_charts(
 
 def learning(lines: Sequence[Mapping[str, Any]]) -> str:
     moved = [name for name in LEARNING if len({value for _, value in curve(lines, name)}) > 1]
-    return section("Learning", "Collected episodes, step by step.", small_charts(lines, moved))
+    charts = small_charts(lines, moved, warning_marks(lines))
+    return section("Learning", "Collected episodes, step by step.", charts)
 
 
 def echo_trap(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -294,7 +334,7 @@ def time_spent(lines: Sequence[Mapping[str, Any]]) -> str:
     outside = [value for _, value in curve(lines, "time/share_outside")]
     if outside:
         said += f"{show(sum(outside) / len(outside), 'share')} of the time was outside generation and update."
-    shares = share_chart("Share of each step", layers, width=1072, height=240)
+    shares = for_each_width(lambda width: share_chart("Share of each step", layers, width=width, height=240))
     charts = small_charts(lines, SPEED, colour=2)
     return section("Where the time went", escape(said), f'<div class="wide">{shares}</div>{charts}')
 

@@ -76,6 +76,15 @@ METRICS = {
 """Known metrics; others are shown under their own name."""
 
 
+SHOWN = """
+collect/success collect/return_mean collect/reward_std_in_group collect/response_diversity collect/format_rate
+collect/turns_mean collect/kept_fraction collect/identical_fraction policy/entropy policy/kl update/grad_norm
+critic/explained_variance rate/sampled_tokens_per_s rate/environment_steps_per_s environment/latency_p99 time/step
+time/share_outside
+""".split()
+"""Metrics in the order in which a screen shows them, as long as there is room; then all others."""
+
+
 def metric(name: str) -> Metric:
     """The metric of that name; an unknown one has its name as its label."""
     return METRICS.get(name) or Metric(name, name)

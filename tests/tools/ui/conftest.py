@@ -1,0 +1,89 @@
+"""Made-up runs, and a site over them in a process of its own."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.output.run_folder import RunFolder
+from tests.support import ServerProcess
+from tests.trainer.diagnostics.synthetic import episode, turn, write_run
+
+CONFIG: dict[str, Any] = {
+    "environment": {"id": "frozen_lake-v1"},
+    "algorithm": {"preset": "starpo-s", "filter": {"strategy": "top_fraction", "value": 0.5}},
+    "stop": {"iterations": 150, "minutes": None},
+}
+
+
+def a_group(number: int, returns: list[float]) -> list[Episode]:
+    """The members of a group, of which those with a return of 1 solved their task."""
+    members = []
+    for member, value in enumerate(returns):
+        made = episode(7 + number, solved=value == 1.0, turns=2, group=number, member=member)
+        made.turns[-1].reward = value
+        members.append(made)
+    return members
+
+
+def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: Any) -> RunFolder:
+    """A finished run with evaluations, rollouts of two groups at step 150, and a final evaluation of twenty seeds."""
+    folder = write_run(path, collapse=collapse, seed=seed, title=f"The run {path.name}")
+    folder.config.write_text(yaml.safe_dump({**CONFIG, "seed": seed, **changes}), encoding="utf-8")
+    odd = Episode(3, 0, "frozen_lake-v1", turns=[turn("nonsense xylophone", well_formed=False, finish="length")])
+    odd.turns[0].actions, odd.end = [], "max_turns"
+    folder.write_rollouts(150, [*a_group(1, [1.0, 0.0]), *a_group(2, [1.0, 1.0]), odd], most=2**20)
+    solved = [number % (3 + seed) > 0 for number in range(20)]
+    results = {
+        "seed": list(range(20)), "sample": [0] * 20, "success": solved, "return": [float(each) for each in solved]
+    }  # fmt: skip
+    summary = {"step": 150, "success": sum(solved) / 20, "success_low": 0.4, "success_high": 0.8, "return_mean": 0.6}
+    setting = {"environment": "frozen_lake-v1", "version": "1.0.0", "options": {}, "limits": {}}
+    folder.write_final({**summary, **setting, "episodes": 20, "seeds": [0, 20], "samples": 1, "results": results})
+    folder.write_episodes(
+        150, [episode(number, solved=each, group=number) for number, each in enumerate(solved)], "final"
+    )
+    (folder.checkpoints / "step-00000150").mkdir()
+    (folder.checkpoints / "best").write_text("step-00000150")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs, one of which collapsed."""
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder / "calm")
+    make_run(folder / "sweep" / "trapped", collapse=True, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def calm(runs: Path) -> Path:
+    """A run to be copied: nobody may change it."""
+    return runs / "calm"
+
+
+@pytest.fixture(scope="session")
+def site(runs: Path) -> Iterator[str]:
+    """The address of `starpod ui` over `runs`, when it has read them."""
+    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(runs)])
+    try:
+        address = process.address.rstrip("/")
+        wait_until(lambda: "20" in httpx.get(f"{address}/episodes?run=sweep/trapped&kind=final").text)
+        yield address
+    finally:
+        process.close()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Fails the test if it does not come to hold."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it did not come to hold"
+        time.sleep(0.05)

@@ -1,0 +1,227 @@
+"""The index follows the files, whatever happens to them, and says in sentences what it cannot read."""
+
+import json
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from starpod.trainer.output.sinks import JsonlSink
+from starpod.ui.index import NAME, POINTS, Filter, Index
+from starpod.ui.indexer import Indexer
+from tests.trainer.diagnostics.synthetic import metrics_at
+
+
+@pytest.fixture
+def indexed(tmp_path: Path, calm: Path) -> tuple[Path, Index, Indexer]:
+    shutil.copytree(calm, tmp_path / "calm")
+    index = Index(tmp_path)
+    indexer = Indexer(index)
+    indexer.update()
+    assert indexer.problem == index.problem == ""
+    return tmp_path, index, indexer
+
+
+def only(index: Index) -> dict[str, Any]:
+    (run,) = index.runs()
+    return run
+
+
+def steps(index: Index) -> list[int]:
+    return [line["step"] for line in index.curve(only(index)["run"]).lines if line["metrics"]]
+
+
+def test_a_run_is_summed_up(indexed: tuple[Path, Index, Indexer]) -> None:
+    _, index, _ = indexed
+    run = only(index)
+    assert run["path"] == "calm" and run["title"] == "The run calm"
+    assert (run["environment"], run["algorithm"]) == ("frozen_lake-v1", "starpo-s")
+    assert (run["status"], run["step"], run["iterations"], run["final"]) == ("ended", 150, 150, True)
+    assert run["evaluation"]["success"] == 0.65
+    assert steps(index) == list(range(1, 151))
+
+
+def test_what_is_appended_is_read_from_there_on(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, indexer = indexed
+    sink = JsonlSink(folder / "calm" / "metrics.jsonl")
+    sink.write(151, metrics_at(151), ["it echoes"])
+    sink.close()
+    before = indexer.changes_of("calm")
+    indexer.update()
+    assert steps(index)[-1] == 151 and only(index)["last_warning"] == [151, "it echoes"]
+    assert indexer.changes_of("calm") > before
+    told = indexer.changes
+    indexer.update()
+    assert indexer.changes == told
+
+
+def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, indexer = indexed
+    line = json.dumps({"step": 151, "time": 1.0, "metrics": {"collect/success": 0.5}})
+    with open(folder / "calm" / "metrics.jsonl", "a") as file:
+        file.write("{damaged\n" + line[:20])
+    indexer.update()
+    assert steps(index)[-1] == 150
+    assert only(index)["problems"] == ["metrics.jsonl, line 151, is damaged and left out"]
+    with open(folder / "calm" / "metrics.jsonl", "a") as file:
+        file.write(line[20:] + "\n")
+    indexer.update()
+    assert steps(index)[-1] == 151
+
+
+def test_a_resumed_run_that_cuts_its_metrics_is_read_anew(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, indexer = indexed
+    JsonlSink(folder / "calm" / "metrics.jsonl", resumed_step=100).close()
+    indexer.update()
+    assert steps(index) == list(range(1, 101))
+
+
+def test_a_deleted_run_and_deleted_episodes_are_gone(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, indexer = indexed
+    run = only(index)["run"]
+    assert index.count(Filter(run, kind="train")) == 5
+    (folder / "calm" / "episodes" / "train-000150.jsonl.gz").unlink()
+    indexer.update()
+    assert index.count(Filter(run, kind="train")) == 0 and index.count(Filter(run, kind="final")) == 20
+    shutil.rmtree(folder / "calm")
+    indexer.update()
+    assert index.runs() == [] and index.count(Filter(run)) == 0
+
+
+def test_a_damaged_file_of_episodes_is_told_and_its_good_part_kept(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, indexer = indexed
+    episodes = folder / "calm" / "episodes"
+    whole = (episodes / "train-000150.jsonl.gz").read_bytes()
+    (episodes / "train-000151.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    lines = (episodes / "final-000150.jsonl").read_text().splitlines()
+    (episodes / "other-000001.jsonl").write_text("\n".join([lines[0], '{"turns": 3}', "{", lines[1]]) + "\n")
+    indexer.update()
+    files = {file["name"]: file for file in index.files(only(index)["run"])}
+    assert "cannot be read" in files["train-000151.jsonl.gz"]["problem"]
+    assert files["other-000001.jsonl"]["episodes"] == 2 and "damaged" in files["other-000001.jsonl"]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        ({}, 5),
+        ({"outcome": "solved"}, 3),
+        ({"outcome": "unknown"}, 1),
+        ({"malformed": True}, 1),
+        ({"truncated": True}, 1),
+        ({"text": "XYLO"}, 1),
+        ({"text": "goal right"}, 4),
+        ({"text": "goal xylophone"}, 0),
+        ({"seed": "8"}, 2),
+        ({"step": 150}, 5),
+        ({"step": 149}, 0),
+        ({"environment": "sokoban-v1"}, 0),
+        ({"text": 'a" OR "b* NEAR('}, 0),
+    ],
+)
+def test_filters(indexed: tuple[Path, Index, Indexer], wanted: dict[str, Any], count: int) -> None:
+    _, index, _ = indexed
+    asked = Filter(only(index)["run"], kind="train", **wanted)
+    assert index.count(asked) == len(index.episodes(asked)) == count
+
+
+def test_orders(indexed: tuple[Path, Index, Indexer]) -> None:
+    _, index, _ = indexed
+    run = only(index)["run"]
+    rewards = [row["reward"] for row in index.episodes(Filter(run, sort="best"), most=200)]
+    assert rewards == sorted(rewards, reverse=True)
+    assert [row["reward"] for row in index.episodes(Filter(run, sort="worst"), most=200)] == sorted(rewards)
+    assert index.episodes(Filter(run), first=10, most=5) == index.episodes(Filter(run))[10:15]
+
+
+def test_a_long_run_keeps_few_points_that_are_means(tmp_path: Path) -> None:
+    """However the file grew, the curves hold each iteration once."""
+    run = tmp_path / "long"
+    run.mkdir()
+    index = Index(tmp_path)
+    indexer = Indexer(index)
+    count = 5 * POINTS
+    for first in range(0, count, count // 2):
+        with open(run / "metrics.jsonl", "a") as file:
+            for step in range(first, first + count // 2):
+                metrics = {"collect/success": step / count, "time/step": 2.0}
+                metrics |= {"information/first_turn/bound": float(step)} if step % 100 == 0 else {}
+                file.write(json.dumps({"step": step, "time": float(step), "metrics": metrics}) + "\n")
+        indexer.update()
+    curve = index.curve(only(index)["run"])
+    assert POINTS // 2 <= len(curve.lines) <= POINTS
+    successes = [line["metrics"]["collect/success"] for line in curve.lines]
+    assert successes == sorted(successes)
+    assert sum(successes) / len(successes) == pytest.approx((count - 1) / 2 / count, rel=1e-3)
+    rare = [line["metrics"]["information/first_turn/bound"] for line in curve.lines if len(line["metrics"]) == 3]
+    assert rare == [float(step) for step in range(0, count, 100)]
+    assert curve.seconds[count - 1] == 2.0 * count
+
+
+def test_a_full_disk_is_a_sentence_and_mends_itself(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, indexer = indexed
+
+    pages = sqlite3.connect(folder / NAME).execute("PRAGMA page_count").fetchone()[0]
+    connect = index.connect
+
+    def full() -> sqlite3.Connection:
+        database = connect()
+        database.execute(f"PRAGMA max_page_count = {pages}")  # the next page that is needed is SQLITE_FULL
+        return database
+
+    shutil.copytree(folder / "calm", folder / "second")
+    index.connect = full  # type: ignore[method-assign]
+    indexer.update()
+    assert "disk is full" in indexer.problem and "make room" in indexer.problem
+    assert index.run("calm") is not None
+    index.connect = connect  # type: ignore[method-assign]
+    indexer.update()
+    assert indexer.problem == "" and {run["path"] for run in index.runs()} == {"calm", "second"}
+
+
+def test_a_damaged_index_is_made_anew(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, _, _ = indexed
+    for suffix in ("-wal", "-shm"):
+        Path(f"{folder / NAME}{suffix}").unlink(missing_ok=True)
+    (folder / NAME).write_bytes(b"no database" * 1000)
+    index = Index(folder)
+    Indexer(index).update()
+    assert index.problem == "" and only(index)["step"] == 150
+
+
+def test_a_folder_that_cannot_be_written_is_indexed_in_memory(tmp_path: Path, calm: Path) -> None:
+    shutil.copytree(calm, tmp_path / "calm")
+    (tmp_path / NAME).mkdir()  # no file can be opened there, whoever asks
+    index = Index(tmp_path)
+    Indexer(index).update()
+    assert "cannot be written" in index.problem and only(index)["path"] == "calm"
+    index.close()
+
+
+@settings(max_examples=8)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=4))
+def test_curves_do_not_depend_on_how_a_file_grew(sizes: list[int]) -> None:
+    """Read in any pieces, a file gives the same points."""
+    data = b"".join(
+        json.dumps({"step": step, "time": 0.0, "metrics": {"m": step}}).encode() + b"\n" for step in range(40)
+    )
+    found = []
+    for cuts in ([], sizes):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "run" / "metrics.jsonl"
+            path.parent.mkdir()
+            index = Index(Path(folder))
+            indexer = Indexer(index)
+            place = 0
+            for cut in [*cuts, len(data)]:
+                with open(path, "ab") as file:
+                    file.write(data[place : place + cut])
+                place += cut
+                indexer.update()
+            found.append(index.curve(only(index)["run"]))
+    assert found[0] == found[1]

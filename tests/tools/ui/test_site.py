@@ -1,0 +1,172 @@
+"""Pages of the live site over real sockets: what they show, what they refuse, and that they follow a run."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.sinks import JsonlSink
+from tests.support import ServerProcess
+from tests.tools.ui.conftest import wait_until
+from tests.trainer.diagnostics.synthetic import WARNING, metrics_at
+
+GROUP = "run=calm&file=train-000150.jsonl.gz&group=1"
+PAGES = (
+    "/",
+    "/runs/calm",
+    "/runs/sweep/trapped",
+    "/compare?run=calm&run=sweep/trapped",
+    "/episodes?run=calm",
+    f"/group?{GROUP}",
+    f"/episode?{GROUP}&member=1",
+)
+
+
+class Page(HTMLParser):
+    """Links of a page, and controls without a name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.nameless: list[str] = []
+        self._labels = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "a":
+            self.links.append(given["href"] or "")
+        self._labels += tag == "label"
+        named = self._labels or given.get("aria-label") or given.get("type") == "hidden"
+        if tag in ("input", "select", "textarea") and not named:
+            self.nameless.append(str(given))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._labels -= tag == "label"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_whole(site: str, path: str) -> None:
+    """It answers, its links lead somewhere, its controls have names, and nothing comes from another place."""
+    reply = httpx.get(site + path)
+    assert reply.status_code == 200
+    page = Page(reply.text)
+    assert page.nameless == []
+    for link in {link for link in page.links if not link.startswith("#")}:
+        assert link.startswith("/"), link
+    for link in list(dict.fromkeys(page.links))[:12]:
+        assert httpx.get(site + link if link.startswith("/") else site + path).status_code == 200, link
+    assert "http://" not in re.sub(r'xmlns="[^"]*"', "", reply.text)
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+
+
+def test_the_list_of_runs(site: str) -> None:
+    text = httpx.get(site).text
+    assert text.index("sweep/trapped") > 0 and "65 %" in text and "40 to 80 %, final" in text and WARNING in text
+    found = httpx.get(f"{site}/?text=trapped").text
+    assert "sweep/trapped" in found and 'href="/runs/calm"' not in found
+    assert "No run fits" in httpx.get(f"{site}/?status=running").text
+
+
+def test_one_run(site: str) -> None:
+    text = httpx.get(f"{site}/runs/sweep/trapped").text
+    for part in ("Selection", "Learning", "Echo Trap signals", "Where the time went", "Checkpoints", "Configuration"):
+        assert f"<h2>{part}</h2>" in text
+    assert WARNING in text and "best" in text and "clip_high" in text
+
+
+def test_a_comparison(site: str) -> None:
+    text = httpx.get(f"{site}/compare?run=calm&run=sweep/trapped&over=tokens").text
+    # Of twenty seeds calm fails every third, trapped every fourth.
+    assert "+10.0 points" in text and "A solved, B did not: 3 · B solved, A did not: 5" in text
+    assert "McNemar" in text and "<code>seed</code>" in text and "<code>algorithm.preset</code>" not in text
+    assert "sampled tokens" in text
+    assert httpx.get(f"{site}/compare?run=calm").status_code == 400
+    assert httpx.get(f"{site}/compare?run=calm&run=nobody").status_code == 404
+
+
+def test_episodes_by_filter(site: str) -> None:
+    text = httpx.get(f"{site}/episodes?run=calm&kind=train&malformed=1").text
+    assert "1 episode<" in text and "1 malformed" in text and "1 truncated" in text
+    assert "0 episodes" in httpx.get(f"{site}/episodes?run=calm&text=zebra").text
+
+
+def test_a_group_says_what_the_filter_made_of_it(site: str) -> None:
+    """Half of three groups, rounded up, by deviation: one has it, and zeros are not kept."""
+    text = httpx.get(f"{site}/group?{GROUP}").text
+    assert "keeps this group" in text and "number 1 of 3; it keeps 1" in text
+    assert "leaves out this group" in httpx.get(f"{site}/group?{GROUP.replace('group=1', 'group=2')}").text
+
+
+def test_an_episode_turn_by_turn(site: str) -> None:
+    text = httpx.get(f"{site}/episode?{GROUP}&member=0").text
+    assert 'id="t1"' in text and 'id="t2"' in text and "the hole is &lt;next&gt; to me" in text
+    assert "policy version" in text and 'title="id 3, probability' in text
+    assert httpx.get(f"{site}/episode?{GROUP}&member=9").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/nowhere", 404),
+        ("/runs/nobody", 404),
+        ("/runs/../../etc", 404),
+        ("/episodes?run=calm&page=x", 400),
+        ("/group?run=calm&file=../run.json&group=1", 404),
+        ("/assets/../app.py", 404),
+    ],
+)
+def test_what_is_not_there_is_a_sentence(site: str, path: str, status: int) -> None:
+    reply = httpx.get(site + path)
+    assert reply.status_code == status and "Traceback" not in reply.text and "<h1>" in reply.text
+
+
+def test_other_names_are_refused(site: str) -> None:
+    assert httpx.get(site, headers={"host": "evil.example"}).status_code == 421
+
+
+def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
+    """The stream tells of a new line; the page fetched again has it. A deleted run is a sentence."""
+    shutil.copytree(calm, tmp_path / "calm")
+    folder = RunFolder(tmp_path / "calm")
+    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path)])
+    try:
+        site = process.address.rstrip("/")
+        wait_until(lambda: httpx.get(f"{site}/runs/calm").status_code == 200)
+        with httpx.stream("GET", f"{site}/events?run=calm", timeout=30.0) as stream:
+            lines = (line for line in stream.iter_lines() if line.startswith("data: "))
+            next(lines)
+            sink = JsonlSink(folder.metrics)
+            sink.write(151, metrics_at(151), ["it echoes now"])
+            sink.close()
+            wait_until(lambda: next(lines) != "" and "it echoes now" in httpx.get(f"{site}/runs/calm").text)
+        folder.path.rename(tmp_path.parent / f"{tmp_path.name}-gone")
+        wait_until(lambda: httpx.get(f"{site}/runs/calm").status_code == 404)
+        assert process.terminate() == 0
+    finally:
+        process.close()
+
+
+def test_where_others_reach_it_a_token_is_asked_for(runs: Path) -> None:
+    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(runs), "--host", "0.0.0.0"])
+    try:
+        link = process.address.replace("0.0.0.0", "127.0.0.1")
+        bare = link.partition("?")[0]
+        assert "?token=" in link and httpx.get(bare).status_code == 401
+        assert httpx.get(f"{bare}?token=wrong").status_code == 401
+        with httpx.Client(follow_redirects=True) as browser:
+            assert browser.get(link).url == bare and browser.get(f"{bare}runs/calm").status_code in (200, 404)
+    finally:
+        process.close()
+
+
+def test_a_call_that_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "is no folder" in done.stderr

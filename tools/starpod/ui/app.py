@@ -1,0 +1,162 @@
+"""The application: routes, protection, errors as pages, and the stream that tells pages what changed."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from starpod.report.charts import STYLE as CHART_STYLE
+from starpod.report.page import ASSETS
+from starpod.report.site import headers, refusal
+from starpod.trainer.output.report import STYLE as RUN_STYLE
+from starpod.ui.compare import compare_page
+from starpod.ui.episodes import episode_page, episodes_page, group_page
+from starpod.ui.index import Index
+from starpod.ui.indexer import Indexer
+from starpod.ui.page import OWN, Site, render
+from starpod.ui.reading import BadFile
+from starpod.ui.runs import run_page, runs_page
+
+COOKIE = "starpod-ui"
+_HEARTBEAT = 15
+"""Seconds after which a stream without news says that it lives."""
+
+
+def create_app(runs: Path, *, hosts: Collection[str] = (), token: str = "") -> FastAPI:
+    """The site over a folder of runs. It indexes them while it runs.
+
+    hosts: names by which it may be called. token: what a visitor has to bring, once; empty: nothing.
+    """
+    index = Index(runs)
+    indexer = Indexer(index)
+    site = Site(index, indexer)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        indexer.start()
+        yield
+        await asyncio.to_thread(indexer.stop)
+        index.close()
+
+    app = FastAPI(title="Starpod", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    pages: dict[str, Callable[[Site, Request], Response]] = {
+        "/": runs_page,
+        "/runs/{path:path}": run_page,
+        "/compare": compare_page,
+        "/episodes": episodes_page,
+        "/group": group_page,
+        "/episode": episode_page,
+    }
+    for path, page in pages.items():
+        app.add_route(path, _with_site(page, site), methods=["GET"])
+    app.add_route("/events", _events(site), methods=["GET"])
+    app.add_route("/assets/{name}", _asset, methods=["GET"])
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(BadFile, _bad_file)
+    app.add_exception_handler(sqlite3.Error, _bad_index)
+
+    @app.middleware("http")
+    async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        if refused := refusal(request.method, request.headers, hosts):
+            response = _problem(request, *refused)
+        elif token and (answer := _admission(request, token)):
+            response = answer
+        else:
+            response = await call(request)
+        for name, value in headers(scripts="'self'", styles="'self' 'unsafe-inline'").items():
+            response.headers[name] = value
+        return response
+
+    return app
+
+
+def _with_site(page: Callable[[Site, Request], Response], site: Site) -> Callable[[Request], Response]:
+    """A function without `async` runs in a thread: the database does not stop the event loop."""
+
+    def call(request: Request) -> Response:
+        return page(site, request)
+
+    return call
+
+
+def _admission(request: Request, token: str) -> Response | None:
+    """None for a visitor who brought the token before; who brings it now is sent on without it in the address."""
+    brought = request.query_params.get("token", "")
+    if hmac.compare_digest(brought.encode(), token.encode()):
+        left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+        response = RedirectResponse(str(request.url.replace_query_params(**dict(left))), 303)
+        response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        return response
+    if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), token.encode()):
+        return None
+    return _problem(request, 401, "Open the link that `starpod ui` printed: it holds the token.")
+
+
+def _events(site: Site) -> Callable[[Request], Awaitable[Response]]:
+    """Server-sent events: a number whenever the run, or any run where none is named, has changed."""
+
+    async def events(request: Request) -> Response:
+        run = request.query_params.get("run", "")
+
+        async def changes() -> AsyncIterator[str]:
+            told, silent = site.indexer.changes_of(run), 0
+            yield f"retry: 2000\ndata: {told}\n\n"
+            while True:
+                await asyncio.sleep(1.0)
+                silent += 1
+                if (now := site.indexer.changes_of(run)) != told:
+                    told, silent = now, 0
+                    yield f"data: {told}\n\n"
+                elif silent >= _HEARTBEAT:
+                    silent = 0
+                    yield ": nothing new\n\n"
+
+        return StreamingResponse(changes(), media_type="text/event-stream")
+
+    return events
+
+
+def _asset(request: Request) -> Response:
+    parts = {
+        "site.css": [
+            CHART_STYLE,
+            (ASSETS / "page.css").read_text(encoding="utf-8"),
+            RUN_STYLE,
+            (OWN / "site.css").read_text(encoding="utf-8"),
+        ],
+        "site.js": [(ASSETS / "page.js").read_text(encoding="utf-8"), (OWN / "site.js").read_text(encoding="utf-8")],
+    }.get(request.path_params["name"])
+    if parts is None:
+        raise HTTPException(404)
+    kind = "text/css" if request.path_params["name"].endswith(".css") else "text/javascript"
+    return PlainTextResponse("\n".join(parts), media_type=kind)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _problem(request: Request, status: int, sentence: str) -> Response:
+    return render("error.html", status=status, title=HTTPStatus(status).phrase, sentence=sentence)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = error.detail if error.detail != HTTPStatus(error.status_code).phrase else "There is no such page."
+    return _problem(request, error.status_code, known)
+
+
+def _bad_file(request: Request, error: Exception) -> Response:
+    return _problem(request, 410, f"This can no longer be read: {error}.")
+
+
+def _bad_index(request: Request, error: Exception) -> Response:
+    return _problem(request, 503, f"The index cannot be read ({error}). Start `starpod ui` again; it is made anew.")

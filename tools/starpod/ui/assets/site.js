@@ -1,0 +1,58 @@
+// Live pages: when the server says that something changed, the parts marked data-live are taken from the page anew.
+const events = document.body.dataset.events;
+if (events) {
+  let known = null, busy = false;
+  new EventSource(events).onmessage = async event => {
+    if (known === null || known === event.data || busy) { known = event.data; return; }
+    known = event.data; busy = true;
+    try {
+      const reply = await fetch(location.href);
+      if (reply.ok) refresh(new DOMParser().parseFromString(await reply.text(), 'text/html'));
+    } catch { /* the next event tries again */ }
+    busy = false;
+  };
+}
+function refresh(page) {
+  for (const part of document.querySelectorAll('[data-live]')) {
+    const fresh = page.getElementById(part.id);
+    if (!fresh || fresh.innerHTML === part.dataset.shown) continue;
+    part.dataset.shown = fresh.innerHTML;
+    const open = [...part.querySelectorAll('details')].map(each => each.open);
+    const marked = new Set([...part.querySelectorAll('input:checked')].map(each => each.value));
+    const focused = part.contains(document.activeElement) ? document.activeElement.id : '';
+    part.innerHTML = fresh.innerHTML;
+    part.querySelectorAll('details').forEach((each, place) => { each.open = open[place] ?? each.open; });
+    part.querySelectorAll('input[type=checkbox]').forEach(each => { each.checked = marked.has(each.value); });
+    if (focused) document.getElementById(focused)?.focus();
+    readable(part);
+  }
+}
+
+// Turns of an episode: arrow keys go from one to the next, and the address says which one is shown.
+const turns = [...document.querySelectorAll('.turnbox')];
+if (turns.length) {
+  const marks = [...document.querySelectorAll('.strip a')];
+  let here = Math.max(0, turns.findIndex(turn => '#' + turn.id === location.hash));
+  const show = (place, move) => {
+    here = Math.max(0, Math.min(turns.length - 1, place));
+    turns.forEach((turn, each) => turn.classList.toggle('here', each === here));
+    marks.forEach((mark, each) => {
+      mark.classList.toggle('here', each === here);
+      each === here ? mark.setAttribute('aria-current', 'step') : mark.removeAttribute('aria-current');
+    });
+    if (!move) return;
+    history.replaceState(null, '', '#' + turns[here].id);
+    turns[here].focus({preventScroll: true});
+    turns[here].scrollIntoView({block: 'nearest'});
+    const strip = marks[here]?.parentElement;
+    if (strip) strip.scrollLeft = marks[here].offsetLeft - strip.clientWidth / 2;
+  };
+  show(here, false);
+  document.addEventListener('keydown', event => {
+    if (event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.target.closest('input, select, textarea, pre[tabindex]')) return;
+    const move = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    if (move) { event.preventDefault(); show(here + move, true); }
+  });
+  addEventListener('hashchange', () => show(turns.findIndex(turn => '#' + turn.id === location.hash), false));
+}

@@ -1,0 +1,65 @@
+"""`starpod ui`: the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from starpod.client.catalog import access_options, expect_address
+from starpod.client.transport import Transport
+from starpod.report.site import link, listen, serve
+
+
+@click.command()
+@click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--address", default="", metavar="SERVER", help="An environment server (host:port) to watch and play on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=8090, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which browsers may call the site, besides localhost and addresses. Repeatable.",
+)
+@access_options
+def ui(access: Transport, runs: Path, address: str, host: str, port: int, hosts: tuple[str, ...]) -> None:
+    """Show runs, episodes and servers in a browser.
+
+    RUNS is the folder of a run, or of many (default: runs). Prints one line with the address when ready. Where others
+    can reach it, the address holds a token that the browser keeps; who has it sees all and plays with the server's
+    token.
+    """
+    if not runs.is_dir():
+        raise click.UsageError(f"{runs} is no folder: name the folder of your runs, such as that of --run-dir")
+    if address:
+        expect_address(address)
+    token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
+    try:
+        asyncio.run(_serve(runs, address, access, host=host, port=port, hosts={host, *hosts}, token=token))
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(
+    runs: Path, address: str, access: Transport, *, host: str, port: int, hosts: Collection[str], token: str
+) -> None:
+    from starpod.ui.app import create_app
+
+    with closing(listen(host, port)) as listener:
+        app = create_app(runs, hosts=hosts, token=token)
+        print(link(listener, host) + (f"?token={token}" if token else ""), flush=True)
+        await serve(app, listener)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,169 @@
+"""Two to eight runs beside each other: curves, the keys that differ, and the paired test on the same held-out seeds."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+
+from starpod.report.charts import Point, Series, line_chart, smooth
+from starpod.report.figures import show
+from starpod.trainer.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.output.sections import curve as curve_of
+from starpod.trainer.output.sections import for_each_width
+from starpod.trainer.output.words import SHOWN, metric
+from starpod.ui.index import Curve, spread
+from starpod.ui.page import Site, query, render
+from starpod.ui.reading import mapping, objects
+
+MOST = 8
+AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
+"""What curves can be drawn over."""
+METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
+"""Curves that are drawn beside that of the evaluations, unless others are chosen."""
+SEEDS = 200
+"""Links to episodes that one alone solved."""
+
+
+def compare_page(site: Site, request: Request) -> Response:
+    """The runs of the query, in its order: the link can be sent."""
+    paths = list(dict.fromkeys(request.query_params.getlist("run")))
+    if not 2 <= len(paths) <= MOST:
+        raise HTTPException(400, f"Mark two to {MOST} runs to compare; {len(paths)} are marked.")
+    axis = request.query_params.get("over", "step")
+    if axis not in AXES:
+        raise HTTPException(400, f"over={axis} is none of {', '.join(AXES)}.")
+    runs = [
+        {**site.run(path), "letter": letter, "folder": site.folder(path)}
+        for path, letter in zip(paths, "ABCDEFGH", strict=False)
+    ]
+    curves = [site.index.curve(run["run"]) for run in runs]
+    logged = {name for curve in curves for line in curve.lines for name in line["metrics"]}
+    chosen = [name for name in request.query_params.getlist("metric") if name in logged]
+    names = chosen or [name for name in METRICS if name in logged]
+    charts = [_evaluations(runs, curves, axis), *(_metric(runs, curves, name, axis) for name in names)]
+    return render(
+        "compare.html", site=site, runs=runs, axes=AXES, axis=axis, charts=[Markup(chart) for chart in charts if chart],
+        metrics=[(name, metric(name).label) for name in sorted(logged, key=lambda name: (name not in SHOWN, name))],
+        chosen=chosen, differing=_differing(runs), pairs=[_pair(site, runs[0], other) for other in runs[1:]],
+        link=query("/compare", run=paths, over=axis, metric=chosen),
+    )  # fmt: skip
+
+
+def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
+    """The points, placed by what had been spent at their step."""
+    if axis == "step":
+        return list(points)
+    spent: Mapping[int, float] = {"seconds": curve.seconds, "env_steps": curve.env_steps, "tokens": curve.tokens}[axis]
+    steps = sorted(spent)
+    found = []
+    for step, value in points:
+        place = bisect_right(steps, step)
+        found.append((spent[steps[place - 1]] if place else 0.0, value))
+    return found
+
+
+def _metric(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], name: str, axis: str) -> str:
+    known = metric(name)
+    series = []
+    for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
+        points = _over(curve, axis, curve_of(curve.lines, name))
+        series.append(Series(run["letter"], smooth(points), place, faint=[points]))
+    return _chart(known.label, series, known.kind, axis)
+
+
+def _evaluations(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], axis: str) -> str:
+    series = []
+    for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
+        lines = [line for line in objects(run["folder"] / "evaluations.jsonl", []) if line.get("success") is not None]
+        shown = spread(lines, 200)
+        points = _over(curve, axis, [(line["step"], line["success"]) for line in shown])
+        band = [
+            (x, line["success_low"], line["success_high"])
+            for (x, _), line in zip(points, shown, strict=True)
+            if line.get("success_low") is not None and line.get("success_high") is not None
+        ]
+        series.append(Series(run["letter"], points, place, band=band, dots=True))
+    return _chart("Success on selection seeds", series, "share", axis)
+
+
+def _chart(title: str, series: Sequence[Series], kind: Any, axis: str) -> str:
+    return for_each_width(
+        lambda width: line_chart(
+            title, series, kind=kind, x_label=AXES[axis], width=width, height=300 if width > 400 else 220
+        )
+    )
+
+
+def _differing(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Dotted keys of the configurations that are not the same in all runs, with the value of each."""
+    flat = [_flat(mapping(run["folder"] / "config.yaml", [])) for run in runs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    rows = [(key, [values.get(key, "-") for values in flat]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _pair(site: Site, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """What the final evaluations of two runs say of each other; `problem` where they do not pair."""
+    pair: dict[str, Any] = {"first": first, "second": second, "problem": "", "environments": []}
+    try:
+        reports = [read_evaluation(Path(run["folder"])) for run in (first, second)]
+        compared = compare(reports[0], reports[1])
+    except (NotComparable, OSError, ValueError, KeyError) as error:
+        pair["problem"] = str(error)
+        return pair
+    for environment, figures in compared.items():
+        results = [_by_seed(report["environments"][environment]["results"]) for report in reports]
+        apart: dict[str, list[tuple[int, str, str]]] = {"first": [], "second": []}
+        for seed in sorted(results[0].keys() & results[1].keys()):
+            one, other = results[0][seed], results[1][seed]
+            if one != other:
+                here, there = (query("/episodes", run=run["path"], kind="final", seed=seed) for run in (first, second))
+                apart["first" if one else "second"].append((seed, here, there))
+        difference = figures["success_difference"]
+        pair["environments"].append(
+            {
+                "name": environment,
+                "figures": figures,
+                "difference": _signed_share(difference[0]) if difference else "-",
+                "interval": f"{_signed_share(difference[1])} to {_signed_share(difference[2])}" if difference else "",
+                "p_value": show(figures["p_value"]) if figures["p_value"] is not None else "-",
+                "verdict": _verdict(difference, first, second),
+                "apart": {name: seeds[:SEEDS] for name, seeds in apart.items()},
+            }
+        )
+    return pair
+
+
+def _by_seed(results: Mapping[str, Any]) -> dict[int, bool]:
+    return {seed: success is True for seed, success in zip(results["seed"], results["success"], strict=True)}
+
+
+def _signed_share(value: float) -> str:
+    return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}") + " points"
+
+
+def _verdict(difference: Sequence[float] | None, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    if difference is None:
+        return ""
+    if difference[1] > 0:
+        return f"{second['letter']} solves more."
+    if difference[2] < 0:
+        return f"{first['letter']} solves more."
+    return "The interval holds 0: the difference may be chance."

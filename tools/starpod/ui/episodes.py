@@ -1,0 +1,179 @@
+"""Episodes: the list with its filters, the members of a group side by side, and one episode turn by turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
+
+from starpod.trainer.algorithms.filters import filter_groups, group_score
+from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.ui.index import OUTCOMES, SORTS, Filter
+from starpod.ui.page import Site, number, query, render
+from starpod.ui.reading import mapping, read_episode
+
+PAGE = 50
+"""Episodes on a page of the list."""
+KINDS = {"train": "training", "eval": "evaluation", "final": "final evaluation"}
+
+
+def episodes_page(site: Site, request: Request) -> Response:
+    """The episodes of a run that fit a filter."""
+    asked = request.query_params
+    run = site.run(asked.get("run", ""))
+    step = number(request, "step") if asked.get("step") else None
+    wanted = Filter(
+        run["run"], outcome=asked.get("outcome", ""), kind=asked.get("kind", ""), step=step,
+        environment=asked.get("environment", ""), seed=asked.get("seed", "").strip(), malformed="malformed" in asked,
+        truncated="truncated" in asked, text=asked.get("text", "").strip(), sort=asked.get("sort", "newest"),
+    )  # fmt: skip
+    count = site.index.count(wanted)
+    page = number(request, "page", 1, least=1)
+    rows = site.index.episodes(wanted, first=(page - 1) * PAGE, most=PAGE)
+    kept = {name: value for name, value in asked.items() if name not in ("page",) and value}
+    return render(
+        "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=wanted,
+        pages_url=lambda place: query("/episodes", **kept, page=place), facets=site.index.facets(run["run"]),
+        outcomes=OUTCOMES, sorts=SORTS, kinds=KINDS, link=episode_link, group_link=group_link,
+    )  # fmt: skip
+
+
+def episode_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    return query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
+
+
+def group_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    return query("/group", run=run["path"], file=row["name"], group=row["grp"])
+
+
+# --- a group ----------------------------------------------------------------------------------------------------------
+
+
+def group_page(site: Site, request: Request) -> Response:
+    """The members of a group side by side, and where each leaves the way of the first."""
+    run = site.run(request.query_params.get("run", ""))
+    name, grp = request.query_params.get("file", ""), number(request, "group")
+    rows = site.index.group(run["run"], name, grp)
+    if not rows:
+        raise HTTPException(404, f"There is no group {grp} in {name or 'no file'}: the oldest rollouts are removed.")
+    path = site.folder(run["path"]) / "episodes" / rows[0]["name"]
+    members = [{**row, "episode": read_episode(path, row["start"])} for row in rows]
+    first = members[0]["episode"]["turns"]
+    for member in members:
+        turns = member["episode"]["turns"]
+        same = 0
+        while same < min(len(first), len(turns)) and turns[same]["actions"] == first[same]["actions"]:
+            same += 1
+        member["parts_at"] = None if same == len(first) == len(turns) else same
+    return render(
+        "group.html", site=site, run=run, name=name, grp=grp, members=members, link=episode_link,
+        verdict=_filter_verdict(site, run, path, grp) if rows[0]["kind"] == "train" else "",
+        kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]), deviation=_deviation([row["reward"] for row in rows]),
+    )  # fmt: skip
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) if len(values) > 1 else 0.0
+
+
+def _filter_verdict(site: Site, run: Mapping[str, Any], path: Path, grp: int) -> str:
+    """What the run's filter makes of the group among those of its file: computed again, as it is not kept."""
+    try:
+        config = FilterConfig(**mapping(site.folder(run["path"]) / "config.yaml", [])["algorithm"]["filter"])
+        groups: dict[int, Group] = {}
+        for episode in read_episodes(path):
+            group = groups.setdefault(episode.group, Group(episode.group, []))
+            (group.failed if episode.failed else group.episodes).append(episode)
+        kept = {group.id for group in filter_groups(config, list(groups.values()))}
+        score = group_score(config.score, groups[grp])
+        scores = sorted((group_score(config.score, group) for group in groups.values()), reverse=config.largest)
+    except (BadEpisodes, KeyError, TypeError, ValueError):
+        return ""
+    if config.strategy == "none":
+        return "The run filters no groups: all are trained on."
+    word = "keeps" if grp in kept else "leaves out"
+    rule = f"{config.strategy} {config.value:g}" if config.value is not None else config.strategy
+    return (
+        f"The run's filter ({rule} by {config.score}) {word} this group: its score {score:.3g} is number "
+        f"{scores.index(score) + 1} of {len(scores)}; it keeps {len(kept)}."
+    )
+
+
+# --- an episode -------------------------------------------------------------------------------------------------------
+
+
+def episode_page(site: Site, request: Request) -> Response:
+    """One episode, turn by turn, and its sampled tokens."""
+    run = site.run(request.query_params.get("run", ""))
+    name = request.query_params.get("file", "")
+    grp, member = number(request, "group"), number(request, "member")
+    row = site.index.episode(run["run"], name, grp, member)
+    if row is None:
+        raise HTTPException(404, f"There is no such episode in {name or 'no file'}: the oldest rollouts are removed.")
+    folder = site.folder(run["path"])
+    episode = Episode.from_json(read_episode(folder / "episodes" / row["name"], row["start"]))
+    tokenizer = _tokenizer(folder)
+    turns, total = [], 0.0
+    for turn in episode.turns:
+        total += turn.reward
+        tokens = [
+            {
+                "id": token,
+                "text": tokenizer.decode([token], skip_special_tokens=False) if tokenizer else str(token),
+                "probability": math.exp(min(logprob, 0.0)),
+                "version": version,
+            }
+            for token, logprob, version in zip(turn.reply, turn.logprobs, turn.versions, strict=False)
+        ]
+        parts = {part: value for part, value in turn.parts.items() if value}
+        turns.append({"turn": turn, "total": total, "tokens": tokens, "parts": parts, "remarks": _remarks(turn)})
+    siblings = site.index.group(run["run"], name, grp)
+    place = next(index for index, each in enumerate(siblings) if each["member"] == member)
+    return render(
+        "episode.html", site=site, run=run, row=row, episode=episode, turns=turns,
+        kind=KINDS.get(row["kind"], row["kind"]),
+        members=len(siblings), before=siblings[place - 1] if place else None,
+        after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
+        readable=tokenizer is not None,
+    )  # fmt: skip
+
+
+def _remarks(turn: Any) -> list[str]:
+    """What was wrong with a turn, in words."""
+    found = [] if turn.well_formed else ["ill-formed"]
+    found += ["cut by the token limit"] if turn.finish == "length" else []
+    if not turn.actions:
+        found.append("no action")
+    elif turn.valid < len(turn.actions):
+        found.append(f"{turn.valid} of {len(turn.actions)} actions valid")
+    elif turn.effective < turn.executed:
+        found.append(f"{turn.effective} of {turn.executed} had an effect")
+    return found
+
+
+def _tokenizer(folder: Path) -> Any:
+    """That of the run's model; None where the run has none of its own, or it cannot be read here."""
+    for path in [folder / "initial" / "tokenizer.json", *sorted(folder.glob("checkpoints/*/**/tokenizer.json"))[-1:]]:
+        try:
+            return _load_tokenizer(str(path), path.stat().st_mtime_ns)
+        except (OSError, ImportError):
+            continue
+    return None
+
+
+@lru_cache(maxsize=8)
+def _load_tokenizer(path: str, changed: int) -> Any:
+    from tokenizers import Tokenizer  # in the extra `trainer`; without it tokens are numbers
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # what the library raises for a damaged file
+        raise OSError(str(error)) from error

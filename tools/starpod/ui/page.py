@@ -1,0 +1,112 @@
+"""What all pages share: templates, what a request asks for, and words for figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Request, Response
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+
+from starpod.report.charts import spark
+from starpod.report.figures import duration, show, signed
+from starpod.ui.index import Index
+from starpod.ui.indexer import Indexer
+from starpod.ui.reading import find_runs
+
+OWN = files(__package__) / "assets"
+BIGGEST = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What pages are made from."""
+
+    index: Index
+    indexer: Indexer
+
+    def run(self, path: str) -> dict[str, Any]:
+        """The summary of the run at a path. Raises HTTPException 404 with a sentence."""
+        found = self.index.run(path)
+        if found is None:
+            raise HTTPException(404, f"There is no run {path!r} here: it was deleted, renamed, or is not read yet.")
+        return found
+
+    def folder(self, path: str) -> Path:
+        """Of a run. Raises HTTPException 404."""
+        folder = find_runs(self.index.folder).get(path)
+        if folder is None:
+            raise HTTPException(404, f"The folder of the run {path!r} is gone.")
+        return folder
+
+    def notices(self) -> list[str]:
+        """What a visitor has to know of the index."""
+        return [text for text in (self.index.problem, self.indexer.problem, self.indexer.progress) if text]
+
+
+def render(template: str, *, status: int = 200, site: Site | None = None, **fields: Any) -> Response:
+    """A page. site: its notices are shown."""
+    notices = site.notices() if site else []
+    return HTMLResponse(templates().get_template(template).render(notices=notices, **fields), status)
+
+
+def number(request: Request, name: str, default: int = 0, *, least: int = 0) -> int:
+    """A whole number of the query. Raises HTTPException 400."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= BIGGEST):
+        raise HTTPException(400, f"{name}={text[:20]} is no whole number from {least} up.")
+    return int(text)
+
+
+def run_link(path: str) -> str:
+    return f"/runs/{quote(path)}"
+
+
+def query(path: str, **values: Any) -> str:
+    """A path with a query, without what is empty."""
+    given = {name: value for name, value in values.items() if value not in ("", None)}
+    return f"{path}?{urlencode(given, True)}"
+
+
+def ago(moment: float | None) -> str:
+    """3 minutes ago."""
+    seconds = max(time.time() - (moment or 0), 0)
+    for size, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {name}{'s'[: count != 1]} ago"
+    return "just now"
+
+
+def interval(summary: Mapping[str, Any] | None) -> str:
+    """66 to 77 %, of an evaluation's success."""
+    if not summary or summary.get("success_low") is None or summary.get("success_high") is None:
+        return ""
+    return f"{100 * summary['success_low']:.0f} to {100 * summary['success_high']:.0f} %"
+
+
+@cache
+def templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(str(files(__package__) / "templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(
+        ago=ago, duration=duration, interval=interval, query=query, run_link=run_link, show=show, signed=signed,
+        spark=lambda values, label, **size: Markup(spark(values, label, **size)),
+    )  # fmt: skip
+    return environment

@@ -1,0 +1,136 @@
+"""The list of runs, and the page of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from markupsafe import Markup
+
+from starpod.report.figures import show
+from starpod.trainer.output import sections
+from starpod.trainer.output.words import SHOWN, metric, trend
+from starpod.ui.index import Curve, spread
+from starpod.ui.page import Site, number, query, render
+from starpod.ui.reading import mapping, objects
+
+SHOWN_RUNS = 200
+"""Runs on a page of the list."""
+EVALUATIONS = 400
+"""Evaluations that a chart shows."""
+STATUSES = ("running", "ended", "interrupted")
+
+
+def runs_page(site: Site, request: Request) -> Response:
+    """All runs, the newest first; of one status, or whose path or title holds some text."""
+    known = site.index.runs()
+    wanted, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
+    found = [
+        run
+        for run in known
+        if wanted in ("", run["status"])
+        and text.lower() in f"{run['path']} {run['title']} {run['environment']} {run['algorithm']}".lower()
+    ]
+    page = number(request, "page", 1, least=1)
+    shown = found[(page - 1) * SHOWN_RUNS : page * SHOWN_RUNS]
+    counts = {status: sum(run["status"] == status for run in known) for status in STATUSES}
+    return render(
+        "runs.html", site=site, runs=shown, found=len(found), known=len(known), counts=counts, wanted=wanted,
+        text=text, page=page, pages=-(-len(found) // SHOWN_RUNS),
+        pages_url=lambda place: query("/", status=wanted, text=text, page=place),
+    )  # fmt: skip
+
+
+def run_page(site: Site, request: Request) -> Response:
+    """One run: where it stands, its curves, checkpoints, configuration and where it came from."""
+    run = site.run(request.path_params["path"])
+    folder = site.folder(run["path"])
+    problems: list[str] = []
+    facts, final = mapping(folder / "run.json", problems), mapping(folder / "final.json", problems)
+    evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
+    curve = site.index.curve(run["run"])
+    measured = [line for line in curve.lines if line["metrics"]]
+    checkpoints = _checkpoints(folder)
+    best = next((each["step"] for each in checkpoints if "best" in each["marks"]), None)
+    shown = spread(evaluations, EVALUATIONS)
+    body = [
+        sections.evaluation(shown, curve.lines),
+        sections.learning(curve.lines),
+        sections.echo_trap(curve.lines),
+        sections.information(curve.lines),
+        sections.time_spent(curve.lines),
+    ]
+    return render(
+        "run.html", site=site, run=run, problems=[*run["problems"], *_episode_problems(site, run)],
+        headline=Markup(sections.headline(run["title"] or run["path"], facts, measured, shown, final or None, best)),
+        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoints,
+        configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
+        provenance=Markup(sections.provenance(facts, measured)),
+        folder=str(folder), kinds=_kinds(site, run),
+    )  # fmt: skip
+
+
+def metrics_table(curve: Curve) -> list[dict[str, Any]]:
+    """The newest value of each metric as the terminal's screen shows it: label, value, trend, curve."""
+    measured = [line["metrics"] for line in curve.lines if line["metrics"]]
+    if not measured:
+        return []
+    last = measured[-1]
+    rows = []
+    for name in [*(name for name in SHOWN if name in last), *sorted(name for name in last if name not in SHOWN)]:
+        values = [metrics[name] for metrics in measured if name in metrics]
+        known, arrow = metric(name), trend(values)
+        good = {"↗": 1, "↘": -1}.get(arrow, 0) * known.better
+        rows.append(
+            {
+                "name": name,
+                "label": known.label,
+                "value": show(last[name], known.kind),
+                "trend": arrow.strip(),
+                "tone": "plus" if good > 0 else "minus" if good < 0 else "muted",
+                "spark": spread(values, 60),
+                "main": name in SHOWN,
+            }
+        )
+    return rows
+
+
+def _checkpoints(folder: Path) -> list[dict[str, Any]]:
+    """Complete checkpoints, newest first, with their step and what is said of them: best, latest."""
+    named: dict[str, list[str]] = {}
+    for mark in ("best", "latest"):
+        try:
+            target = (folder / "checkpoints" / mark).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            continue
+        named.setdefault(target, []).append(mark)
+    try:
+        found = [path for path in (folder / "checkpoints").iterdir() if path.name.startswith("step-")]
+    except OSError:
+        return []
+    return [
+        {"name": path.name, "step": int(digits), "marks": named.get(path.name, []), "path": str(path)}
+        for path in sorted(found, reverse=True)
+        if (digits := path.name.removeprefix("step-")).isdecimal()
+    ]
+
+
+def _episode_problems(site: Site, run: Mapping[str, Any]) -> list[str]:
+    return [file["problem"] for file in site.index.files(run["run"]) if file["problem"]]
+
+
+def _kinds(site: Site, run: Mapping[str, Any]) -> Sequence[tuple[str, int]]:
+    """How many episodes of each kind there are."""
+    counts: dict[str, int] = {}
+    for file in site.index.files(run["run"]):
+        counts[file["kind"]] = counts.get(file["kind"], 0) + file["episodes"]
+    return sorted(counts.items())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
