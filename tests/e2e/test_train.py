@@ -48,15 +48,15 @@ SMALL = (
 COMMAND = (sys.executable, "-m", "starpod.cli.main")
 
 
-def command(*words: str, run_dir: Path, resume: bool = False) -> list[str]:
-    base = [*COMMAND, "train", *SMALL, *words, "--run-dir", str(run_dir)]
-    return [*base, "--resume"] if resume else base
+def command(*words: str, run_dir: Path, resume: bool = False, base: Sequence[str] = SMALL) -> list[str]:
+    whole = [*COMMAND, "train", *base, *words, "--run-dir", str(run_dir)]
+    return [*whole, "--resume"] if resume else whole
 
 
-def train(*words: str, run_dir: Path, resume: bool = False, status: int = 0) -> str:
+def train(*words: str, run_dir: Path, resume: bool = False, status: int = 0, base: Sequence[str] = SMALL) -> str:
     """Runs the command in this process, which has torch already, and returns what it wrote on standard error."""
     with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as exit_:
-        main(command(*words, run_dir=run_dir, resume=resume)[3:])
+        main(command(*words, run_dir=run_dir, resume=resume, base=base)[3:])
     assert (exit_.value.code or 0) == status, errors.getvalue()
     return errors.getvalue()
 

@@ -100,7 +100,7 @@ def test_real_models_are_trained_and_measured_on_splits_of_their_own(name: str) 
     config = load_config(name)
     assert (config.collect.groups, config.collect.group_size, config.optimizer.lr) == (16, 8, 1e-6)
     assert config.environment.options["preset"] in ("ragen", "verl_agent")
-    assert config.held_out.options["split"] in ("dev", "test") and "split" not in config.environment.options
+    assert config.tasks[0].held_out.options["split"] in ("dev", "test") and "split" not in config.environment.options
     assert load_config(name, ["model=tiny", "engine=torch"]).model.name == "tiny"
 
 

@@ -30,12 +30,12 @@ def sampled(template: Template, *, seed: int = 10_000, tokens: bool = True) -> l
 def read(path: Path, episodes: list[Episode], template: Template) -> int:
     write_episodes(path / "played.jsonl", episodes)
     config = Config.model_validate({"replay": {"offline": str(path / "played.jsonl")}})
-    return len(read_offline(config, template))
+    return len(read_offline(config, {"": template}))
 
 
 def test_what_the_policys_own_tokenizer_reads_is_trained_on(tmp_path: Path, template: Template) -> None:
     assert read(tmp_path, sampled(template), template) == 1
-    assert read_offline(Config(), template) == []
+    assert read_offline(Config(), {"": template}) == []
 
 
 def test_episodes_without_a_token_are_refused(tmp_path: Path, template: Template) -> None:
@@ -61,4 +61,4 @@ def test_held_out_start_states_are_refused(tmp_path: Path, template: Template) -
 
 def test_a_file_that_is_not_there_is_a_wrong_configuration(template: Template) -> None:
     with pytest.raises(ConfigError, match=r"replay\.offline: .* does not exist"):
-        read_offline(Config.model_validate({"replay": {"offline": "/absent/played.jsonl"}}), template)
+        read_offline(Config.model_validate({"replay": {"offline": "/absent/played.jsonl"}}), {"": template})

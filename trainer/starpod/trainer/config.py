@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -17,6 +18,7 @@ from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.evaluate import EvaluationConfig
+from starpod.trainer.mixture import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
@@ -46,6 +48,9 @@ class Config(Section):
     device: str = Field(default="auto", description="cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
     seeds: SeedsConfig = SeedsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
+    environments: dict[str, MixedEnvironment] = Field(
+        default={}, description="Several environments by names of yours, instead of `environment`."
+    )
     prompt: PromptConfig = PromptConfig()
     sampling: SamplingConfig = SamplingConfig()
     collect: CollectConfig = CollectConfig()
@@ -84,10 +89,56 @@ class Config(Section):
             self.seeds.held_out(purpose, self.evaluation.episodes)
         return self
 
+    @model_validator(mode="after")
+    def _one_form_of_environments(self) -> Config:
+        if not self.environments:
+            return self
+        if self.environment != EnvironmentConfig():
+            raise ValueError(
+                "environment and environments are both given: one names the only environment of the run, the other "
+                "all of several; move the first to environments.NAME"
+            )
+        if self.evaluation.options:
+            raise ValueError(
+                "evaluation.options is of one environment: with several give environments.NAME.evaluation.options"
+            )
+        for name in self.environments:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+                raise ValueError(
+                    f"environments.{name}: the name stands in metrics and on the command line; write it in lower-case "
+                    "letters, digits, _ and -"
+                )
+        for task in self.tasks:
+            for purpose in PURPOSES:
+                self.seeds.held_out(purpose, task.evaluation.episodes)
+        return self
+
     @property
-    def held_out(self) -> EnvironmentConfig:
-        """The environment as evaluations play it."""
-        return self.environment.with_options(self.evaluation.options)
+    def tasks(self) -> tuple[TaskConfig, ...]:
+        """The environments of the run, in their order, each with the sections that hold for it.
+
+        Raises ValueError for a section of one of several that is wrong.
+        """
+        if not self.environments:
+            return (TaskConfig("", 1.0, self.environment, self.prompt, self.rewards, self.warm_start, self.evaluation),)
+        return tuple(
+            TaskConfig(
+                name,
+                own.weight,
+                own,
+                merged(self.prompt, name, "prompt", own.prompt),
+                merged(self.rewards, name, "rewards", own.rewards),
+                merged(self.warm_start, name, "warm_start", own.warm_start),
+                merged(self.evaluation, name, "evaluation", own.evaluation),
+            )
+            for name, own in self.environments.items()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the one of `environment` and `environments` that is in use."""
+        values = super().to_dict()
+        del values["environment" if self.environments else "environments"]
+        return values
 
 
 SHORTHANDS = {
@@ -213,6 +264,9 @@ def _section(place: Sequence[int | str]) -> Any:
     """The class of the section at a place in the tree; None where there is none."""
     section: Any = Config
     for part in place:
+        if get_origin(section) is dict:  # sections by name
+            section = get_args(section)[1]
+            continue
         field = section.model_fields.get(str(part)) if hasattr(section, "model_fields") else None
         section = field.annotation if field is not None else None
     return section if hasattr(section, "model_fields") else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +16,7 @@ from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 from starpod.trainer.section import Section
-from starpod.trainer.statistics import clustered_interval, mean_interval, pass_at_k
+from starpod.trainer.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -136,6 +137,57 @@ def held_out_figures(collected: Collected) -> dict[str, Any]:
     figures = summarise(collected.episodes)
     figures["failed"] = collected.failed
     return {name: usual if figures[name] is None else figures[name] for name, usual in _HELD_OUT.items()}
+
+
+def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run from those of each of its tasks: those of the only one, or of several their mean, in which
+    each counts alike whatever its weight and its episodes, and under `environments` each."""
+    if list(figures) == [""]:
+        return figures[""]
+    each = list(figures.values())
+    summary = _mean_figures(each)
+    if all("greedy" in own for own in each):
+        summary["greedy"] = _mean_figures([own["greedy"] for own in each])
+    references = [own.get("reference") or {} for own in each]
+    if common := [name for name in references[0] if all(name in own for own in references)]:
+        summary["reference"] = {name: _mean_figures([own[name] for own in references]) for name in common}
+    return summary | {"environments": dict(figures)}
+
+
+def _mean_figures(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums of counts, means of figures, and the intervals of these means."""
+    mean: dict[str, Any] = {}
+    for name in _HELD_OUT:
+        if name in each[0]:
+            values = [figures[name] for figures in each]
+            mean[name] = sum(values) if name in ("episodes", "failed") else None if None in values else fmean(values)
+    for figure, name in (("success", "success"), ("return", "return_mean")):
+        low, high = f"{figure}_low", f"{figure}_high"
+        if mean[low] is not None:
+            mean[low], mean[high] = interval_of_mean([(own[name], own[low], own[high]) for own in each])
+    return mean
+
+
+def final_figures(summary: dict[str, Any], task: Task, seeds: range, episodes: Sequence[Episode]) -> None:
+    """Adds to the figures of a final evaluation what was played of a task, and the outcome of each episode."""
+    facts: dict[str, Any] = {"environment": task.environment, "version": episodes[0].version, "options": task.options}
+    facts |= {"limits": asdict(task.limits), "seeds": [seeds.start, seeds.stop], "samples": 1}
+    facts["results"] = episode_results(episodes)
+    if task.name:
+        summary["environments"][task.name] |= facts
+    else:
+        summary |= facts
+
+
+def numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
+    """All episodes, with group numbers that are unique across environments."""
+    first = 0
+    for episodes in results:
+        groups = 1 + max((episode.group for episode in episodes), default=-1)
+        for episode in episodes:
+            episode.group += first
+        first += groups
+    return [episode for episodes in results for episode in episodes]
 
 
 async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequence[int]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from time import perf_counter, time
 from typing import Any, Protocol
 
@@ -22,16 +22,17 @@ from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.information import InformationProbe
-from starpod.trainer.diagnostics.metrics import episode_metrics, latency_metrics
-from starpod.trainer.evaluate import episode_results, evaluate_reference, held_out_figures
+from starpod.trainer.diagnostics.metrics import episode_metrics, kept_by_task, latency_metrics, metrics_by_task
+from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out_figures, numbered, overall
 from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.mixture import Mixture
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start, starts_from
-from starpod.trainer.seeds import SeedCursor, derive
+from starpod.trainer.seeds import Purpose, SeedCursor, derive
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import imitate
 
@@ -57,7 +58,7 @@ class Output:
 class Run:
     """All that one training run holds. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
 
-    collector: plays the training task. sampler: the whole copy of the policy that its engine samples from; the policy
+    collector: plays the training tasks. sampler: the whole copy of the policy that its engine samples from; the policy
     itself where it is not sharded. demonstrations: to imitate before training. offline: groups to train on
     instead of collecting.
     step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, before a
@@ -92,12 +93,15 @@ class Run:
         self.version = 0
         self.elapsed = 0.0
         self.cursor = SeedCursor(config.seeds.train, config.seed)
+        self.tasks = {task.name: task for task in config.tasks}
+        self.mixture = Mixture(config.tasks)
         self.replay = ReplayBuffer(config.replay)
         self.echo_trap = EchoTrap(config.monitor)
         self.early_stop = EarlyStop(config.monitor)
         self.information = InformationProbe(config.monitor)
         self._parts: dict[str, Stateful] = {
             "cursor": self.cursor,
+            "mixture": self.mixture,
             "echo_trap": self.echo_trap,
             "early_stop": self.early_stop,
             "information": self.information,
@@ -159,7 +163,8 @@ class Run:
         if state["config"]["monitor"]["early_stop"] == self.config.monitor.early_stop.to_dict():
             self.stopped = state["stopped"]
         for name, part in self._parts.items():
-            part.load_state_dict(state[name])
+            if name in state:
+                part.load_state_dict(state[name])
         restore_rng(state["rng"])
 
     # --- when ---------------------------------------------------------------------------------------------------------
@@ -258,18 +263,19 @@ class Run:
         rounds: list[Collected] = []
         self.screen.phase("collecting")
         dynamic = self.config.algorithm.dynamic_sampling
-        wanted = config.groups
+        wanted = self.mixture.divide(config.groups)
         while wanted:
-            first = self.cursor.taken
-            seeds = self.cursor.take(wanted)
-            starts = [Start(first + index, seed) for index, seed in enumerate(seeds)]
+            starts = self.mixture.starts(wanted, self.cursor)
             collected = await self._collect(self.collector, starts, config.group_size, config.min_group_size)
-            small, uniform = wanted - len(collected.groups), 0
+            lost = {start.id: start.task for start in starts}
+            uniform: list[str] = []
             for group, again in zip(collected.groups, needs_reask(dynamic, collected.groups), strict=True):
+                task = lost.pop(group.id)
                 (reasked if again else groups).append(group)
-                uniform += again
+                uniform += [task] if again else []
             asked = len(rounds)
-            wanted = (small if asked < config.max_rounds else 0) + (uniform if asked < dynamic.max_rounds else 0)
+            wanted = list(lost.values()) if asked < config.max_rounds else []
+            wanted += uniform if asked < dynamic.max_rounds else []
             rounds.append(collected)
         whole = Collected.joined(rounds)
         # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
@@ -302,11 +308,22 @@ class Run:
             "rate/environment_steps_per_s": turns / max(seconds, 1e-9),
             "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(seconds, 1e-9),
         }
+        self._follow_tasks(played)
         if groups:
             self.screen.episode(groups[0].episodes[0])
         await self._keep(played)
         await self._diagnose(played)
         return self._with_replayed(groups)
+
+    def _follow_tasks(self, groups: Sequence[Group]) -> None:
+        """Metrics of each environment, where there are several, and the levels of their curricula."""
+        several = bool(self.config.environments)
+        if several:
+            self.metrics |= metrics_by_task(groups)
+        for task, level in self.mixture.levels().items():
+            self.metrics[f"environments/{task}/level" if several else "collect/level"] = float(level)
+        for task in self.mixture.update(groups):
+            self.screen.phase(f"{task} goes on at level {self.mixture.levels()[task]}".lstrip())
 
     async def _keep(self, groups: Sequence[Group]) -> None:
         """Writes what was played into the run folder, whose oldest rollouts make room."""
@@ -356,6 +373,8 @@ class Run:
         """The groups that are worth an update."""
         kept = filter_groups(self.config.algorithm.filter, groups)
         self.metrics["collect/kept_fraction"] = len(kept) / max(len(groups), 1)
+        if self.config.environments:
+            self.metrics |= kept_by_task(groups, kept)
         return kept
 
     async def learn(self, groups: Sequence[Group]) -> None:
@@ -409,7 +428,7 @@ class Run:
         """Diagnoses and logs the step."""
         metrics = self.metrics
         metrics["policy/version"] = float(self.version)
-        metrics["collect/recoveries"] = float(self.collector.fleet.recoveries)
+        metrics["collect/recoveries"] = float(sum(each.fleet.recoveries for each in self.collectors.values()))
         warnings = [warning.text for warning in self.echo_trap.update(self.step, metrics)]
         for warning in warnings:
             self.screen.warn(warning)
@@ -424,21 +443,25 @@ class Run:
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
+    @property
+    def collectors(self) -> dict[str, Collector[EngineAgents]]:
+        """The collector of each task, by its name."""
+        return dict(self.collector.others) or {"": self.collector}
+
     async def evaluate(self) -> None:
         """Plays the start states that choose the best checkpoint; at step 0 the reference policies play them too."""
         config = self.config.evaluation
         await self.sync()
-        self.screen.phase(f"evaluating on {config.episodes} selection seeds")
         began = perf_counter()
-        seeds = self.config.seeds.held_out("selection", config.episodes)
-        collected = await self._play_held_out(seeds, config.temperature, "selection")
-        episodes = collected.episodes
+        played = await self._play_held_out("selection", "selection")
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
-        summary |= held_out_figures(collected)
+        figures = {name: held_out_figures(collected) for name, collected in played.items()}
         if self.step == 0:
-            summary["reference"] = await self._play_references(seeds)
+            for name, reference in (await self._play_references()).items():
+                figures[name]["reference"] = reference
+        summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
-        if episodes:
+        if all(collected.episodes for collected in played.values()):
             # One that a stop of the process made is none of those in a row: resuming often makes no run stop earlier.
             scheduled = self.step == 0 or (config.every > 0 and self.step % config.every == 0)
             if scheduled and self._evaluated != self.step:
@@ -451,7 +474,7 @@ class Run:
             self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")
         if self.parallel.is_main:
             self.output.folder.append_evaluation(summary)
-            self.output.folder.write_episodes(self.step, episodes[: config.keep_episodes])
+            self.output.folder.write_episodes(self.step, self._kept(played))
         self.screen.evaluation(self.step, summary)
 
     async def evaluate_final(self) -> None:
@@ -459,7 +482,6 @@ class Run:
 
         Leaves that checkpoint's weights in the policy: only for the end of a run. All ranks take part.
         """
-        config = self.config.evaluation
         self.parallel.barrier()  # rank 0 has saved
         checkpoints = self.output.checkpoints
         best = checkpoints.best(["policy"]) or checkpoints.latest(["policy"])
@@ -468,43 +490,64 @@ class Run:
             step, self.version = best.step, best.state["version"]
             self.learner.load_policy(best.tensors["policy"])
         await self.sync()
-        self.screen.phase(f"evaluating the checkpoint of step {step} on {config.episodes} final seeds")
         began = perf_counter()
-        seeds = self.config.seeds.held_out("final", config.episodes)
         # The random streams are those of `starpod eval`, and not those that chose the checkpoint.
-        collected = await self._play_held_out(seeds, config.temperature, "evaluation")
-        task, episodes = self._held_out, collected.episodes
+        played = await self._play_held_out("final", "evaluation", f"the checkpoint of step {step} ")
         summary: dict[str, Any] = {"step": step, "last_step": self.step, "time": time(), "policy_version": self.version}
-        summary |= held_out_figures(collected)
-        if config.greedy:
-            summary["greedy"] = held_out_figures(await self._play_held_out(seeds, 0.0, "evaluation"))
+        figures = {name: held_out_figures(collected) for name, collected in played.items()}
+        if self.config.evaluation.greedy:
+            for name, collected in (await self._play_held_out("final", "evaluation", greedy=True)).items():
+                figures[name]["greedy"] = held_out_figures(collected)
+        summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
         self.version = version
-        if not episodes:
+        if not all(collected.episodes for collected in played.values()):
             self.screen.warn("the final evaluation says nothing: all of its episodes failed")
         elif self.parallel.is_main:
-            summary |= {"environment": task.environment, "version": episodes[0].version, "options": task.options}
-            summary |= {"limits": asdict(task.limits), "seeds": [seeds.start, seeds.stop], "samples": 1}
-            self.output.folder.write_final({**summary, "results": episode_results(episodes)})
-            self.output.folder.write_episodes(step, episodes[: config.keep_episodes], "final")
+            for name, collected in played.items():
+                seeds = self._seeds(name, "final")
+                final_figures(summary, self._held_out(name), seeds, collected.episodes)
+            self.output.folder.write_final(summary)
+            self.output.folder.write_episodes(step, self._kept(played), "final")
 
-    async def _play_held_out(self, seeds: Sequence[int], temperature: float, purpose: str) -> Collected:
-        """One episode per seed. Evaluations of a purpose share the random streams of their replies: two of them differ
-        by the policy and not by luck."""
-        agents = replace(self.collector.agents, purpose=purpose, temperature=temperature)
-        collector = replace(self.collector, agents=agents, task=self._held_out)
-        return await self._collect(collector, starts_from(seeds), 1)
+    async def _play_held_out(
+        self, purpose: Purpose, streams: str, what: str = "", *, greedy: bool = False
+    ) -> dict[str, Collected]:
+        """One episode per seed of each task. Evaluations with the same `streams` share the random streams of their
+        replies: two of them differ by the policy and not by luck. what: is evaluated, for the screen."""
+        played = {}
+        for name, collector in self.collectors.items():
+            settings = self.tasks[name].evaluation
+            if not greedy:
+                self.screen.phase(
+                    f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
+                )
+            agents = replace(collector.agents, purpose=streams, temperature=0.0 if greedy else settings.temperature)
+            player = replace(collector, agents=agents, task=self._held_out(name), others={})
+            played[name] = await self._collect(player, starts_from(self._seeds(name, purpose)), 1)
+        return played
 
-    @property
-    def _held_out(self) -> Task:
-        return self.config.held_out.task(self.collector.task.actions)
+    def _seeds(self, name: str, purpose: Purpose) -> range:
+        return self.config.seeds.held_out(purpose, self.tasks[name].evaluation.episodes)
 
-    async def _play_references(self, seeds: Sequence[int]) -> dict[str, Any]:
-        """Figures of the reference policies, by name. They need no model, so one rank plays them for all."""
+    def _held_out(self, name: str) -> Task:
+        return self.tasks[name].held_out.task(self.collectors[name].task.actions, name)
+
+    def _kept(self, played: Mapping[str, Collected]) -> list[Episode]:
+        """The first episodes of each environment, whose groups are numbered through."""
+        most = self.config.evaluation.keep_episodes
+        return numbered([collected.episodes[:most] for collected in played.values()])
+
+    async def _play_references(self) -> dict[str, Any]:
+        """Figures of the reference policies by task and policy. They need no model, so one rank plays them for all."""
         played: dict[str, Any] = {}
         if self.parallel.is_main:
-            for name in self.config.evaluation.reference:
-                played[name] = await evaluate_reference(self.collector.fleet, name, self._held_out, seeds)
+            for name, collector in self.collectors.items():
+                task, seeds = self._held_out(name), self._seeds(name, "selection")
+                played[name] = {
+                    policy: await evaluate_reference(collector.fleet, policy, task, seeds)
+                    for policy in self.tasks[name].evaluation.reference
+                }
         return self.parallel.broadcast_object(played)
 
     async def finish(self, reason: str) -> None:

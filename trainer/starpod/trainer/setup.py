@@ -6,13 +6,15 @@ import contextlib
 import copy
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
+from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.checkpoints.resume import check_model
@@ -21,6 +23,7 @@ from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import TINY, model_title
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.output.files import CannotWrite
@@ -69,6 +72,45 @@ async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
     raise unknown_environment(environment_id, [spec.id for spec in specs])
 
 
+@dataclass(slots=True)
+class Served:
+    """One environment of a run: its servers, the task that is played there, and demonstrations of it."""
+
+    config: TaskConfig
+    fleet: Fleet
+    task: Task
+    writer: DemonstrationWriter
+    demonstrations: list[Demonstration] = field(default_factory=list)
+
+    async def demonstrate(self, cursor: SeedCursor) -> None:
+        """Collects the demonstrations, from the next seeds."""
+        seeds = cursor.take(self.config.warm_start.episodes)
+        self.demonstrations = await collect_demonstrations(self.fleet, self.config.warm_start, self.task, seeds)
+
+    def texts(self) -> Iterable[str]:
+        """All that a policy will read or write of it."""
+        return self.writer.texts(self.demonstrations)
+
+
+@contextlib.asynccontextmanager
+async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
+    async with connect(task.environment) as fleet:
+        facts = await read_facts(fleet, task.environment.id)
+        if config.algorithm.needs_state_key and not facts.state_key:
+            raise ConfigError(
+                f"algorithm.advantage gigpo compares turns that began in the same state, and {task.environment.id} "
+                "does not tell states apart (it has no state_key); choose another advantage, or set "
+                "algorithm.gigpo.weight to 0"
+            )
+        writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions)
+        yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer)
+
+
+def _defaults(config: Config) -> Config:
+    """The configuration with which the report compares: without what was given, but with the same environments."""
+    return Config.model_validate({"environments": {name: each.id for name, each in config.environments.items()}})
+
+
 @contextlib.asynccontextmanager
 async def open_run(
     config: Config, path: Path, *, resume: bool, parallel: Parallel, screen: Screen, interrupts: Interrupts
@@ -92,38 +134,32 @@ async def open_run(
             check_model(config, loaded)
         # A run that was lost before its first checkpoint begins again, without what it had written.
         resumed_step = None if not resume else loaded.step if loaded else -1
-        screen.phase("starting the environment services" if not config.environment.addresses else "connecting")
-        fleet = await stack.enter_async_context(connect(config.environment))
-        facts = await read_facts(fleet, config.environment.id)
-        if config.algorithm.needs_state_key and not facts.state_key:
-            raise ConfigError(
-                f"algorithm.advantage gigpo compares turns that began in the same state, and {config.environment.id} "
-                "does not tell states apart (it has no state_key); choose another advantage, or set "
-                "algorithm.gigpo.weight to 0"
-            )
-        task = config.environment.task(facts.actions)
-        writer = DemonstrationWriter(config.warm_start, config.prompt, facts.actions)
-        demonstrations: list[Demonstration] = []
+        local = not all(task.environment.addresses for task in config.tasks)
+        screen.phase("starting the environment services" if local else "connecting")
+        served = [await stack.enter_async_context(_serve(config, task)) for task in config.tasks]
         if loaded is None and (config.warm_start.steps or config.model.name == TINY):
-            screen.phase(f"collecting {config.warm_start.episodes} demonstrations")
-            if parallel.is_main:
-                seeds = SeedCursor(config.seeds.warmstart, config.seed).take(config.warm_start.episodes)
-                demonstrations = await collect_demonstrations(fleet, config.warm_start, task, seeds)
-            demonstrations = parallel.broadcast_object(demonstrations)
+            screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
+            cursor = SeedCursor(config.seeds.warmstart, config.seed)
+            for each in served:
+                if parallel.is_main:
+                    await each.demonstrate(cursor)
+                each.demonstrations = parallel.broadcast_object(each.demonstrations)
         if loaded is None and parallel.is_main:
             shutil.rmtree(folder.path / INITIAL, ignore_errors=True)  # of a start that failed
         parallel.barrier()
 
         def make_initial_policy() -> Policy:
-            return make_policy(config, lambda: writer.texts(demonstrations), folder, parallel)
+            return make_policy(config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel)
 
         policy = make_initial_policy()
         policy.to(parallel.device)
         # Sampling from a sharded model would be collective at every token: it gets a whole one, kept up to date.
         sampler = policy if parallel.world == 1 else copy.deepcopy(policy)
         parallel.shard(policy)
-        template = Template(policy.tokenizer, prefill=config.prompt.opening)
-        offline = read_offline(config, template)
+        templates = {
+            each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening) for each in served
+        }
+        offline = read_offline(config, templates)
         learner = Learner(
             policy,
             config.algorithm,
@@ -138,25 +174,41 @@ async def open_run(
         stack.push_async_callback(engine.close)
         if (slots := engine.stats().slots) < config.engine.slots:
             screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
-        agents = EngineAgents(
-            engine=engine,
-            template=template,
-            prompt=config.prompt,
-            sampling=config.sampling,
-            seed=config.seed,
-            want=Want(state_key=config.algorithm.needs_state_key),
-        )
-        imitated = demonstrations if config.warm_start.steps else []
+        collectors = {
+            each.config.name: Collector(
+                fleet=each.fleet,
+                agents=EngineAgents(
+                    engine=engine,
+                    template=templates[each.config.name],
+                    prompt=each.config.prompt,
+                    sampling=config.sampling,
+                    seed=config.seed,
+                    want=Want(state_key=config.algorithm.needs_state_key),
+                ),
+                task=each.task,
+                rewards=Rewards(each.config.rewards),
+            )
+            for each in served
+        }
+        first = next(iter(collectors.values()))
+        imitated = [
+            (each.writer, demonstration, templates[each.config.name])
+            for each in served
+            for demonstration in each.demonstrations
+            if config.warm_start.steps
+        ]
         output = Output(folder, checkpoints, screen)
         run = Run(
             config,
-            collector=Collector(fleet=fleet, agents=agents, task=task, rewards=Rewards(config.rewards)),
+            collector=replace(first, others=collectors) if config.environments else first,
             sampler=sampler,
             learner=learner,
             output=output,
             parallel=parallel,
             interrupts=interrupts,
-            demonstrations=[writer.episode(each, template, index) for index, each in enumerate(imitated)],
+            demonstrations=[
+                writer.episode(each, template, index) for index, (writer, each, template) in enumerate(imitated)
+            ],
             offline=offline,
         )
         if loaded is not None:
@@ -164,7 +216,7 @@ async def open_run(
         # Not before: what is refused leaves the folder as it was.
         if parallel.is_main:
             model = model_title(config.model.name)
-            folder.begin(config.to_dict(), defaults=Config().to_dict(), title=config.title, model=model)
+            folder.begin(config.to_dict(), defaults=_defaults(config).to_dict(), title=config.title, model=model)
             if resumed_step is not None:
                 folder.cut_after(resumed_step)
             output.sinks = stack.enter_context(

@@ -58,6 +58,17 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
     return middle - half, middle + half
 
 
+def interval_of_mean(estimates: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Interval of the mean of independent estimates, each with its interval: (value, low, high).
+
+    MOVER, the method of variance estimates recovery (Zou and Donner 2008, doi:10.1002/sim.3095).
+    """
+    middle, count = fmean(value for value, _, _ in estimates), len(estimates)
+    below = math.sqrt(sum((value - low) ** 2 for value, low, _ in estimates)) / count
+    above = math.sqrt(sum((high - value) ** 2 for value, _, high in estimates)) / count
+    return middle - below, middle + above
+
+
 def paired_share_interval(
     only_first: int, only_second: int, pairs: int, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:

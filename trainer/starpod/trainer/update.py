@@ -164,7 +164,7 @@ class Learner:
             parameters["lr"] = parameters["rate"] * rate
         batch = Batch(episodes_of(groups), self.parallel.device)
         rollout, metrics = self.prepare(batch, version)
-        advantages = compute_advantages(self.algorithm, rollout)
+        advantages = advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
         if advantages.returns_BT is not None and rollout.values_BT is not None:
             metrics["critic/explained_variance"] = explained_variance(
                 rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
@@ -262,7 +262,7 @@ class Learner:
         batch = Batch(episodes_of(kept), self.parallel.device)
         rollout, _ = self.prepare(batch, version)
         # Of the whole batch, as in an update: whitened alone, a bucket without deviation would show a gradient.
-        advantages = compute_advantages(self.algorithm, rollout)
+        advantages = advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
         place = {id(episode): row for row, episode in enumerate(batch.episodes)}
 
         def backward(part: Sequence[Group], component: str) -> None:
@@ -438,6 +438,23 @@ class Learner:
         scored = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
         scored[cut] = True
         return torch.where(scored, found_BT, otherwise_BT)
+
+
+def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Sequence[str]) -> Advantages:
+    """Advantages of a batch: of each kind of episodes by themselves, so that no statistic mixes environments."""
+    rows: dict[str, list[int]] = {}
+    for row, kind in enumerate(kinds):
+        rows.setdefault(kind, []).append(row)
+    if len(rows) == 1:
+        return compute_advantages(config, rollout)
+    parts = [compute_advantages(config, rollout.rows(own)) for own in rows.values()]
+    place = torch.tensor([row for own in rows.values() for row in own]).argsort().to(rollout.mask_BT.device)
+    returns = [part.returns_BT for part in parts if part.returns_BT is not None]
+    return Advantages(
+        torch.cat([part.advantages_BT for part in parts])[place],
+        torch.cat(returns)[place] if returns else None,
+        torch.cat([part.value_mask_BT for part in parts])[place],
+    )
 
 
 class Sums:

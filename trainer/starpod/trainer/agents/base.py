@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starpod.client import Fleet, Limits, Observation, Session, Want
@@ -24,6 +24,7 @@ class Task:
     """An environment to be played.
 
     environment, version, options, limits: as `Fleet.open` takes them. actions: its action names, if they are fixed.
+    name: among the run's `environments`; empty where the run has one.
     """
 
     environment: str
@@ -31,6 +32,11 @@ class Task:
     options: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     actions: tuple[str, ...] = ()
+    name: str = ""
+
+    def with_options(self, options: Mapping[str, Any]) -> Task:
+        """The same, with these options over its own."""
+        return replace(self, options={**self.options, **options}) if options else self
 
     async def open(self, fleet: Fleet, seed: int, count: int, want: Want) -> list[Session]:
         """A group of `count` sessions that share the start state of `seed`. Raises as `Fleet.open` does."""

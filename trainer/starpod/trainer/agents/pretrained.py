@@ -89,7 +89,7 @@ class PretrainedAgents(Agents):
         """The task with whatever it leaves open as its run evaluated it, where it is the same environment."""
         if self.config is None or self.config.environment.id != task.environment:
             return task
-        trained = self.config.held_out.task(task.actions)
+        trained = self.config.tasks[0].held_out.task(task.actions)
         given = {name: value for name, value in asdict(task.limits).items() if value is not None}
         limits = replace(trained.limits, **given)
         options = {**trained.options, **task.options}

@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode, Group, by_kind
 
 ZERO = 1e-10
 """Scores up to this size are zero."""
@@ -18,7 +18,15 @@ SLACK = 0.01
 
 
 def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
-    """The groups to keep, by their scores on raw returns, in their order; may be none."""
+    """The groups to keep, by their scores on raw returns, in their order; may be none.
+
+    Each kind of groups is filtered by itself: returns of several environments do not compare.
+    """
+    kept = {id(group) for alike in by_kind(groups).values() for group in _filter_alike(config, alike)}
+    return [group for group in groups if id(group) in kept]
+
+
+def _filter_alike(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
     scores = [group_score(config.score, group) for group in groups]
     identical = {index for index, group in enumerate(groups) if config.drop_identical and group.identical}
     return [groups[index] for index in select(config, scores, without=identical)]

@@ -74,11 +74,14 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
     """A description of the training, from the run folder."""
     config = trained.config
     name = config["model"]["name"]
-    environment, algorithm = config["environment"]["id"], config["algorithm"]["preset"]
+    algorithm = config["algorithm"]["preset"]
+    # Several by name, or the only one.
+    served = config.get("environments") or {"": config["environment"]}
+    names = list(dict.fromkeys(each["id"] for each in served.values()))
     front: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["starpod", "reinforcement-learning", environment],
+        "tags": ["starpod", "reinforcement-learning", *names],
     }
     if name != TINY:
         front["base_model"] = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == SMOLLM2 else name
@@ -87,18 +90,18 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
     score = "" if trained.score is None else f" Its success on the seeds that chose it was {trained.score:.1%}."
     if final is not None and final["step"] == trained.step:
         score = f" Its final evaluation: success {with_interval(final)} of {final['episodes']} episodes."
-    served = {key: value for key, value in config["environment"].items() if key not in PRIVATE}
-    public = {**config, "environment": served}
+    told = {name: {key: value for key, value in own.items() if key not in PRIVATE} for name, own in served.items()}
+    public = {**config, **({"environments": told} if config.get("environments") else {"environment": told[""]})}
     lines = [
-        f"# {config['title'] or environment}",
+        f"# {config['title'] or ', '.join(names)}",
         "",
-        f"An agent for the environment `{environment}`, trained by Starpod with {algorithm} from {base}: the policy "
-        f"after {trained.step} iterations.{score}",
+        f"An agent for {' and '.join(f'`{name}`' for name in names)}, trained by Starpod with {algorithm} from {base}: "
+        f"the policy after {trained.step} iterations.{score}",
         "",
         "It answers in the format that it was trained with, one turn of the environment at a time:",
         "",
         "    starpod serve",
-        f"    starpod eval FOLDER 127.0.0.1:50051 --environment {environment} --episodes 256",
+        *(f"    starpod eval FOLDER 127.0.0.1:50051 --environment {name} --episodes 256" for name in names),
         "",
         "## How it was trained",
         "",

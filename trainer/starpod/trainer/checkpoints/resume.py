@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from starpod.trainer.checkpoints.checkpoint import Loaded
 from starpod.trainer.config import Config, load_config
@@ -12,7 +13,7 @@ from starpod.trainer.models.config import RUN_TIME
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.section import ConfigError
 
-GUARDED = ("environment.id", "environment.version", "environment.options", "algorithm.advantage")
+GUARDED = ("environment.id", "environment.version", "environment.options", "environments", "algorithm.advantage")
 """Keys that make another experiment of a run, and so need a confirmation."""
 
 
@@ -65,13 +66,19 @@ def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -
     if unknown:
         raise ConfigError(f"--change {unknown[0]}: only {', '.join(GUARDED)} are guarded; give other keys as KEY=VALUE")
     for guarded in GUARDED:
-        section, _, key = guarded.partition(".")
-        was, new = (getattr(getattr(config, section), key) for config in (then, now))
+        was, new = (_guarded(config, guarded) for config in (then, now))
         if was != new and not any(f"{guarded}.".startswith(f"{key}.") for key in allowed):
             raise ConfigError(
                 f"{guarded} is {new!r}, but the run that is resumed has {was!r}: leave CONFIG and that key out to go "
                 f"on as it was, begin another run with another --run-dir, or say it twice: --change {guarded}"
             )
+
+
+def _guarded(config: Config, key: str) -> Any:
+    if key == "environments":
+        return {name: [own.id, own.version, own.options] for name, own in config.environments.items()}
+    section, _, last = key.partition(".")
+    return getattr(getattr(config, section), last)
 
 
 def check_model(config: Config, loaded: Loaded) -> None:

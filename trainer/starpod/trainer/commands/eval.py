@@ -28,7 +28,7 @@ from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.compare import NotComparable, compare, read_evaluation
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.evaluate import episode_results, summarise
+from starpod.trainer.evaluate import episode_results, numbered, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.seeds import SeedsConfig
 from starpod.v1 import environment_pb2 as pb
@@ -168,7 +168,7 @@ def evaluate(
         },
     }
     if episodes_file:
-        write_episodes(episodes_file, _numbered([results for _, results in played]))
+        write_episodes(episodes_file, numbered([results for _, results in played]))
     console = safe_console(stderr=json_file == "-", highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)  # a log has no edge to wrap at
@@ -308,17 +308,6 @@ def _tasks(
         Task(environment, version, parse_options(spec, meant[environment]), limits, tuple(spec.action_space.names))
         for environment, spec in played.items()
     ]
-
-
-def _numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """All episodes, with group numbers that are unique across environments."""
-    first = 0
-    for episodes in results:
-        groups = 1 + max((episode.group for episode in episodes), default=-1)
-        for episode in episodes:
-            episode.group += first
-        first += groups
-    return [episode for episodes in results for episode in episodes]
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:

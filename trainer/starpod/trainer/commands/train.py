@@ -83,7 +83,8 @@ def train(
         resolved, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes
         )
-        check_installed(resolved.environment)
+        for task in resolved.tasks:
+            check_installed(task.environment)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     if dry_run:
@@ -135,7 +136,7 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
 
     parallel = Parallel.start(config.device)
     with make_screen(config.monitor.screen if parallel.is_main else "off") as screen:
-        screen.start(config.title or config.environment.id, make_plan(config, path))
+        screen.start(config.title or _environments(config), make_plan(config, path))
         interrupts = Interrupts(notify=screen.warn)
         try:
             with interrupts:
@@ -162,7 +163,8 @@ def _unreachable(config: Config, error: Exception) -> str:
     """What is wrong with the servers; of addresses where none listens in a sentence of ours."""
     from starpod.client.catalog import no_answer
 
-    addresses, details = config.environment.addresses, str(error)
+    details = str(error)
+    addresses = [address for task in config.tasks for address in task.environment.addresses]
     return no_answer(", ".join(addresses), details) if addresses and "failed to connect" in details else details
 
 
@@ -185,13 +187,18 @@ def commands(path: Path) -> dict[str, str]:
     }
 
 
+def _environments(config: Config) -> str:
+    """Their names."""
+    return ", ".join(task.name or task.environment.id for task in config.tasks)
+
+
 def make_plan(config: Config, path: Path) -> dict[str, object]:
     """What was decided, for the screen."""
     from starpod.trainer.models.config import model_title
 
     collect, stop = config.collect, config.stop
     plan: dict[str, object] = {
-        "environment": config.environment.id,
+        "environment": _environments(config),
         "model": model_title(config.model.name),
         "engine": config.engine.name,
         "algorithm": config.algorithm.preset,

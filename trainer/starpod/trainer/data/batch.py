@@ -7,9 +7,9 @@ tokens of its samples, one after the other. A model reads samples, few or many o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -256,6 +256,18 @@ class RolloutBatch:
     ref_logprobs_BT: Tensor | None = None
     state_keys: Sequence[Sequence[bytes]] = ()
     agents: Sequence[Sequence[str]] = ()
+
+    def rows(self, rows: Sequence[int]) -> RolloutBatch:
+        """These episodes alone, padded as before."""
+        chosen: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                value = value[list(rows)]
+            elif value is not None and len(value):
+                value = [value[row] for row in rows]
+            chosen[item.name] = value
+        return RolloutBatch(**chosen)
 
     @property
     def returns_B(self) -> Tensor:

@@ -91,6 +91,7 @@ class Episode:
     instructions: what the policy was told once, before the first turn.
     end: why it ended. success: None where the environment cannot say.
     error: what failed, where `end` is "failed".
+    task: its name among the run's `environments`; empty where the run has one.
     final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another
         reply, where the episode was cut short by a limit: what a critic bootstraps from. tail_fresh: as `Turn.fresh`.
     """
@@ -109,9 +110,10 @@ class Episode:
     final_observation: str = ""
     tail: list[int] = field(default_factory=list)
     tail_fresh: bool = False
+    task: str = ""
 
     @classmethod
-    def begin(cls, session: Session, group: int) -> Episode:
+    def begin(cls, session: Session, group: int, task: str = "") -> Episode:
         """The record of the episode that a session is about to play."""
         return cls(
             group,
@@ -121,6 +123,7 @@ class Episode:
             session.seed,
             session.dynamics_seed,
             session.instructions,
+            task=task,
         )
 
     def take(self, transition: Transition) -> None:
@@ -128,6 +131,12 @@ class Episode:
         if transition.done:
             self.end = cast(End, transition.end_reason.name.lower())
             self.success = transition.success
+
+    @property
+    def kind(self) -> str:
+        """What it is compared with: statistics of a batch are of the episodes of one kind. The task, or without a name
+        of its own the environment."""
+        return self.task or self.environment
 
     @property
     def failed(self) -> bool:
@@ -181,6 +190,11 @@ class Group:
         return sorted([*self.episodes, *self.failed], key=lambda episode: episode.member)
 
     @property
+    def kind(self) -> str:
+        """That of its episodes; empty where it has none."""
+        return next((episode.kind for episode in (*self.episodes, *self.failed)), "")
+
+    @property
     def returns(self) -> list[float]:
         return [episode.total_reward for episode in self.episodes]
 
@@ -210,6 +224,14 @@ class Group:
         return cls(
             values["id"], *([Episode.from_json(each) for each in values[part]] for part in ("episodes", "failed"))
         )
+
+
+def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each kind, in their order. Statistics of a batch are of one kind at a time."""
+    kinds: dict[str, list[Group]] = {}
+    for group in groups:
+        kinds.setdefault(group.kind, []).append(group)
+    return kinds
 
 
 def episodes_of(groups: Sequence[Group]) -> list[Episode]:

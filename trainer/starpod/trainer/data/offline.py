@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.data.files import BadEpisodes, read_groups
@@ -9,11 +11,11 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.seeds import PURPOSES, SeedRange
 
 
-def read_offline(config: Config, template: Template) -> list[Group]:
+def read_offline(config: Config, templates: Mapping[str, Template]) -> list[Group]:
     """The groups of `replay.offline`; none where it is empty.
 
-    template: that of the policy. Raises ConfigError for files that cannot be used, that hold no sampled token, whose
-    tokens are another tokenizer's, or whose start states are held out.
+    templates: that of each task, by its name. Raises ConfigError for files that cannot be used, that hold no sampled
+    token, whose tokens are another tokenizer's, or whose start states are held out.
     """
     path = config.replay.offline
     if not path:
@@ -29,7 +31,7 @@ def read_offline(config: Config, template: Template) -> list[Group]:
             "run, a checkpoint or a Hugging Face model; those of other policies have no tokens"
         )
     for episode in episodes:
-        _check(config, template, episode)
+        _check(config, templates.get(episode.task) or next(iter(templates.values())), episode)
     return groups
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import get_args
 
 from starpod.trainer.algorithms.filters import ZERO
-from starpod.trainer.data.episode import End, Episode, Group
+from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_of
+from starpod.trainer.diagnostics.diversity import diversity
 
 ENDS: tuple[End, ...] = tuple(end for end in get_args(End) if end != "failed")
 
@@ -40,6 +41,28 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(episode.success is not None for episode in episodes):
         metrics["collect/success"] = sum(episode.success is True for episode in episodes) / count
     return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups)
+
+
+def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
+    """The metrics of each environment of several, as `environments/<name>/<metric>`."""
+    metrics: dict[str, float] = {}
+    for name, own in by_kind(groups).items():
+        found = episode_metrics(own) | diversity(episodes_of(own)) | {"collect/groups": float(len(own))}
+        metrics |= {
+            f"environments/{name}/{metric.removeprefix('collect/')}": value
+            for metric, value in found.items()
+            if metric.startswith("collect/")
+        }
+    return metrics
+
+
+def kept_by_task(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
+    """The share of each environment's groups that a filter kept, likewise."""
+    left = by_kind(kept)
+    return {
+        f"environments/{name}/kept_fraction": len(left.get(name, ())) / len(own)
+        for name, own in by_kind(groups).items()
+    }
 
 
 def _identical(groups: Sequence[Group]) -> dict[str, float]:

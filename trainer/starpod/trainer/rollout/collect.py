@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -47,10 +47,15 @@ class CollectConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A group to be played: its id, unique in the run, and the seed of its start state."""
+    """A group to be played: its id, unique in the run, and the seed of its start state.
+
+    task: the name of its task, where the run has several. options: over those of the task.
+    """
 
     id: int
     seed: int
+    task: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class CollectionFailed(Exception):
@@ -93,9 +98,10 @@ Players = TypeVar("Players", bound=Agents)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector(Generic[Players]):
-    """Plays groups of episodes of one task.
+    """Plays groups of episodes of one task, or of several.
 
     agents: who plays. rewards: what a turn earns. watch: called with each episode that is over.
+    others: collectors of other tasks by name; starts that name one of them are played by it.
     """
 
     fleet: Fleet
@@ -103,6 +109,7 @@ class Collector(Generic[Players]):
     task: Task
     rewards: Rewards = OWN_REWARD
     watch: Callable[[Episode], None] = lambda episode: None
+    others: Mapping[str, Collector[Players]] = field(default_factory=dict)
 
     async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
         """Plays `size` episodes from each start, all at once or as many as the agents allow.
@@ -114,7 +121,9 @@ class Collector(Generic[Players]):
         collected = Collected()
         at_once = self.agents.at_once
         slots = nullcontext() if at_once is None else asyncio.Semaphore(max(1, at_once // size))
-        tasks = [asyncio.ensure_future(self._play_group(start, size, slots)) for start in starts]
+        tasks = [
+            asyncio.ensure_future(self.others.get(start.task, self)._play_group(start, size, slots)) for start in starts
+        ]
         try:
             groups = await asyncio.gather(*tasks)
         except BaseException:
@@ -135,15 +144,17 @@ class Collector(Generic[Players]):
         return collected
 
     async def _play_group(self, start: Start, size: int, slots: asyncio.Semaphore | nullcontext[None]) -> Group:
+        task = self.task.with_options(start.options)
         async with slots:
-            sessions = await self.task.open(self.fleet, start.seed, size, self.agents.want)
+            sessions = await task.open(self.fleet, start.seed, size, self.agents.want)
             try:
                 episodes = await asyncio.gather(
                     *(
                         play(
-                            self.agents.agent(session, self.task, start.id),
+                            self.agents.agent(session, task, start.id),
                             session,
                             group=start.id,
+                            task=task.name,
                             rewards=self.rewards,
                             watch=self.watch,
                         )

@@ -16,6 +16,7 @@ from starpod.client import Limits
 from starpod.client.nearest import unknown_environment
 from starpod.client.transport import as_addresses
 from starpod.trainer.agents.base import Task
+from starpod.trainer.rollout.curriculum import CurriculumConfig
 from starpod.trainer.section import ConfigError, Section
 
 STOP_SECONDS = 10.0
@@ -43,6 +44,7 @@ class EnvironmentConfig(Section):
     ca: str = Field(default="", description="PEM file of the servers' authority: TLS on.")
     certificate: str = Field(default="", description="PEM file of the client's certificate (mTLS).")
     key: str = Field(default="", description="PEM file of the client's key (mTLS).")
+    curriculum: CurriculumConfig = CurriculumConfig()
     timeout: float = Field(
         default=30.0,
         gt=0,
@@ -75,10 +77,10 @@ class EnvironmentConfig(Section):
             )
         return self
 
-    def task(self, actions: Sequence[str]) -> Task:
-        """The task that agents play. actions: the environment's action names, if they are fixed."""
+    def task(self, actions: Sequence[str], name: str = "") -> Task:
+        """The task that agents play. actions: the environment's action names, if they are fixed. name: as in `Task`."""
         limits = Limits(self.max_turns, self.max_actions_per_turn, self.max_actions)
-        return Task(self.id, self.version, self.options, limits, tuple(actions))
+        return Task(self.id, self.version, self.options, limits, tuple(actions), name)
 
     def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
         """The same, with these options over its own."""

@@ -22,14 +22,17 @@ async def play(
     session: Session,
     *,
     group: int = 0,
+    task: str = "",
     rewards: Rewards = OWN_REWARD,
     watch: Callable[[Episode], None] = lambda episode: None,
 ) -> Episode:
     """One episode from the session's present state to its end; `watch` gets it when it is over.
 
+    group, task: as in `Episode`.
+
     What the infrastructure or the agent's endpoint failed has the end "failed". Raises AgentRefused and RewardError.
     """
-    episode = Episode.begin(session, group)
+    episode = Episode.begin(session, group, task)
     try:
         await _play_turns(agent, session, episode, rewards)
     except (StarpodError, AgentError) as error:

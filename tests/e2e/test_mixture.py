@@ -1,0 +1,100 @@
+"""`starpod train` with several environments at once, from the outside."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from starpod.trainer.data.files import read_episodes
+from tests.e2e.test_train import learnt, lines, train
+
+CONFIG = {
+    "base": "tiny",
+    "environments": {
+        "arms": {
+            "id": "bandit-v1",
+            "warm_start": {"actions": "random", "noise": 0.0, "thought": "{words[1]} {words[2]}"},
+            "evaluation": {"episodes": 6},
+        },
+        "lake": {
+            "id": "frozen_lake-v1",
+            "weight": 2,
+            "options": {"observation": "local", "success_rate": 1.0},
+            # Left as soon as anybody succeeds in two iterations.
+            "curriculum": {"levels": [{"size": 2}, {"size": 3}, {}], "success": 0.02, "window": 2},
+            "max_turns": 6,
+            "max_actions_per_turn": 1,
+            "evaluation": {"options": {"frozen_probability": 0.9}, "reference": ["random", "walk"]},
+        },
+    },
+    "sampling": {"max_episode_tokens": 320},
+    "warm_start": {"steps": 40, "lr": 0.005, "noise": 0.5, "episodes": 60, "batch_size": 16},
+    "collect": {"groups": 5, "group_size": 4},
+    "evaluation": {"episodes": 4, "every": 2, "greedy": True, "reference": ["random"]},
+    "checkpoint": {"every": 1},
+    "algorithm": {"mini_batch_size": 4},
+    "monitor": {"sinks": {"tensorboard": False}, "screen": "plain"},
+    "stop": {"iterations": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six iterations in one go."""
+    folder = tmp_path_factory.mktemp("mixed")
+    (folder / "mixed.yaml").write_text(yaml.safe_dump(CONFIG))
+    train(str(folder / "mixed.yaml"), run_dir=folder / "run", base=())
+    return folder / "run"
+
+
+def test_each_environment_is_told_of(mixed: Path) -> None:
+    groups = {"arms": 0.0, "lake": 0.0}
+    for record in lines(mixed / "metrics.jsonl"):
+        values = record["metrics"]
+        for name in groups:
+            groups[name] += values[f"environments/{name}/groups"]
+            assert 0 <= values[f"environments/{name}/kept_fraction"] <= 1
+            assert {f"environments/{name}/{key}" for key in ("success", "return_mean", "turns_mean")} <= set(values)
+    assert groups == {"arms": 10, "lake": 20}
+    first, *_, last = lines(mixed / "evaluations.jsonl")
+    for line in (first, last):
+        each = line["environments"]
+        assert (each["arms"]["episodes"], each["lake"]["episodes"]) == (6, 4)
+        assert line["success"] == pytest.approx((each["arms"]["success"] + each["lake"]["success"]) / 2)
+    assert set(first["reference"]) == {"random"} and set(first["environments"]["lake"]["reference"]) == {
+        "random",
+        "walk",
+    }
+    (final,) = lines(mixed / "final.json")
+    lake, arms = final["environments"]["lake"], final["environments"]["arms"]
+    assert (lake["environment"], lake["seeds"], arms["seeds"]) == ("frozen_lake-v1", [0, 4], [0, 6])
+    assert lake["options"] == {"observation": "local", "success_rate": 1.0, "frozen_probability": 0.9}
+    assert len(lake["results"]["success"]) == 4 and 0 <= final["greedy"]["success"] <= 1
+    episodes = list(read_episodes(mixed / "episodes" / "train-000001.jsonl.gz"))
+    assert {(episode.task, episode.environment) for episode in episodes} == {
+        ("arms", "bandit-v1"),
+        ("lake", "frozen_lake-v1"),
+    }
+    assert all(10_000 <= episode.seed < 2**40 for episode in episodes)
+    evaluated = list(read_episodes(mixed / "episodes" / "eval-000006.jsonl"))
+    assert len({episode.group for episode in evaluated}) == len(evaluated) == 10
+    # The best checkpoint is the one whose mean is highest.
+    best = max(lines(mixed / "evaluations.jsonl"), key=lambda line: line["success"])
+    assert final["step"] == best["step"] or best["success"] == next(
+        line["success"] for line in lines(mixed / "evaluations.jsonl") if line["step"] == final["step"]
+    )
+
+
+def test_the_curriculum_rises_and_goes_on_from_a_checkpoint_bit_for_bit(mixed: Path, tmp_path: Path) -> None:
+    levels = [record["metrics"]["environments/lake/level"] for record in lines(mixed / "metrics.jsonl")]
+    assert levels[0] == 0 and levels == sorted(levels) and levels[-1] > 0
+    # Cut within the window of a level.
+    cut = str(levels.index(max(levels)) + 1)
+    train(str(mixed.parent / "mixed.yaml"), f"stop.iterations={cut}", run_dir=tmp_path / "run", base=())
+    train("stop.iterations=6", run_dir=tmp_path / "run", resume=True, base=())
+    resumed = [record for record in learnt(tmp_path / "run") if record["step"] != int(cut) or "episodes" not in record]
+    whole = [record for record in learnt(mixed) if record["step"] != int(cut) or "episodes" not in record]
+    assert resumed == whole
+    assert "environments is" in train(
+        "environments.lake.options.size=5", run_dir=tmp_path / "run", resume=True, status=2, base=()
+    )

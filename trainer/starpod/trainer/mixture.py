@@ -1,0 +1,148 @@
+"""Several environments in one run: their configuration, and the division of each collection among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import fmean
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from starpod.client.spelling import nearest
+from starpod.trainer.data.episode import Group
+from starpod.trainer.evaluate import EvaluationConfig
+from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.rewards.reward import RewardConfig
+from starpod.trainer.rollout.collect import Start
+from starpod.trainer.rollout.curriculum import Curriculum
+from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.section import Section
+from starpod.trainer.seeds import SeedCursor
+from starpod.trainer.warmstart import WarmStartConfig
+
+Any_Section = TypeVar("Any_Section", bound=Section)
+
+OWN_KEYS = {
+    "prompt": tuple(PromptConfig.model_fields),
+    "rewards": tuple(RewardConfig.model_fields),
+    "warm_start": ("episodes", "actions", "noise", "imitate_noise", "thought"),
+    "evaluation": ("episodes", "temperature", "options", "reference"),
+}
+"""Keys of the run's sections that one of several environments may set for itself."""
+
+
+class MixedEnvironment(EnvironmentConfig):
+    """One of several environments, with what differs for it from the run's other sections."""
+
+    id: str = Field(description="Name, as `starpod list` shows it.")
+    weight: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="Share of the groups, relative to the others' weights."
+    )
+    prompt: dict[str, Any] = Field(default={}, description="Keys of `prompt` that are others here.")
+    rewards: dict[str, Any] = Field(default={}, description="Keys of `rewards` that are others here.")
+    warm_start: dict[str, Any] = Field(
+        default={}, description=f"Keys of `warm_start` that are others here: {', '.join(OWN_KEYS['warm_start'])}."
+    )
+    evaluation: dict[str, Any] = Field(
+        default={}, description=f"Keys of `evaluation` that are others here: {', '.join(OWN_KEYS['evaluation'])}."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskConfig:
+    """An environment of a run with the sections that hold for it. name: empty where the run has one environment."""
+
+    name: str
+    weight: float
+    environment: EnvironmentConfig
+    prompt: PromptConfig
+    rewards: RewardConfig
+    warm_start: WarmStartConfig
+    evaluation: EvaluationConfig
+
+    @property
+    def held_out(self) -> EnvironmentConfig:
+        """The environment as evaluations play it."""
+        return self.environment.with_options(self.evaluation.options)
+
+
+def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any]) -> Any_Section:
+    """A section of the run with the values of `environments.<name>.<key>` over its own.
+
+    Raises ValueError for a key that is none, that is the whole run's, or that has a wrong value.
+    """
+    place = f"environments.{name}.{key}"
+    for each in values:
+        if each not in type(section).model_fields:
+            raise ValueError(f"no key '{place}.{each}'{nearest(each, list(OWN_KEYS[key]))}")
+        if each not in OWN_KEYS[key]:
+            raise ValueError(f"{place}.{each} is the same for all environments: give {key}.{each}")
+    try:
+        return type(section).model_validate({**section.to_dict(), **values})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([place, *map(str, first["loc"])])
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+class Mixture:
+    """Divides collections among the environments of a run, by weight, and keeps the level of each one's curriculum.
+
+    Each group in turn goes to the environment that is furthest behind its share of all groups so far; of equal ones to
+    the first. What is asked for again, in place of a lost group, is asked of the same environment and counts for none.
+    """
+
+    def __init__(self, tasks: Sequence[TaskConfig]) -> None:
+        weights = {task.name: Fraction(task.weight) for task in tasks}
+        total = sum(weights.values())
+        self._shares = {name: weight / total for name, weight in weights.items()}
+        self._given = dict.fromkeys(weights, 0)
+        self._curricula = {task.name: Curriculum(task.environment.curriculum) for task in tasks}
+
+    def divide(self, count: int) -> list[str]:
+        """The task of each of the next `count` groups."""
+        names = []
+        for _ in range(count):
+            number = sum(self._given.values()) + 1
+            name = max(self._shares, key=lambda name: self._shares[name] * number - self._given[name])
+            self._given[name] += 1
+            names.append(name)
+        return names
+
+    def starts(self, names: Sequence[str], cursor: SeedCursor) -> list[Start]:
+        """A group for each task named, at the level of its curriculum, with the next seeds."""
+        first = cursor.taken
+        return [
+            Start(first + index, seed, name, self._curricula[name].options)
+            for index, (name, seed) in enumerate(zip(names, cursor.take(len(names)), strict=True))
+        ]
+
+    def levels(self) -> dict[str, int]:
+        """The present level of each task that has a curriculum."""
+        return {name: curriculum.level for name, curriculum in self._curricula.items() if curriculum.enabled}
+
+    def update(self, groups: Sequence[Group]) -> list[str]:
+        """Takes what an iteration played. Returns the tasks that go on at the next level."""
+        successes: dict[str, list[bool]] = {}
+        for group in groups:
+            for episode in group.episodes:
+                successes.setdefault(episode.task, []).append(episode.success is True)
+        return [name for name, found in successes.items() if self._curricula[name].update(fmean(found))]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "shares": {name: str(share) for name, share in self._shares.items()},
+            "given": dict(self._given),
+            "curricula": {name: curriculum.state_dict() for name, curriculum in self._curricula.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where the other one stood; with other shares the division begins anew."""
+        if state["shares"] == {name: str(share) for name, share in self._shares.items()}:
+            self._given = dict(state["given"])
+        for name, curriculum in self._curricula.items():
+            if name in state["curricula"]:
+                curriculum.load_state_dict(state["curricula"][name])
