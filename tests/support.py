@@ -24,7 +24,7 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """A server's process. `address` is host:port, the same again after `restart`.
+    """A server's process. `address` is host:port, the same again after `restart`; `ready` the line that named it.
 
     `command` must take `--port N` (0: a free one) and print one line that ends in the address when it is ready.
     """
@@ -35,7 +35,7 @@ class ServerProcess:
         self._command = list(command)
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._log: IO[str] = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the server does
-        self.address = ""
+        self.address = self.ready = ""
         self._start(port)
 
     @property
@@ -101,6 +101,7 @@ class ServerProcess:
         if not line.strip():
             self.kill()
             raise ServerFailed(f"`{' '.join(command)}` did not become ready; its log:\n{self.log}")
+        self.ready = line
         self.address = line.split()[-1]
 
 

@@ -47,6 +47,11 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token}"),)
 
 
+def http_url(server: ServerProcess) -> str:
+    """What the ready line says of HTTP."""
+    return next(word.rstrip(",") for word in server.ready.split() if word.startswith("http"))
+
+
 def status_class(error: grpc.RpcError) -> str:
     """The error's reason, or the code of one that gRPC made itself. Fails on anything that is not documented."""
     status = rpc_status.from_call(error)
@@ -129,6 +134,11 @@ class Target:
         return self.channel.stream_stream(SERVICE + "Stream")
 
     @property
+    def url(self) -> str:
+        """Of HTTP."""
+        return http_url(self.server)
+
+    @property
     def resident(self) -> int:
         """Bytes of memory that the server has now."""
         status = Path(f"/proc/{self.server.pid}/status").read_text()
@@ -167,7 +177,18 @@ def target_server(*arguments: str, tokens: str = f"{VILLAIN}\n{WITNESS} name=wit
         with start_server(
             *("frozen_lake", "sokoban", "countdown", "sudoku", "bandit"),
             *(part for module in modules for part in ("--environment-module", str(module))),
-            *("--token-file", str(token_file), "--sandbox-memory", "512", "--log-level", "info", *limits, *arguments),
+            *(
+                "--token-file",
+                str(token_file),
+                "--sandbox-memory",
+                "512",
+                "--log-level",
+                "info",
+                "--http",
+                "0",
+                *limits,
+                *arguments,
+            ),
             environment={"STARPOD_TEST_SECRET": "hunter2"},
         ) as server:
             options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

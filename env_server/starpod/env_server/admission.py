@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     Details = grpc.HandlerCallDetails
     Context = grpc.aio.ServicerContext[Any, Any]
 
+R = TypeVar("R")
+
 _PER_CONNECTION = 16
 _ADDRESS_SHARE = 4
 """One address may have a quarter of the calls that need no token."""
@@ -45,28 +47,72 @@ _READ_AT_ONCE = 4
 _RETRY_SECONDS = 1.0
 
 
-class ContractAdmission(grpc.GenericRpcHandler):
-    """Admits calls of the contract: with a valid token, and while fewer than `limit` are open.
+class OpenCalls:
+    """Counts open calls of the contract over all transports, and lets in those with a valid token, up to `limit`.
 
     An open call is one whose headers have come, though its request may never do. Where several tenants have tokens, one
     may have half of them.
     """
 
-    def __init__(
-        self,
-        contract: grpc.GenericRpcHandler,
-        authenticator: Authenticator,
-        metrics: Metrics,
-        share: LoopShare,
-        limit: int,
-    ) -> None:
-        self._contract = contract
+    def __init__(self, authenticator: Authenticator, share: LoopShare, limit: int) -> None:
         self._authenticator = authenticator
-        self._metrics = metrics
         self._share = share
         self._limit = limit
         self._open: Counter[str] = Counter()
         self._all = 0
+
+    def begin(self, metadata: Iterable[tuple[str, Any]] | None) -> Tenant:
+        """Lets a call in until `end`. Raises UNAUTHENTICATED or OVERLOADED."""
+        tenant = self._authenticator.identify(metadata).tenant
+        limit = self._limit if self._alone else self._limit // 2
+        if self._all >= self._limit or self._open[tenant.id] >= limit:
+            raise overloaded("max_calls_in_flight", f"{limit} calls are open; try again later", _RETRY_SECONDS)
+        self._count(tenant.id, 1)
+        return tenant
+
+    def end(self, tenant: Tenant) -> None:
+        self._count(tenant.id, -1)
+
+    def in_turn(self, tenant: Tenant) -> bool:
+        """Whether requests of the tenant are read one after the other: it has many calls open, and is not alone."""
+        return not self._alone and self._open[tenant.id] > _READ_AHEAD
+
+    async def read(self, tenant: Tenant, receive: Callable[[], Awaitable[R]]) -> R:
+        """A request, after those before it and when it is the tenant's turn: to receive many large ones takes the event
+        loop's time, too. Raises DEADLINE."""
+        async with tenant.reading:
+            if self._share.exceeded(tenant):
+                await self._share.wait(tenant)
+            return await receive_in_time(receive)
+
+    @property
+    def _alone(self) -> bool:
+        return len(self._authenticator.tenants) == 1
+
+    def _count(self, tenant: str, change: int) -> None:
+        self._all += change
+        self._open[tenant] += change
+        if not self._open[tenant]:
+            del self._open[tenant]
+
+
+async def receive_in_time(receive: Callable[[], Awaitable[R]]) -> R:
+    """What `receive` gives. Raises DEADLINE if it takes a minute."""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await receive()
+    except TimeoutError:
+        raise CallError("DEADLINE", f"no request came within {_BODY_SECONDS:g} s") from None
+
+
+class ContractAdmission(grpc.GenericRpcHandler):
+    """Admits gRPC calls of the contract as OpenCalls says."""
+
+    def __init__(self, contract: grpc.GenericRpcHandler, calls: OpenCalls, metrics: Metrics, share: LoopShare) -> None:
+        self._contract = contract
+        self._calls = calls
+        self._metrics = metrics
+        self._share = share
 
     def service(self, handler_call_details: Details) -> Handler | None:
         self._share.accepted()  # of any service: this one is asked first
@@ -74,47 +120,31 @@ class ContractAdmission(grpc.GenericRpcHandler):
         if handler is None:
             return None
         try:
-            tenant = self._authenticator.identify(handler_call_details.invocation_metadata).tenant
-            alone = len(self._authenticator.tenants) == 1
-            limit = self._limit if alone else self._limit // 2
-            if self._all >= self._limit or self._open[tenant.id] >= limit:
-                raise overloaded("max_calls_in_flight", f"{limit} calls are open; try again later", _RETRY_SECONDS)
+            tenant = self._calls.begin(handler_call_details.invocation_metadata)
         except CallError as error:
             self._metrics.error(handler_call_details.method.rpartition("/")[2], error.reason)
             return _refusal(error)
-        self._count(tenant.id, 1)
         task = asyncio.current_task()
         assert task is not None, "gRPC looks for handlers in the task of the call"
-        task.add_done_callback(lambda _: self._count(tenant.id, -1))
+        task.add_done_callback(lambda _: self._calls.end(tenant))
         behaviour: Any = handler.unary_unary
-        if alone or self._open[tenant.id] <= _READ_AHEAD or behaviour is None:
+        if behaviour is None or not self._calls.in_turn(tenant):
             return handler
         return self._read_in_turn(behaviour, handler.response_serializer, tenant)
 
     def _read_in_turn(self, behaviour: Any, write: Any, tenant: Tenant) -> Handler:
-        """The same call. Its request is read after those before it, and when it is the tenant's turn: to receive many
-        large ones takes the event loop's time, too."""
+        """The same call, whose request is read in turn."""
 
         async def serve(_: object, context: Context) -> None:
             try:
-                async with tenant.reading:
-                    if self._share.exceeded(tenant):
-                        await self._share.wait(tenant)
-                    async with asyncio.timeout(_BODY_SECONDS):
-                        received = [await context.read()]
-            except TimeoutError:
-                await _abort(context, CallError("DEADLINE", f"no request came within {_BODY_SECONDS:g} s"))
+                received = [await self._calls.read(tenant, context.read)]
+            except CallError as error:
+                await _abort(context, error)
             if received[0] is not grpc.aio.EOF:
                 # Not by a name: the frames of what aborts a call are held for a while.
                 await context.write(await behaviour(received.pop(), context))
 
         return grpc.stream_stream_rpc_method_handler(serve, None, write)
-
-    def _count(self, tenant: str, change: int) -> None:
-        self._all += change
-        self._open[tenant] += change
-        if not self._open[tenant]:
-            del self._open[tenant]
 
 
 class OpenAdmission(grpc.GenericRpcHandler):

@@ -20,7 +20,7 @@ import uvloop
 
 from starpod.env_server import memory
 from starpod.env_server.auth import TokenFileError
-from starpod.env_server.config import TLS, ServerConfig, ServerLimits
+from starpod.env_server.config import HTTP, TLS, ServerConfig, ServerLimits
 from starpod.env_server.limits import Quota
 from starpod.env_server.logs import configure_logs
 from starpod.env_server.registry import Registry, RegistryError
@@ -96,6 +96,21 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     type=click.IntRange(0, 65535),
     help="Answer grpc.health.v1 here too, without TLS (worker i on port + i), for probes that speak none; 0: not.",
+)
+@click.option(
+    "--http",
+    "http_port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    help="Serve the same as JSON over HTTP here (worker i on port + i); 0: any free port.",
+)
+@click.option(
+    "--http-host",
+    "http_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which callers reach HTTP, besides localhost and addresses: other Host headers are refused. "
+    "Repeatable.",
 )
 @click.option(
     "--environment-module",
@@ -235,6 +250,7 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     help="The least that is logged, on standard error.",
 )
 @click.option("--endpoints", default="", hidden=True, help="Set by the supervisor: addresses of all workers.")
+@click.option("--http-endpoints", default="", hidden=True, help="Set by the supervisor: their addresses of HTTP.")
 def serve(
     environments: tuple[str, ...],
     workers: int,
@@ -257,6 +273,9 @@ def serve(
     log_format: str,
     log_level: str,
     endpoints: str,
+    http_port: int | None,
+    http_hosts: tuple[str, ...],
+    http_endpoints: str,
     **settings: Any,
 ) -> None:
     """Serves environments over gRPC until SIGTERM or Ctrl-C.
@@ -275,13 +294,16 @@ def serve(
         if size > default and (least := size + OTHER_BYTES) > limits.max_message_bytes:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {least}")
+    if http_hosts and http_port is None:
+        raise click.UsageError("--http-host needs --http PORT")
     if (token_sessions or token_calls_per_second or token_streams) and not settings["token_file"]:
         raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
     configure_logs("json" if log_format == "json" else "text", log_level)
     if end_with_stdin:
         _end_with_stdin()
     if workers > 1:
-        sys.exit(supervise(sys.argv[1:], workers, **{name: settings[name] for name in _SUPERVISED}))
+        supervised = {name: settings[name] for name in _SUPERVISED}
+        sys.exit(supervise(sys.argv[1:], workers, http_port=http_port, **supervised))
     ready = _claim_output()
     try:
         hosted = {"gymnasium": gymnasium, "openenv": openenv, "skyrl_gym": skyrl_gym}
@@ -291,7 +313,8 @@ def serve(
         registry = registry.prepare(asked)
         config = ServerConfig(
             limits=limits,
-            endpoints=tuple(filter(None, endpoints.split(","))),
+            endpoints=_addresses(endpoints),
+            http=None if http_port is None else HTTP(http_port, _addresses(http_endpoints), http_hosts),
             sandbox=Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read),
             quota=Quota(token_sessions, token_calls_per_second, token_streams),
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,
@@ -305,6 +328,10 @@ def serve(
         raise click.ClickException(str(error)) from error
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more Ctrl-C is no exception in what is left to do
     _leave_behind_what_hangs()
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def _claim_output() -> TextIO:
@@ -346,7 +373,8 @@ async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> Non
     loop.add_signal_handler(signal.SIGINT, on_signal, interrupt)
     await server.start()
     memory.settle()
-    print(f"Serving {', '.join(registry.ids)} on {server.address}", file=ready, flush=True)
+    over_http = f", as JSON at {server.http_address}," if server.http_address else ""
+    print(f"Serving {', '.join(registry.ids)}{over_http} on {server.address}", file=ready, flush=True)
     await terminate.wait()
     if not interrupt.is_set():
         drain = asyncio.create_task(server.drain())

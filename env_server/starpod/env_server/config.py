@@ -43,6 +43,19 @@ class TLS:
 
 
 @dataclass(frozen=True, slots=True)
+class HTTP:
+    """JSON over HTTP on a port of its own (0: any free one).
+
+    endpoints: host:port of all workers' HTTP, this one's included; empty if there is one.
+    hosts: names by which callers may reach it, besides localhost and addresses.
+    """
+
+    port: int
+    endpoints: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """One worker process.
 
@@ -74,4 +87,5 @@ class ServerConfig:
     snapshot_key_file: Path | None = None
     sandbox: Sandbox = UNTRUSTING
     tls: TLS | None = None
+    http: HTTP | None = None
     otlp_endpoint: str = ""

@@ -11,16 +11,17 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from starpod.env_server import memory
-from starpod.env_server.admission import ContractAdmission, OpenAdmission
+from starpod.env_server.admission import ContractAdmission, OpenAdmission, OpenCalls
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
-from starpod.env_server.config import TLS, ServerConfig
+from starpod.env_server.config import HTTP, TLS, ServerConfig
 from starpod.env_server.connections import address_of, shut_excess
 from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosts import HostDied
@@ -33,6 +34,9 @@ from starpod.env_server.service import EnvironmentService
 from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
 from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
+
+if TYPE_CHECKING:
+    from starpod.env_server.http.server import HTTPServer
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +80,8 @@ class EnvironmentServer:
         self._authenticator = Authenticator(config.token_file, config.quota if config.token_file else UNLIMITED)
         self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
         self._service = EnvironmentService(self.calls, self._authenticator, self._tracer, config.endpoints)
+        self._calls_limit = config.limits.max_calls_in_flight + config.limits.max_streams
+        self._open_calls = OpenCalls(self._authenticator, self.worker.share, self._calls_limit)
         self.metrics.tenants = self._authenticator
         self._health = health.aio.HealthServicer()
         self._open = OpenAdmission(config.limits.max_health_calls)
@@ -86,11 +92,18 @@ class EnvironmentServer:
         self._stop_metrics: Callable[[], None] | None = None
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
+        self._http: HTTPServer | None = None
 
     @property
     def address(self) -> str:
         """host:port, for clients."""
         return self._at(self.port)
+
+    @property
+    def http_address(self) -> str:
+        """The URL of HTTP; empty where it is not served."""
+        scheme = "https" if self.config.tls else "http"
+        return f"{scheme}://{self._at(self._http.port)}" if self._http else ""
 
     def _at(self, port: int) -> str:
         host = self.config.host
@@ -100,7 +113,6 @@ class EnvironmentServer:
         """Listens and is ready. Raises ServerError."""
         limits = self.config.limits
         limit = limits.max_message_bytes or -1
-        calls = limits.max_calls_in_flight + limits.max_streams
         _allow_descriptors(limits.max_connections + limits.max_processes + _OTHER_DESCRIPTORS)
         server = grpc.aio.server(
             options=[
@@ -124,11 +136,9 @@ class EnvironmentServer:
                 ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
             ],
             # Never met but by floods: calls have their own limits below this one, and are told which.
-            maximum_concurrent_rpcs=calls + 2 * limits.max_health_calls + _SHORT_LIVED_CALLS,
+            maximum_concurrent_rpcs=self._calls_limit + 2 * limits.max_health_calls + _SHORT_LIVED_CALLS,
         )
-        contract = ContractAdmission(
-            self._service.handlers(), self._authenticator, self.metrics, self.worker.share, calls
-        )
+        contract = ContractAdmission(self._service.handlers(), self._open_calls, self.metrics, self.worker.share)
         server.add_generic_rpc_handlers((contract, self._open))
         credentials = _credentials(self.config.tls) if self.config.tls else None
         for option, port in self._ports():
@@ -150,13 +160,20 @@ class EnvironmentServer:
         self._server = server
         if self.config.health_port:
             await self._serve_health(self.config.health_port)
+        if self.config.http:
+            await self._serve_http(self.config.http)
         self._reaper = asyncio.create_task(self._reap())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     def _ports(self) -> Iterator[tuple[str, int]]:
         """The ports that this server is to listen on, by their options."""
         yield "port", self.port
-        for option, port in (("metrics-port", self.config.metrics_port), ("health-port", self.config.health_port)):
+        http_port = self.config.http.port if self.config.http else 0
+        for option, port in (
+            ("metrics-port", self.config.metrics_port),
+            ("health-port", self.config.health_port),
+            ("http", http_port),
+        ):
             if port:
                 yield option, port
 
@@ -189,8 +206,10 @@ class EnvironmentServer:
         """Closes every connection and session."""
         if self._reaper:
             self._reaper.cancel()
+        stopping = [each.stop() for each in (self._http,) if each]
         if self._server:
-            await self._server.stop(grace)
+            stopping.append(self._server.stop(grace))
+        await asyncio.gather(*stopping)
         if self._health_server:
             await self._health_server.stop(None)
         self.worker.shut_down(list(self._service.tables.values()))
@@ -208,13 +227,33 @@ class EnvironmentServer:
         await server.start()
         self._health_server = server
 
+    async def _serve_http(self, http: HTTP) -> None:
+        try:
+            from starpod.env_server.http.server import HTTPServer
+            from starpod.env_server.http.service import HTTPService
+        except ImportError as error:
+            hint = "from a clone of the repository: pip install '.[http]'"
+            raise ServerError(f"--http needs its extra; {hint}") from error
+        service = HTTPService(
+            self._service,
+            self.worker,
+            self._open_calls,
+            hosts=(self.config.host, *http.hosts),
+            endpoints=http.endpoints,
+        )
+        try:
+            self._http = HTTPServer(service, self.config, http.port)
+        except OSError as error:
+            raise ServerError(f"cannot listen for HTTP on port {http.port}: {error}") from error
+        await self._http.start()
+
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME, *self.worker.registry.ids):
             await self._health.set(service, status)
 
     async def _bound_connections(self) -> None:
         limit = self.config.limits.max_connections_per_address
-        ports = [self.port, *filter(None, [self.config.health_port])]
+        ports = [self.port, *filter(None, [self.config.health_port, self._http.port if self._http else 0])]
         if limit:
             kept = frozenset(map(address_of, self._service.stream_peers))
             for port in ports:

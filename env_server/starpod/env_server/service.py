@@ -1,11 +1,11 @@
-"""The gRPC face of the calls: unary methods and the stream, with who calls, deadlines and errors."""
+"""The contract's unary methods and Stream, with who calls, deadlines and errors; and their gRPC handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,16 +25,32 @@ from starpod.env_server.limits import Tenant
 from starpod.env_server.process_host import ProcessHost
 from starpod.env_server.requests import check_size, extra_members, is_large, measure, parse
 from starpod.env_server.session import SessionTable
-from starpod.env_server.stream import StreamServer
+from starpod.env_server.stream import StreamConnection, StreamServer
 from starpod.env_server.timing import begin, clock
 from starpod.env_server.tracing import Tracer
 from starpod.v1 import environment_pb2 as pb
 
 PROTOCOL_VERSION = "1.0"
 Verb = Callable[[SessionTable, Any], Coroutine[Any, Any, Message]]
+Metadata = Iterable[tuple[str, Any]]
+Read = Callable[[Tenant], Awaitable[Message]]
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Body:
+    """The bytes of a request, held until they are taken. size: of them."""
+
+    __slots__ = ("_data", "size")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def take(self) -> bytes:
+        data, self._data = self._data, b""
+        return data
 
 
 class EnvironmentService:
@@ -46,7 +62,7 @@ class EnvironmentService:
         self._calls = calls
         self._worker = calls.worker
         self._authenticator = authenticator
-        self._tracer = tracer
+        self.tracer = tracer
         self._endpoints = endpoints
         self.tables: dict[str, SessionTable] = {}
         self.stream_peers: Counter[str] = Counter()
@@ -108,19 +124,24 @@ class EnvironmentService:
                 spec.confinement.missing.extend(report.reasons)
 
     async def _stream(self, _: Any, context: Context) -> None:
-        with self._tracer.span("Stream", context):
+        metadata = context.invocation_metadata() or ()
+        with self.tracer.span("Stream", metadata):
             try:
-                grant = self._authenticator.identify(context.invocation_metadata())
-                if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
-                    raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
-                with grant.tenant.stream(), self._noted(context.peer()):
-                    await StreamServer(self._calls, self._table(grant.tenant), context, grant).run()
+                await self.stream(context, metadata, context.peer())
                 return
             except grpc.aio.BaseError:
                 raise  # the connection's own, such as a caller who is gone
             except Exception as error:
-                failure = self._failure("Stream", error)
+                failure = self.failure("Stream", error)
             await _abort(context, failure)
+
+    async def stream(self, connection: StreamConnection, metadata: Metadata, peer: str) -> None:
+        """Serves a Stream to its end. peer: gRPC's name of the connection. Raises as StreamServer does."""
+        grant = self._authenticator.identify(metadata)
+        if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
+            raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
+        with grant.tenant.stream(), self._noted(peer):
+            await StreamServer(self._calls, self._table(grant.tenant), connection, grant).run()
 
     @contextmanager
     def _noted(self, peer: str) -> Iterator[None]:
@@ -133,39 +154,50 @@ class EnvironmentService:
                 del self.stream_peers[peer]
 
     async def _unary(self, method: str, kind: type[Message], data: bytes, context: Context) -> Any:
-        worker = self._worker
         timing = begin(clock())
-        with self._tracer.span(method, context):
+        body = Body(data)
+        del data
+        metadata = context.invocation_metadata() or ()
+        with self.tracer.span(method, metadata):
             try:
-                tenant = self._authenticator.identify(context.invocation_metadata()).tenant
-                if method != "Describe":
-                    worker.check_in_flight()
-                worker.count_received(tenant, len(data))
-                tenant.take_calls(1, len(data))
-                check_size(kind, len(data), worker.limits)
-                with tenant.working:
-                    reply, task = run_eagerly(self._serve(tenant, method, kind, data), tenant)
-                del data
-                if task is not None:
-                    # A caller who gives up cancels its wait, not the work: it is finished and cached.
-                    worker.keep(task)
-                    reply = await asyncio.shield(task)
+                tenant = self._authenticator.identify(metadata).tenant
+                reply = await self.answer(method, tenant, body.size, functools.partial(self._read, kind, body))
                 context.set_trailing_metadata(timing.trailer())
                 return reply
             except Exception as error:
-                failure = self._failure(method, error)
-            data = b""  # noqa: F841 - the frames of what aborts a call are held for a while
+                failure = self.failure(method, error)
+            body.take()  # the frames of what aborts a call are held for a while
             return await _abort(context, failure, timing.trailer())
 
-    async def _serve(self, tenant: Tenant, method: str, kind: type[Message], data: bytes) -> Any:
-        """Reads the request and does what it asks for, when it is the tenant's turn."""
-        await self._worker.share.wait(tenant)
+    async def _read(self, kind: type[Message], body: Body, tenant: Tenant) -> Message:
+        data = body.take()
+        check_size(kind, len(data), self._worker.limits)
         if is_large(data):
             for _ in measure(kind, data):
                 await self._worker.share.pause(tenant)
-        request = parse(kind, data)
+        return parse(kind, data)
+
+    async def answer(self, method: str, tenant: Tenant, size: int, read: Read) -> Message:
+        """The reply to a unary call. size: bytes of the request; read: makes the request of them, when it is the
+        tenant's turn. Raises CallError, and what `failure` makes one of."""
+        if method != "Describe":
+            self._worker.check_in_flight()
+        self._worker.count_received(tenant, size)
+        tenant.take_calls(1, size)
+        with tenant.working:
+            reply, task = run_eagerly(self._serve(tenant, method, read), tenant)
+        if task is None:
+            assert reply is not None
+            return reply
+        # A caller who gives up cancels its wait, not the work: it is finished and cached.
+        self._worker.keep(task)
+        return await asyncio.shield(task)
+
+    async def _serve(self, tenant: Tenant, method: str, read: Read) -> Message:
+        """Reads the request and does what it asks for, when it is the tenant's turn."""
+        await self._worker.share.wait(tenant)
+        request = await read(tenant)
         tenant.charge(extra_members(request))
-        del data
         verb: Verb = getattr(self if method == "Describe" else self._calls, method.lower())
         return await verb(self._table(tenant), request)
 
@@ -175,7 +207,7 @@ class EnvironmentService:
             table = self.tables[tenant.id] = SessionTable(tenant)
         return table
 
-    def _failure(self, method: str, error: Exception) -> CallError:
+    def failure(self, method: str, error: Exception) -> CallError:
         """The error as it is told. What the exception holds besides, such as the request, is freed."""
         failure = self._worker.as_call_error(error)
         self._worker.metrics.error(method, failure.reason)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.rpc import status_pb2
@@ -42,14 +42,22 @@ _RAGGED_ROWS = 4_096
 _RETRY_SECONDS = 0.1
 
 
+class StreamConnection(Protocol):
+    """What carries a Stream. Both may wait; `read` gives grpc.aio.EOF at the caller's end."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: pb.StreamResponse) -> None: ...
+
+
 class StreamServer:
     """One connected stream. Its calls outlive it: what was received is finished and cached even if nobody listens."""
 
-    def __init__(self, calls: Calls, table: SessionTable, context: Any, grant: Grant) -> None:
+    def __init__(self, calls: Calls, table: SessionTable, connection: StreamConnection, grant: Grant) -> None:
         self._calls = calls
         self._worker = calls.worker
         self._table = table
-        self._context = context
+        self._connection = connection
         self._grant = grant
         self._tenant = grant.tenant
         self._rows_at_once = ROWS_AT_ONCE
@@ -73,7 +81,7 @@ class StreamServer:
         self._worker.metrics.streams += 1
         flusher = asyncio.get_running_loop().create_task(self._flush())
         try:
-            while (data := await self._context.read()) is not grpc.aio.EOF:
+            while (data := await self._connection.read()) is not grpc.aio.EOF:
                 self._grant.check()
                 if self._unsent > _UNSENT_BYTES:
                     await self._keep_up()
@@ -324,10 +332,10 @@ class StreamServer:
         """Sends the message, in several where it is too large for one. Returns its size."""
         size, limit = response.ByteSize(), self._worker.limits.max_message_bytes
         if not limit or size <= limit:
-            await self._context.write(response)
+            await self._connection.write(response)
             return size
         for part in split_response(response, size, limit):
-            await self._context.write(part)
+            await self._connection.write(part)
         return size
 
 

@@ -18,7 +18,7 @@ _RESTART_SECONDS = (0.1, 5.0)
 """First and longest pause before a crashed worker is started again; a worker that lived for a minute starts anew."""
 _MERCY_SECONDS = 10.0
 """How much longer than it should a worker may take to end."""
-_OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--health-port", "--endpoints")
+_OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--health-port", "--http", "--endpoints", "--http-endpoints")
 
 
 class _Worker:
@@ -47,15 +47,18 @@ def supervise(
     port: int,
     metrics_port: int,
     health_port: int,
+    http_port: int | None,
     drain_seconds: float,
 ) -> int:
     """Runs the workers until a signal; returns the exit status.
 
     arguments: the command line after the program's name, which the workers get too, each with its own port.
     """
-    with _ports(host, port, workers) as ports:
+    with contextlib.ExitStack() as stack:
+        ports = stack.enter_context(_ports(host, port, workers))
+        http_ports = [] if http_port is None else stack.enter_context(_ports(host, http_port, workers))
         shown = f"[{host}]" if ":" in host else host
-        endpoints = ",".join(f"{shown}:{each}" for each in ports)
+        endpoints, http_endpoints = (",".join(f"{shown}:{each}" for each in found) for found in (ports, http_ports))
         shared = _without(arguments, _OVERRIDDEN)
         group = [
             _Worker(
@@ -64,6 +67,7 @@ def supervise(
                     *("--port", str(each), "--endpoints", endpoints),
                     *("--metrics-port", str(metrics_port and metrics_port + place)),
                     *("--health-port", str(health_port and health_port + place)),
+                    *(("--http", str(http_ports[place]), "--http-endpoints", http_endpoints) if http_ports else ()),
                 ],
                 f"worker {place}",
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ class TracingUnavailable(RuntimeError):
 class Tracer:
     """Opens no spans: the default."""
 
-    def span(self, method: str, context: Any) -> AbstractContextManager[None]:
+    def span(self, method: str, metadata: Iterable[tuple[str, Any]]) -> AbstractContextManager[None]:
         """A span around one call."""
         return nullcontext()
 
@@ -40,8 +40,8 @@ class OpenTelemetryTracer(Tracer):
         self._tracer = self._provider.get_tracer("starpod.env_server")
         self._propagator = TraceContextTextMapPropagator()
 
-    def span(self, method: str, context: Any) -> AbstractContextManager[None]:
-        return self._span(method, {name: str(value) for name, value in context.invocation_metadata() or ()})
+    def span(self, method: str, metadata: Iterable[tuple[str, Any]]) -> AbstractContextManager[None]:
+        return self._span(method, {name: str(value) for name, value in metadata})
 
     @contextmanager
     def _span(self, method: str, metadata: dict[str, str]) -> Iterator[None]:

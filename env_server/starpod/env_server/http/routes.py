@@ -1,0 +1,69 @@
+"""The paths of the contract's methods, by the rules of google.api.http: custom verbs after a colon.
+
+A call of one session is `POST /v1/sessions/{session_id}:step`, any other `POST /v1/sessions:open`, with the request's
+other fields in the body. Describe is `GET /v1/environments`, or `/v1/environments/{environment_id}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+
+from starpod.v1 import environment_pb2 as pb
+
+_SESSIONS = "/v1/sessions"
+_ENVIRONMENTS = "/v1/environments"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way to call a method.
+
+    path: with the name of the field that a part of it gives in braces. field: that field; empty if there is none.
+    """
+
+    method: MethodDescriptor
+    verb: str
+    path: str
+    field: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(self.method.name)
+
+    @property
+    def request(self) -> type[Message]:
+        return message_factory.GetMessageClass(self.method.input_type)
+
+
+def routes() -> Iterator[Route]:
+    """All of them, in the order of the proto."""
+    for method in pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods:
+        if method.name == "Describe":
+            yield Route(method, "GET", _ENVIRONMENTS)
+            yield Route(method, "GET", f"{_ENVIRONMENTS}/{{environment_id}}", "environment_id")
+        elif "session_id" in method.input_type.fields_by_name:
+            yield Route(method, "POST", f"{_SESSIONS}/{{session_id}}:{method.name.lower()}", "session_id")
+        else:
+            yield Route(method, "POST", f"{_SESSIONS}:{method.name.lower()}")
+
+
+ROUTES = {route.path: route for route in routes()}
+
+
+def find(path: str) -> tuple[Route, str] | None:
+    """The route of a path as it came, percent signs and all, and the value of its field."""
+    if route := ROUTES.get(path):
+        return route, ""
+    if path.startswith(f"{_ENVIRONMENTS}/"):
+        return ROUTES[f"{_ENVIRONMENTS}/{{environment_id}}"], unquote(path.removeprefix(f"{_ENVIRONMENTS}/"))
+    session, colon, verb = path.removeprefix(f"{_SESSIONS}/").rpartition(":")
+    session_route = ROUTES.get(f"{_SESSIONS}/{{session_id}}:{verb}")
+    if session_route and colon and path.startswith(f"{_SESSIONS}/") and "/" not in session:
+        return session_route, unquote(session)
+    return None

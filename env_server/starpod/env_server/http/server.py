@@ -1,0 +1,133 @@
+"""A uvicorn server in the worker's event loop, with bounds on connections that uvicorn leaves open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from asyncio import TimerHandle, Transport
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from starpod.env_server.config import ServerConfig
+
+_HEADERS_BYTES = 65_536
+"""Of one request, beyond what came with its first byte."""
+_STARTED_SECONDS = 0.01
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to whoever runs the event loop."""
+        yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """Closes connections beyond `max_connections`, and those whose headers are long, or not there after `seconds`."""
+
+    max_connections: int
+    seconds: float
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._in_headers = self._began = False
+        self._headers_bytes = 0
+        self._impatience: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_headers()
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        goes_on, self._began = self._in_headers, False
+        super().data_received(data)
+        if goes_on and self._in_headers and not self._began:
+            self._headers_bytes += len(data)
+            if self._headers_bytes > _HEADERS_BYTES:
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = self._began = True
+        self._headers_bytes = 0
+        if self._impatience is None:
+            self._wait_for_headers()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _wait_for_headers(self) -> None:
+        self._impatience = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
+
+
+class HTTPServer:
+    """Serves an ASGI application on a port. Use as `await start()`, `await stop()`."""
+
+    def __init__(self, app: Any, config: ServerConfig, port: int) -> None:
+        limits, tls = config.limits, config.tls
+
+        class Bounded(_Protocol):
+            max_connections, seconds = limits.max_connections, config.handshake_seconds
+
+        self._sockets = list(_listen(config.host, port))
+        self.port = int(self._sockets[0].getsockname()[1])
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=Bounded,
+                loop="none",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=1_024,
+                timeout_keep_alive=int(2 * config.keepalive_seconds),
+                timeout_graceful_shutdown=1,
+                ssl_certfile=tls.certificate if tls else None,
+                ssl_keyfile=tls.key if tls else None,
+                ssl_ca_certs=str(tls.client_ca) if tls and tls.client_ca else None,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(self._sockets))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(_STARTED_SECONDS)
+
+    async def stop(self) -> None:
+        """Closes every connection, those with a call a second later."""
+        self._server.should_exit = True
+        if self._task:
+            await self._task
+
+
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket for each address of the host, on the same port (0: any free one). Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, _, _, _, address in dict.fromkeys(found):
+        listener = socket.create_server((address[0], port), family=family, backlog=1_024)
+        port = listener.getsockname()[1]
+        yield listener

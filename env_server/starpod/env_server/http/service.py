@@ -1,0 +1,197 @@
+"""The ASGI application of the contract: the same calls and admission as over gRPC, with JSON in and out."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from starpod.env_server.admission import OpenCalls, receive_in_time
+from starpod.env_server.errors import CallError
+from starpod.env_server.http.encoding import max_bytes, read_json, write_json
+from starpod.env_server.http.exchange import Exchange, Receive, Refused, Scope, Send, write_status
+from starpod.env_server.http.routes import Route, find
+from starpod.env_server.limits import Tenant
+from starpod.env_server.responses import too_large
+from starpod.env_server.service import Body, EnvironmentService
+from starpod.env_server.timing import begin, clock
+from starpod.env_server.worker import Worker
+from starpod.v1 import environment_pb2 as pb
+
+HEALTH = "/v1/health"
+_SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+
+
+class HTTPService:
+    """Serves the contract's methods and their health. hosts: names that a Host header may have, besides addresses."""
+
+    def __init__(
+        self,
+        service: EnvironmentService,
+        worker: Worker,
+        calls: OpenCalls,
+        *,
+        hosts: tuple[str, ...],
+        endpoints: tuple[str, ...],
+    ) -> None:
+        self._service = service
+        self._worker = worker
+        self._calls = calls
+        self._hosts = frozenset(name.lower() for name in ("localhost", *hosts))
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._worker.share.accepted()
+        exchange = Exchange(scope, receive, send)
+        try:
+            exchange.check_host(self._hosts)
+            if exchange.path == HEALTH:
+                await self._health(exchange, scope["query_string"])
+                return
+            found = find(exchange.path)
+            if found is None:
+                raise Refused(HTTPStatus.NOT_FOUND, _no_such("path", exchange.path))
+            route, value = found
+            if exchange.verb != route.verb:
+                error = _no_such("method", exchange.verb)
+                raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, error, (("allow", route.verb),))
+        except Refused as refused:
+            await exchange.fail(refused.error, refused.status, refused.headers)
+            return
+        if route.method.server_streaming:
+            await self._stream(exchange)
+        else:
+            await self._unary(exchange, route, value)
+
+    async def _unary(self, exchange: Exchange, route: Route, value: str) -> None:
+        timing = begin(clock())
+        status: HTTPStatus | None = None
+        with self._service.tracer.span(route.name, exchange.metadata):
+            try:
+                tenant = self._calls.begin(exchange.metadata)
+                try:
+                    body = await self._receive(exchange, route, tenant)
+
+                    async def read(tenant: Tenant) -> Message:
+                        request = read_json(route.request, body.take() or b"{}", self._worker.limits)
+                        if route.field:
+                            setattr(request, route.field, value)
+                        return request
+
+                    reply = await self._service.answer(route.name, tenant, body.size, read)
+                    with tenant.working:
+                        data = self._write(reply)
+                finally:
+                    self._calls.end(tenant)
+                await exchange.respond(data, headers=timing.trailer())
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                failure, status = refused.error, refused.status
+                self._worker.metrics.error(route.name, failure.reason)
+            except Exception as error:
+                failure = self._service.failure(route.name, error)
+            await exchange.fail(failure, status, timing.trailer())
+
+    async def _stream(self, exchange: Exchange) -> None:
+        """A Stream of one message, whose replies come as events while they finish."""
+        events = _Events(exchange)
+        with self._service.tracer.span("Stream", exchange.metadata):
+            try:
+                tenant = self._calls.begin(exchange.metadata)
+                try:
+                    body = await self._receive(exchange, None, tenant)
+                    await self._worker.share.wait(tenant)
+                    with tenant.working:
+                        request = read_json(pb.StreamRequest, body.take(), self._worker.limits)
+                        events.request = request.SerializeToString()
+                    del request
+                    await self._service.stream(events, exchange.metadata, exchange.peer)
+                finally:
+                    self._calls.end(tenant)
+                await events.end()
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                self._worker.metrics.error("Stream", refused.error.reason)
+                await exchange.fail(refused.error, refused.status)
+                return
+            except Exception as error:
+                failure = self._service.failure("Stream", error)
+            await events.fail(failure)
+
+    async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:
+        if exchange.verb == "GET":
+            return Body(b"")
+        exchange.check_body(max_bytes(route.request if route else pb.StreamRequest, self._worker.limits))
+        if self._calls.in_turn(tenant):
+            return Body(await self._calls.read(tenant, exchange.body))
+        return Body(await receive_in_time(exchange.body))
+
+    def _write(self, reply: Message) -> bytes:
+        if isinstance(reply, pb.DescribeResponse):
+            # What holds over HTTP.
+            reply.capabilities.stream = False
+            reply.endpoints[:] = self._endpoints
+        size, limit = reply.ByteSize(), self._worker.limits.max_message_bytes
+        if limit and size > limit:
+            raise too_large(size, limit)
+        return write_json(reply)
+
+    async def _health(self, exchange: Exchange, query: bytes) -> None:
+        """As grpc.health.v1: of a service, or of all."""
+        service = query.decode("latin-1").partition("service=")[2]
+        if service not in (
+            "",
+            pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name,
+            *self._worker.registry.ids,
+        ):
+            raise Refused(HTTPStatus.NOT_FOUND, _no_such("service", service))
+        if self._worker.draining:
+            await exchange.respond(b'{"status":"NOT_SERVING"}', HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            await exchange.respond(b'{"status":"SERVING"}')
+
+
+class _Events:
+    """A Stream's connection: one message in, server-sent events out."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._started = False
+        self.request = b""
+
+    async def read(self) -> Any:
+        if not self.request:
+            return grpc.aio.EOF
+        data, self.request = self.request, b""
+        return data
+
+    async def write(self, message: pb.StreamResponse) -> None:
+        await self._start()
+        await self._exchange.send_event(write_json(message))
+
+    async def fail(self, failure: CallError) -> None:
+        if not self._started:
+            await self._exchange.fail(failure)
+            return
+        await self._exchange.send_event(write_status(failure.status()), "error")
+        await self._exchange.end_events()
+
+    async def end(self) -> None:
+        await self._start()
+        await self._exchange.end_events()
+
+    async def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            await self._exchange.start_events()
+
+
+def _no_such(what: str, value: str) -> CallError:
+    problem = f"there is no {what} {value[:80]!r} here; docs/http.md lists what there is"
+    return CallError("BAD_ARGUMENT", problem, violations=[(what, problem)])

@@ -1,0 +1,284 @@
+"""The contract as JSON over HTTP: what gRPC answers, HTTP answers, about the same sessions."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+
+from starpod.env_server.config import HTTP, TLS, ServerLimits
+from starpod.env_server.http.encoding import write_json
+from starpod.env_server.server import ServerError
+from starpod.v1 import environment_pb2 as pb
+from tests.env_server.conftest import Client, Serve, entered, step_request
+from tests.env_server.troublesome import Waiting
+from tests.support import start_server
+
+
+class Http:
+    """A caller of HTTP beside the gRPC client of the same server."""
+
+    def __init__(self, client: Client, caller: httpx.AsyncClient) -> None:
+        self.client = client
+        self.caller = caller
+
+    async def call(self, path: str, status: int = 200, **body: Any) -> Any:
+        response = await self.caller.post(path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def open(self, environment: str, **fields: Any) -> str:
+        reply = await self.call("/v1/sessions:open", environment_id=environment, seed=1, **fields)
+        return str(reply["sessions"][0]["session_id"])
+
+    async def step(self, session: str, index: int, *actions: str, status: int = 200) -> Any:
+        given = [{"text": action} for action in actions]
+        return await self.call(f"/v1/sessions/{session}:step", status, epoch=1, step_index=index, actions=given)
+
+
+ServeHttp = Callable[..., Awaitable[Http]]
+
+
+@pytest.fixture
+async def serve_http(serve: Serve) -> AsyncIterator[ServeHttp]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*, verify: Any = True, headers: Any = None, hosts: tuple[str, ...] = (), **config: Any) -> Http:
+            client = await serve(http=HTTP(0, hosts=hosts), **config)
+            caller = httpx.AsyncClient(
+                base_url=client.server.http_address, verify=verify, headers=headers, timeout=30, trust_env=False
+            )
+            return Http(client, await stack.enter_async_context(caller))
+
+        yield start
+
+
+@pytest.fixture
+async def http(serve_http: ServeHttp) -> Http:
+    return await serve_http()
+
+
+def reason_of(error: Any) -> str:
+    return str(error["details"][0]["reason"])
+
+
+async def test_an_episode_over_http_is_that_of_grpc(http: Http) -> None:
+    session = await http.open("walk-v1")
+    other = await http.client.open("walk-v1")
+    for index, action in enumerate(("Right", "Left", "Right")):
+        over_http = await http.step(session, index, action)
+        over_grpc = await http.client.stub.Step(step_request(other, index, action))
+        observed = over_http["transition"]["observation"]["parts"]
+        assert [part["text"] for part in observed] == [part.text for part in over_grpc.transition.observation.parts]
+        assert over_http["transition"]["reward"] == over_grpc.transition.reward
+        assert over_http["next_step_index"] == over_grpc.next_step_index == index + 1
+
+
+async def test_a_session_is_one_over_both(http: Http) -> None:
+    session = pb.Session(session_id=await http.open("walk-v1"))
+    await http.client.step(session, 0, "Right")
+    assert (await http.step(session.session_id, 1, "Right"))["next_step_index"] == 2
+    await http.call("/v1/sessions:close", session_ids=[session.session_id])
+    failure = await http.client.fails(http.client.step(session, 2, "Right"))
+    assert failure.reason == "UNKNOWN_SESSION"
+
+
+async def test_a_repeated_step_is_played_once(http: Http) -> None:
+    session = await http.open("walk-v1")
+    first = await http.step(session, 0, "Right")
+    assert await http.step(session, 0, "Right") == first
+    error = await http.step(session, 0, "Left", status=400)
+    assert reason_of(error) == "OUT_OF_ORDER"
+    assert error["code"] == 9
+    expected = {"expected_epoch": "1", "expected_step_index": "1", "advice": "give_up"}
+    assert error["details"][0]["metadata"] == expected
+
+
+async def test_a_caller_who_leaves_finds_its_step_played_once(http: Http) -> None:
+    session = await http.open("waiting-v1")
+    leaver = asyncio.create_task(http.step(session, 0, "gate"))
+    await entered()
+    leaver.cancel()
+    Waiting.opened.set()
+    assert (await http.step(session, 0, "gate"))["next_step_index"] == 1
+    assert (await http.step(session, 1, "0"))["next_step_index"] == 2
+
+
+async def test_a_key_makes_open_and_fork_safe_to_repeat(http: Http) -> None:
+    session = await http.open("walk-v1", key="once")
+    assert await http.open("walk-v1", key="once") == session
+    reused = await http.call("/v1/sessions:open", 400, environment_id="walk-v1", seed=2, key="once")
+    assert reason_of(reused) == "KEY_REUSED"
+    fork = {"epoch": 1, "step_index": 0, "count": 2, "key": "twice", "randomness": "FORK_RANDOMNESS_RESEED"}
+    first = await http.call(f"/v1/sessions/{session}:fork", **fork)
+    assert len(first["sessions"]) == 2
+    assert await http.call(f"/v1/sessions/{session}:fork", **fork) == first
+    mistyped = await http.call(f"/v1/sessions/{session}:fork", 400, **(fork | {"randomness": "RESEED", "key": "new"}))
+    assert "FORK_RANDOMNESS_KEEP or FORK_RANDOMNESS_RESEED" in mistyped["message"]
+
+
+async def test_a_snapshot_travels(http: Http) -> None:
+    session = await http.open("walk-v1")
+    await http.step(session, 0, "Right")
+    saved = await http.call(f"/v1/sessions/{session}:snapshot")
+    restored = await http.call("/v1/sessions:restore", snapshot=saved["snapshot"])
+    copy = restored["sessions"][0]["session_id"]
+    assert restored["sessions"][0]["step_index"] == 1
+    original = await http.step(session, 1, "Right")
+    assert await http.step(copy, 1, "Right") == original
+
+
+async def test_the_other_calls(http: Http) -> None:
+    session = await http.open("walk-v1")
+    reset = await http.call(f"/v1/sessions/{session}:reset", epoch=1, seed="7")
+    assert (reset["session"]["epoch"], reset["session"]["seed"]) == (2, "7")
+    picture = await http.call(f"/v1/sessions/{session}:render", mode="text")
+    assert picture["mime"].startswith("text/plain") and base64.b64decode(picture["data"])
+    assert (await http.call("/v1/sessions:renew", session_ids=[session, "gone"]))["missing"] == ["gone"]
+    everything = (await http.caller.get("/v1/environments")).json()
+    assert len(everything["environments"]) > 3
+    assert not everything["capabilities"]["stream"]
+    one = (await http.caller.get("/v1/environments/walk-v1")).json()
+    assert [each["id"] for each in one["environments"]] == ["walk-v1"] * 2
+    assert (await http.caller.get("/v1/environments/wlk-v1")).status_code == 404
+
+
+async def test_camel_case_unknown_fields_and_numbers_as_text_are_taken(http: Http) -> None:
+    reply = await http.call("/v1/sessions:open", environmentId="walk-v1", seed="5", of_the_future={"a": [1]})
+    assert reply["sessions"][0]["seed"] == "5"
+
+
+async def test_errors_have_the_status_of_their_code_and_tell_when_to_try_again(serve_http: ServeHttp) -> None:
+    http = await serve_http(limits=ServerLimits(max_sessions=1))
+    await http.open("walk-v1")
+    response = await http.caller.post("/v1/sessions:open", json={"environment_id": "walk-v1"})
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    details = {each["@type"].rpartition(".")[2]: each for each in response.json()["details"]}
+    assert details["ErrorInfo"]["metadata"]["limit"] == "max_sessions"
+    assert details["RetryInfo"]["retry_delay"].endswith("s")
+    bad = await http.call("/v1/sessions:open", 400, environment_id="walk-v1", options={"nonsense": 1})
+    assert "nonsense" in bad["details"][1]["field_violations"][0]["field"]
+    assert reason_of(await http.call("/v1/sessions:open", 404, environment_id="none-v1")) == "UNKNOWN_ENVIRONMENT"
+
+
+async def test_a_batch_is_answered_by_events_as_its_calls_finish(http: Http) -> None:
+    slow, quick = await http.open("waiting-v1"), await http.open("walk-v1")
+    steps = [(1, slow, "gate"), (2, quick, "Right"), (3, "gone", "Right")]
+    body = {
+        "calls": [
+            {"call_id": number, "step": {"session_id": session, "epoch": 1, "actions": [{"text": action}]}}
+            for number, session, action in steps
+        ]
+    }
+    seen: list[str] = []
+    async with http.caller.stream("POST", "/v1/sessions:stream", json=body) as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                seen += [reply["call_id"] for reply in json.loads(line.removeprefix("data: "))["replies"]]
+            if "2" in seen and "3" in seen:
+                Waiting.opened.set()
+    assert sorted(seen) == ["1", "2", "3"] and seen[-1] == "1"
+
+
+async def test_health_and_draining(serve_http: ServeHttp) -> None:
+    http = await serve_http(drain_seconds=60)
+    session = await http.open("walk-v1")
+    assert (await http.caller.get("/v1/health")).json() == {"status": "SERVING"}
+    assert (await http.caller.get("/v1/health?service=walk-v1")).status_code == 200
+    assert (await http.caller.get("/v1/health?service=none-v1")).status_code == 404
+    draining = asyncio.create_task(http.client.server.drain())
+    await asyncio.sleep(0.1)
+    response = await http.caller.get("/v1/health")
+    assert (response.status_code, response.json()) == (503, {"status": "NOT_SERVING"})
+    assert reason_of(await http.call("/v1/sessions:open", 503, environment_id="walk-v1")) == "DRAINING"
+    await http.step(session, 0, "Right")
+    await http.call("/v1/sessions:close", session_ids=[session])
+    await asyncio.wait_for(draining, 30)
+
+
+async def test_tokens_and_their_limits(serve_http: ServeHttp, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret-one sessions=1\nsecret-two\n")
+    http = await serve_http(token_file=tokens, headers={"authorization": "Bearer secret-one"})
+    session = await http.open("walk-v1")
+    assert (await http.call("/v1/sessions:open", 429, environment_id="walk-v1"))["details"][0]["metadata"][
+        "limit"
+    ] == "token_sessions"
+    for headers in ({"authorization": ""}, {"authorization": "Bearer wrong"}, {"authorization": "secret-one"}):
+        for path in ("/v1/sessions:open", f"/v1/sessions/{session}:step", "/v1/sessions:stream"):
+            response = await http.caller.post(path, json={}, headers=headers)
+            assert response.status_code == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert reason_of(response.json()) == "UNAUTHENTICATED"
+    other = {"authorization": "Bearer secret-two"}
+    stolen = await http.caller.post(f"/v1/sessions/{session}:step", json={"epoch": 1}, headers=other)
+    assert reason_of(stolen.json()) == "UNKNOWN_SESSION"
+
+
+async def test_tls_and_client_certificates(serve_http: ServeHttp, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both"))
+    ca.cert_pem.write_to_path(str(tmp_path / "ca"))
+    trusting = ssl.create_default_context(cafile=tmp_path / "ca")
+    tls = await serve_http(tls=TLS(tmp_path / "both", tmp_path / "both"), verify=trusting)
+    assert tls.client.server.http_address.startswith("https://")
+    assert (await tls.caller.get("/v1/health")).status_code == 200
+    mtls = await serve_http(tls=TLS(tmp_path / "both", tmp_path / "both", tmp_path / "ca"), verify=trusting)
+    with pytest.raises(httpx.TransportError):
+        await mtls.caller.get("/v1/health")
+    ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client"))
+    trusting = ssl.create_default_context(cafile=tmp_path / "ca")
+    trusting.load_cert_chain(tmp_path / "client")
+    url = mtls.client.server.http_address
+    async with httpx.AsyncClient(base_url=url, verify=trusting, trust_env=False) as known:
+        assert (await known.get("/v1/health")).status_code == 200
+
+
+async def test_calls_are_counted_and_timed_as_over_grpc(http: Http) -> None:
+    await http.call("/v1/sessions:open", 404, environment_id="none-v1")
+    errors = next(each for each in http.client.server.metrics.collect() if each.name == "starpod_errors")
+    assert {"method": "Open", "reason": "UNKNOWN_ENVIRONMENT"} in [sample.labels for sample in errors.samples]
+    session = await http.open("walk-v1")
+    response = await http.caller.post(f"/v1/sessions/{session}:step", json={"epoch": 1})
+    assert "environment;dur=" in response.headers["server-timing"]
+
+
+async def test_a_port_in_use_stops_the_start(http: Http, serve: Serve) -> None:
+    with pytest.raises(ServerError, match="in use; choose another --http"):
+        await serve(http=HTTP(int(http.client.server.http_address.rpartition(":")[2])))
+
+
+async def test_a_missing_package_is_named(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("httptools", "starpod.env_server.http.server"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ServerError, match=r"--http needs its extra; .* '\.\[http\]'"):
+        await serve(http=HTTP(0))
+
+
+def test_each_worker_has_a_port_that_describe_names() -> None:
+    with start_server("bandit", "--http", "0", "--workers", "2") as server:
+        ready = server.ready
+        url = next(word.rstrip(",") for word in ready.split() if word.startswith("http://"))
+        first = httpx.get(f"{url}/v1/environments", trust_env=False).json()
+        assert len(first["endpoints"]) == 2
+        assert url == f"http://{first['endpoints'][0]}"
+        second = httpx.get(f"http://{first['endpoints'][1]}/v1/environments", trust_env=False).json()
+        assert second["instance_id"] != first["instance_id"]
+        assert second["endpoints"] == first["endpoints"]
+
+
+def test_numbers_that_json_does_not_have_are_spelt() -> None:
+    transition = pb.Transition(reward=float("inf"))
+    transition.info.update({"a": float("nan"), "b": [float("-inf"), 1.0, {"c": float("inf")}]})
+    assert json.loads(write_json(transition))["info"] == {"a": "NaN", "b": ["-Infinity", 1.0, {"c": "Infinity"}]}
+    assert json.loads(write_json(transition))["reward"] == "Infinity"
