@@ -87,8 +87,8 @@ MUTATIONS = {
     ),
     "replay: another reward is the same episode": (
         "client/starpod/client/history.py",
-        "if before == now or (",
-        'if before == now or name == "reward" or (',
+        "            transition.reward,\n",
+        "            0.0,\n",
         "tests/client/test_recovery.py",
     ),
     "pool: the fullest server takes the next session": (

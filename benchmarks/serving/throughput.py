@@ -26,7 +26,7 @@ from benchmarks.serving.lake import ENDLESS_SERVER, TASK
 from benchmarks.serving.measure import Measurement
 from benchmarks.serving.report import Result, print_table, write_json, write_plot
 from benchmarks.serving.ways import WAYS, Way
-from starpod.env_server.memory import settle
+from starpod.load.generator import tune_garbage_collection
 from tests.support import ROOT, ServerProcess
 
 WARM_UP_SECONDS = 0.3
@@ -54,7 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     ways = [way for way in WAYS if not arguments.way or way.name in arguments.way]
     counts = [int(count) for count in arguments.sessions.split(",")]
-    settle()  # as `starpod serve` and `starpod load` do
+    tune_garbage_collection()  # as `starpod serve` and `starpod load` do
     # The clients of all ways run in the faster event loop, as the servers do.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(measure(ways, counts, arguments.seconds, arguments.rounds))

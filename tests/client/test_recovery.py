@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -109,14 +108,14 @@ ALTERED: dict[str, Callable[[pb.Transition], object]] = {
 
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("field", ALTERED)
-async def test_a_replay_that_differs_in_any_field_is_told_by_name(field: str, columns: bool) -> None:
+async def test_a_replay_that_differs_in_any_field_has_diverged(field: str, columns: bool) -> None:
     async with FakeServer(columns=columns) as server, Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
         await session.step("left")
         await session.step(["right", "left"])
         server.alter = ALTERED[field]
         server.sessions.clear()
-        with pytest.raises(ReplayDiverged, match=re.escape(f"another {field.partition(' (')[0]}")) as diverged:
+        with pytest.raises(ReplayDiverged, match="another observation, reward, outcome or end") as diverged:
             await session.step("left")
         assert diverged.value.step == 1
         assert not server.sessions
@@ -141,7 +140,7 @@ async def test_other_instructions_are_another_episode() -> None:
         await session.step("left")
         server.instructions = "Run."
         server.sessions.clear()
-        with pytest.raises(ReplayDiverged, match="another instructions") as diverged:
+        with pytest.raises(ReplayDiverged, match="another observation") as diverged:
             await session.step("left")
         assert diverged.value.step == 0
 

@@ -22,8 +22,8 @@ def whole_number(name: str, value: SupportsIndex, least: int, most: int, hint: s
 
 def seed_number(name: str, seed: SupportsIndex | None) -> int | None:
     """A seed, or None where the server is to draw it."""
-    if seed is None:
-        return None
+    if seed is None or (type(seed) is int and 0 <= seed <= MAX_SEED):
+        return seed
     return whole_number(name, seed, 0, MAX_SEED, f"a seed is a whole number from 0 to 2**64 - 1, e.g. {name}=1")
 
 

@@ -163,7 +163,7 @@ class ReplayDiverged(SessionLost, advice="give_up"):
     """A replayed episode did not come out as it was first: the environment is not deterministic, though it says so.
 
     step: the turn at which it differed; 0 is the first observation, 1 the reply to the first turn.
-    what: the field that differed, and how where it is short.
+    what: what differed: the state, or something else in the reply.
     expected_key, found_key: the state keys then and now. They are equal where only other fields differ.
     """
 

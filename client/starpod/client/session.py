@@ -150,14 +150,15 @@ class Session:
     ) -> Observation:
         """Starts a new episode and returns its first observation. Options, want and limits stay unless given."""
         state = self.state
-        keyed = state.history is not None and state.history.root.want.state_key
         request = pb.ResetRequest(
             seed=seed_number("seed", seed),
             dynamics_seed=seed_number("dynamics_seed", dynamics_seed),
             options=options_struct(options),
-            want=want.to_proto(state_key=keyed) if want else None,
             limits=limits.to_proto() if limits else None,
         )
+        if want is not None:
+            keyed = state.history is not None and state.history.root.want.state_key
+            request.want.CopyFrom(want.to_proto(state_key=keyed))
         result: BatchResult[Observation] = BatchResult(state.replica.loop.create_future())
         if state.busy:
             await state.acquire()

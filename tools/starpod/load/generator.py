@@ -254,16 +254,21 @@ async def _until(instant: float, stop: asyncio.Event) -> None:
 def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
     """The main function of a generator process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells us
-    # What is loaded stays and is not looked at again: a look at everything takes milliseconds, and would count as the
-    # server's.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    tune_garbage_collection()
     with asyncio.Runner(loop_factory=_loop) as runner:
         runner.run(_follow_orders(plan, process, pipe))
     # gRPC's threads have nothing left to do that is worth waiting for.
     pipe.close()
     os._exit(0)
+
+
+def tune_garbage_collection() -> None:
+    """Makes collections rare in a process that measures a server: a full one takes milliseconds, which would count as
+    the server's. What is loaded is never looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -323,7 +323,7 @@ class CallQueue:
 
     def _encode(self, call: Step | Call[Any, Any]) -> tuple[str, Message] | None:
         """Field and message of a call; refuses one that cannot be sent and returns None."""
-        if isinstance(call, Call):
+        if not isinstance(call, Step):  # cheaper than to ask whether it is a Call, which is abstract
             return call.method.field, call.message
         try:
             return STEP.field, step_request(call)

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
 from starpod.client.connection import StepBatch
+from starpod.client.connection.columns import End
 from starpod.client.history import Reply, ended
 from starpod.client.observation import Action, Actions, EndReason, Transition, Want
 from starpod.client.pool.replica import Replica
 from starpod.client.recovery.state import CLOSED, BatchResult, SessionState
 
 new = object.__new__
+ONGOING: End = (EndReason.NONE, None)
 
 
 def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Future[list[Transition]]:
@@ -97,34 +99,31 @@ async def submit_texts(
 def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply], None]) -> None:
     """Hands replies to those who wait for them and logs them. `settle` does so where more is to be done."""
     steps, texts, rewards, keys, flags, shares, ended_rows = batch
-    none = EndReason.NONE
-    reasons: Iterable[EndReason] = repeat(none)
-    successes: Iterable[bool | None] = repeat(None)
+    ends: Iterable[End] = repeat(ONGOING)
     if ended_rows:
-        ends = [ended_rows.get(row, (none, None)) for row in range(len(texts))]
-        reasons, successes = zip(*ends, strict=True)
-    # A row's entry in the log, made as `history.step_reply` does.
-    replies: Iterable[Reply] = zip(keys, map(hash, texts), rewards, flags, shares, strict=True)
+        ends = [ended_rows.get(row, ONGOING) for row in range(len(texts))]
+    digests = map(hash, zip(texts, rewards, flags, shares, strict=True))  # as `history.step_reply` makes them
     states: Iterable[SessionState] = steps  # type: ignore[assignment]
-    rows = zip(states, texts, rewards, keys, flags, shares, replies, reasons, successes)  # noqa: B905 - it is slower
-    for state, text, reward, key, flag, share, reply, reason, success in rows:
+    rows = zip(states, texts, rewards, keys, flags, shares, digests, ends)  # noqa: B905 - it is slower
+    for state, text, reward, key, flag, share, digest, end in rows:
         transition = new(Transition)  # its __init__ would take twice as long
         transition.row_text, transition.reward = text, reward
         transition.row_flags, transition.row_shares, transition.message = flag, share, None
         transition.row_key = key if state.show_key else b""
-        transition.end_reason, transition.success = reason, success
+        transition.end_reason, transition.success = end
         actions = transition.actions = state.actions
-        if reason is not none:
-            reply = ended(reply, reason, success)
+        if end is not ONGOING:
+            digest = ended(digest, *end)
         if state.checkpoints or state.waiting is not None:
-            settle(state, transition, reply)
+            settle(state, transition, (key, digest))
             continue
         state.step_index += 1
         state.last = transition
         history = state.history
         if history is not None:
             history.actions.append(actions)
-            history.replies.append(reply)
+            history.keys.append(key)
+            history.digests.append(digest)
         state.busy = False
         result = state.result
         result.values[state.slot] = transition
