@@ -38,9 +38,9 @@ def gradient(of: Learner, groups: list[Group], drift: float = 0.0) -> tuple[Tens
         for parameter in of.policy.parameters():
             parameter += drift * parameter * torch.randn(parameter.shape, generator=generator)
     of.optimizer.zero_grad()
-    metrics = of.accumulate(batch, rollout, compute_advantages(of.algorithm, rollout), range(len(batch)), scale=1.0)
+    done = of.accumulate(batch, rollout, compute_advantages(of.algorithm, rollout), range(len(batch)), scale=1.0)
     parts = [p.grad.flatten() for p in of.policy.parameters() if p.grad is not None]
-    return torch.cat(parts), metrics
+    return torch.cat(parts), done.metrics
 
 
 def chance(policy: Policy, episode: Episode) -> float:
@@ -100,6 +100,56 @@ def test_an_episode_whose_context_moves_is_scored_within_the_budget(monkeypatch:
     of.learn([group], version=VERSION)
     assert widest <= 24 < sum(len(turn.prompt) + len(turn.reply) for turn in group.episodes[0].turns)
     assert max(passes) <= 24
+
+
+@pytest.mark.parametrize("correction", ["truncated", "masked", "bypass", "off"])
+def test_a_single_step_needs_no_scores_before_it(monkeypatch: pytest.MonkeyPatch, correction: str) -> None:
+    """Its own forward pass gives the log-probabilities that it starts from, for stale tokens too."""
+    algorithm = AlgorithmConfig.model_validate(
+        {"preset": "starpo-s", "advantage": "grpo", "correction": {"mode": correction}}
+    )
+    results = []
+    for scores_first in (True, False):
+        of = make_learner(algorithm, budget=40)
+        groups = [group_of(of.policy, number, (1.0, 0.0, 0.3), turns=3) for number in range(2)]
+        for wrong, each in zip((0.3, -0.3, 2.0), groups[0].episodes, strict=True):
+            stale = each.turns[1]
+            stale.versions = [VERSION - 1] * len(stale.versions)
+            stale.logprobs[-1] += wrong
+        passes: list[bool] = []
+        score = of.policy.score
+
+        def counted(*arguments: Any, score: Any = score, passes: list[bool] = passes, **options: Any) -> Any:
+            passes.append(torch.is_grad_enabled())
+            return score(*arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(of.policy, "score", counted)
+            if scores_first:
+                patched.setattr(AlgorithmConfig, "scores_first", lambda *_: True)
+            metrics = of.learn(groups, version=VERSION)
+        assert (False in passes) == scores_first
+        results.append((metrics, of.policy.state_dict()))
+    (before, weights), (after, again) = results
+    assert after == {name: pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in before.items()}
+    for name, weight in weights.items():
+        torch.testing.assert_close(again[name], weight, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"preset": "starpo-ppo"},
+        {"preset": "starpo-s", "advantage": "grpo", "epochs": 2},
+        {"preset": "starpo-s", "advantage": "grpo", "mini_batch_size": 4},
+        {"preset": "starpo-s", "advantage": "grpo", "policy_loss": "gspo"},
+        {"preset": "starpo-s", "advantage": "grpo", "correction": {"level": "sequence"}},
+        {"preset": "starpo-s", "advantage": "grpo", "kl": {"where": "reward", "coefficient": 0.1}},
+    ],
+)
+def test_what_needs_scores_before_its_first_step(changes: dict[str, Any]) -> None:
+    assert AlgorithmConfig.model_validate(changes).scores_first(8)
+    assert not AlgorithmConfig.model_validate({"preset": "starpo-s", "advantage": "grpo"}).scores_first(8)
 
 
 # --- the samplers' log-probabilities ----------------------------------------------------------------------------------

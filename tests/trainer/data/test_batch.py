@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode, Turn
+from tests.trainer.models.tiny_policy import tiny_policy
 from tests.trainer.turns import a_turn
 
 ids = st.lists(st.integers(1, 50), min_size=1, max_size=6)
@@ -83,6 +84,17 @@ def test_members_of_a_group_stand_together() -> None:
     assert batch.micro_batches(range(8), 10_000) == [[*range(8)]]
     blocks = batch.micro_batches(range(8), 3 * (75 + prompt))
     assert blocks == [[6], [0, 2, 4], [1, 3, 5], [7]]
+
+
+def test_a_budget_counts_what_the_policy_reads() -> None:
+    """A group fits where its prompt is read once, and is not cut for what padding alone would take."""
+    policy, prompt = tiny_policy(), [*range(100)]
+    episodes = [Episode(n // 8, n, "lake", turns=[a_turn([n, 1], prompt=[n // 8, *prompt])]) for n in range(16)]
+    batch = Batch(episodes)
+    group = 101 + 8 * 2
+    assert policy.tokens_read([sample.tokens for row in batch.samples[:8] for sample in row]) == group
+    assert batch.micro_batches(range(16), group, policy.tokens_read) == [[*range(8)], [*range(8, 16)]]
+    assert len(batch.micro_batches(range(16), group)) == 16
 
 
 def test_gradients_flow_back_to_their_tokens() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -64,7 +64,9 @@ class OptimizerConfig(Section):
         default=None, ge=1, description="Iterations until the rates are 0; null: stop.iterations."
     )
     micro_batch_tokens: int = Field(
-        default=8192, ge=1, description="Padded tokens of a forward pass; changes memory, not gradients."
+        default=8192,
+        ge=1,
+        description="Tokens of a forward pass, with padding; what it reads once counts once. Not gradients.",
     )
     max_logprob_gap_mean: float = Field(
         default=0.1, gt=0, description="Nats by which engine and trainer may differ on average; above, the run fails."
@@ -109,6 +111,14 @@ class Scored:
     values_BT: Tensor | None
     ref_logprobs_BT: Tensor | None
     bootstrap_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """Metrics of one optimiser step, and the policy's log-probabilities of its rows' tokens; 0 elsewhere."""
+
+    metrics: dict[str, float]
+    logprobs_BT: Tensor
 
 
 class Learner:
@@ -163,7 +173,10 @@ class Learner:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters["rate"] * rate
         batch = Batch(episodes_of(groups), self.parallel.device)
-        rollout, metrics = self.prepare(batch, version)
+        single = not self.algorithm.scores_first(len(batch))
+        rollout, metrics = self._unscored(batch), {}
+        if not single:
+            rollout, metrics = self.prepare(batch, version)
         advantages = advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
         if advantages.returns_BT is not None and rollout.values_BT is not None:
             metrics["critic/explained_variance"] = explained_variance(
@@ -173,7 +186,11 @@ class Learner:
         for _ in range(self.algorithm.epochs):
             order = torch.randperm(len(batch), generator=self.generator).tolist()
             for rows in split(order, self.algorithm.steps(len(order))):
-                steps.append(self._step(batch, rollout, advantages, rows, scale=scale))
+                self.optimizer.zero_grad(set_to_none=True)
+                done = self.accumulate(batch, rollout, advantages, rows, scale=scale, single=single)
+                if single:
+                    metrics = self._check_sampler(batch, done.logprobs_BT, version)
+                steps.append(done.metrics | self._step())
         for name in steps[0]:
             values = [step[name] for step in steps]
             metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
@@ -183,25 +200,37 @@ class Learner:
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
         """Scores a batch with the policy as it is. Raises LogprobGap."""
         scored = self.score(batch)
+        metrics = self._check_sampler(batch, scored.logprobs_BT, version)
+        rollout = replace(
+            self._unscored(batch),
+            old_logprobs_BT=scored.logprobs_BT,
+            bootstrap_B=scored.bootstrap_B,
+            values_BT=scored.values_BT,
+            ref_logprobs_BT=scored.ref_logprobs_BT,
+        )
+        return rollout, metrics
+
+    def _unscored(self, batch: Batch) -> RolloutBatch:
+        """A batch of which the engine's log-probabilities alone are known."""
         sampler_BT = batch.sampler_logprobs_BT()
-        versions = [[v for turn in episode.turns for v in turn.versions] for episode in batch.episodes]
-        fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
-        gaps = (scored.logprobs_BT - sampler_BT).abs()[fresh_BT]
-        metrics = check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
-        rollout = RolloutBatch(
+        return RolloutBatch(
             mask_BT=batch.mask_BT,
             turns_BT=batch.turns_BT(),
             rewards_BT=batch.rewards_BT(),
             groups_B=torch.tensor([episode.group for episode in batch.episodes], device=batch.device),
-            old_logprobs_BT=scored.logprobs_BT,
+            old_logprobs_BT=sampler_BT,
             sampler_logprobs_BT=sampler_BT,
-            bootstrap_B=scored.bootstrap_B,
-            values_BT=scored.values_BT,
-            ref_logprobs_BT=scored.ref_logprobs_BT,
+            bootstrap_B=torch.zeros(len(batch), device=batch.device),
             state_keys=[[turn.state_key for turn in episode.turns] for episode in batch.episodes],
             agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
         )
-        return rollout, metrics
+
+    def _check_sampler(self, batch: Batch, logprobs_BT: Tensor, version: int) -> dict[str, float]:
+        """Compares the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap."""
+        versions = [[v for turn in episode.turns for v in turn.versions] for episode in batch.episodes]
+        fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
+        gaps = (logprobs_BT - batch.sampler_logprobs_BT()).abs()[fresh_BT]
+        return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
         """Sets the reference policy of the KL term: what `reference_state` gave, or the present one."""
@@ -329,22 +358,19 @@ class Learner:
 
     def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         """This rank's micro-batches of these rows, and whether each is its own; see `Parallel.share`."""
-        return self.parallel.share(batch.micro_batches(rows, self.config.micro_batch_tokens))
+        return self.parallel.share(batch.micro_batches(rows, self.config.micro_batch_tokens, self.policy.tokens_read))
 
     # --- one optimiser step -------------------------------------------------------------------------------------------
 
-    def _step(
-        self, batch: Batch, rollout: RolloutBatch, advantages: Advantages, rows: Sequence[int], *, scale: float
-    ) -> dict[str, float]:
-        self.optimizer.zero_grad(set_to_none=True)
-        metrics = self.accumulate(batch, rollout, advantages, rows, scale=scale)
+    def _step(self) -> dict[str, float]:
+        """Clips the gradients and takes the step."""
         # Apart: the critic's gradient can be a hundred times the policy's, which a common bound would take away.
         parts = (self.policy.trained_parameters(), self.policy.critic_parameters())
         norms = [float(self.parallel.clip_grad_norm(part, self.config.max_grad_norm)) for part in parts]
         finite = all(map(math.isfinite, norms))
         if finite:
             self.optimizer.step()
-        metrics |= {"update/nonfinite": float(not finite), "update/grad_norm": norms[0]}
+        metrics = {"update/nonfinite": float(not finite), "update/grad_norm": norms[0]}
         return metrics | ({"critic/grad_norm": norms[1]} if self.algorithm.needs_critic else {})
 
     def accumulate(
@@ -356,8 +382,13 @@ class Learner:
         *,
         scale: float,
         components: Container[str] = COMPONENTS,
-    ) -> dict[str, float]:
-        """Adds the gradient of one optimiser step's loss over these rows, or of some of its components; metrics."""
+        single: bool = False,
+    ) -> Accumulated:
+        """Adds the gradient of one optimiser step's loss over these rows, or of some of its components.
+
+        single: the update has this step alone. Then the policy that it starts from is the one that learns: this pass
+        itself gives the log-probabilities that ratios and corrections are taken to, and those of `rollout` are not.
+        """
         algorithm = self.algorithm
         mask_BT = trained_BT = batch.mask_BT[list(rows)]
         if algorithm.mask_truncated:
@@ -369,10 +400,10 @@ class Learner:
             advantages.value_mask_BT[list(rows)], "token-mean", max_length=1
         )
         returns_BT = advantages.returns_BT
-        correction_BT = correction_weights(
-            algorithm.correction, rollout.old_logprobs_BT, rollout.sampler_logprobs_BT, rollout.mask_BT
-        )
+        sampler_BT = rollout.sampler_logprobs_BT
+        correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
+        found_BT = torch.zeros_like(weights_BT)
         # What a block says of an episode whose other turns lie in other blocks is completed by these.
         present_BT = self._present_logprobs(batch, rows, proximal_BT) if algorithm.couples_turns else proximal_BT
         sums = Sums(self.parallel.device)
@@ -385,7 +416,13 @@ class Learner:
             logprobs_RT = unpacked.place(scores.logprobs_N.float(), fill=present_BT[own])
             assert scores.entropy_N is not None
             entropy_RT = unpacked.place(scores.entropy_N.float())
-            old_RT = proximal_BT[own]
+            with torch.no_grad():
+                found_BT[own] += torch.where(inside_RT, logprobs_RT, 0.0) * float(mine)
+            old_RT, correction_RT = proximal_BT[own], correction_BT[own]
+            if single:
+                present_RT, mask_RT = logprobs_RT.detach(), rollout.mask_BT[own]
+                correction_RT = correction_weights(algorithm.correction, present_RT, sampler_BT[own], mask_RT)
+                old_RT = old_RT if algorithm.correction.mode == "bypass" else present_RT
             result = policy_loss(
                 algorithm,
                 logprobs_RT,
@@ -394,7 +431,7 @@ class Learner:
                 mask_BT=rollout.mask_BT[own],
                 turns_BT=rollout.turns_BT[own],
             )
-            per_token_RT = result.per_token_BT * correction_BT[own] * float("task" in components)
+            per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
                 per_token_RT = per_token_RT + algorithm.kl.coefficient * divergence_RT
@@ -417,7 +454,7 @@ class Learner:
                 sums.add("policy/clip_fraction_low", (result.clipped_low_BT * uniform).sum(), mine)
                 sums.add("policy/clip_fraction_high", (result.clipped_high_BT * uniform).sum(), mine)
                 sums.add("policy/ratio_max", result.ratio_BT[inside_RT].max(), mine)
-        return sums.reduce(self.parallel)
+        return Accumulated(sums.reduce(self.parallel), self.parallel.sum(found_BT))
 
     @torch.no_grad()
     def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:

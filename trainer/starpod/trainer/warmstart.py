@@ -230,7 +230,7 @@ def imitate(
         weights_BT /= weights_BT.sum()
         optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=parallel.device)
-        blocks = batch.micro_batches(range(len(batch)), micro_batch_tokens)
+        blocks = batch.micro_batches(range(len(batch)), micro_batch_tokens, policy.tokens_read)
         for block, mine in parallel.share(blocks):
             scores = policy.score(*batch.pack(block), temperature=temperature)
             unpacked = batch.unpack(block)

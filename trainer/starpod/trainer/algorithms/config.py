@@ -165,6 +165,18 @@ class AlgorithmConfig(Section):
         """Optimiser steps of a pass over so many episodes, of nearly equal size; at least one."""
         return max(1, (episodes + self.mini_batch_size // 2) // self.mini_batch_size)
 
+    def scores_first(self, episodes: int) -> bool:
+        """Whether an update of so many episodes needs log-probabilities before its first step.
+
+        With a single step they are those of that step's own forward pass, and ratios are exactly 1. Whatever needs
+        values, whole episodes or penalised rewards needs them earlier.
+        """
+        whole_episodes = self.couples_turns or (
+            self.correction.mode in ("truncated", "masked") and self.correction.level == "sequence"
+        )
+        single = self.epochs * self.steps(episodes) == 1
+        return not single or self.needs_critic or self.needs_reference or whole_episodes
+
     @property
     def couples_turns(self) -> bool:
         """Whether a token's loss depends on the present log-probabilities of its episode's other turns."""

@@ -6,7 +6,7 @@ tokens of its samples, one after the other. A model reads samples, few or many o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -201,9 +201,12 @@ class Batch:
             inside[line[place.row], place.first : place.end] = True
         return Unpacked(rows, inside.to(self.device))
 
-    def micro_batches(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """Splits the samples of these rows into blocks of at most `max_tokens` padded tokens: indices for `pack`.
+    def micro_batches(
+        self, rows: Sequence[int], max_tokens: int, tokens_read: Callable[[Sequence[list[int]]], int] | None = None
+    ) -> list[list[int]]:
+        """Splits the samples of these rows into blocks of at most `max_tokens` tokens: indices for `pack`.
 
+        tokens_read: of the samples of a block, which is the policy's to say (`Policy.tokens_read`); None: padded ones.
         The longest come first, so that little is padding; among those of about one length, a group's stand together,
         so that what they share can be computed once. A sample that is longer than `max_tokens` has a block of its own.
         The samples of a row may lie in several blocks.
@@ -215,12 +218,18 @@ class Batch:
             group = self.episodes[row].group if self.episodes else row
             return -(width if width < _ALIKE else width // _ALIKE * _ALIKE), group, -width, index
 
+        def fits(block: Sequence[int], widest: int) -> bool:
+            if len(block) * widest <= max_tokens:
+                return True
+            samples = [self._places[index].sample.tokens for index in block]
+            return tokens_read is not None and tokens_read(samples) <= max_tokens
+
         blocks: list[list[int]] = []
         widest = 0
         for index in sorted((index for index, place in enumerate(self._places) if place.row in chosen), key=order):
             width = len(self._places[index].sample.tokens)
             widest = max(widest, width)
-            if not blocks or (len(blocks[-1]) + 1) * widest > max_tokens:
+            if not blocks or not fits([*blocks[-1], index], widest):
                 blocks.append([])
                 widest = width
             blocks[-1].append(index)
@@ -237,8 +246,9 @@ class RolloutBatch:
 
     mask_BT: bool, True where a token is. turns_BT: index of the token's turn in its episode, from 0; -1 elsewhere.
     rewards_BT: float64, non-zero only at the last sampled token of a turn.
-    old_logprobs_BT: under the policy before the update. sampler_logprobs_BT: as the engine reported them; the same
-        where nothing is stale. ref_logprobs_BT: under the reference policy; None where no KL term is used.
+    old_logprobs_BT: under the policy before the update; in an update of a single step, which gives them itself, the
+        sampler's. sampler_logprobs_BT: as the engine reported them; the same where nothing is stale.
+    ref_logprobs_BT: under the reference policy; None where no KL term is used.
     values_BT: the critic's value of the context before each token; None without a critic.
     bootstrap_B: value of the state after the last turn; 0 where the task itself ended or nothing is bootstrapped.
     groups_B: id of the episode's group.

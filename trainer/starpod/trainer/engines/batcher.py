@@ -23,7 +23,8 @@ class Job:
 
     context: the prompt and what has been sampled. fed: how many of its tokens the cache holds. limit: tokens of the
     reply, at most. cancelled: nobody waits for it any more.
-    leader: another job that reads the same first `shared` tokens: this one waits, and copies them in the cache.
+    leader: another job that reads the same first `shared` tokens: this one waits, and copies them in the cache. The
+    leader may wait for one of its own.
     """
 
     request: Request
@@ -134,13 +135,13 @@ class Batcher:
         """Looks for a running job whose context begins like this one's prompt. The last token is never shared."""
         prompt = job.context[:-1]
         for other in self.running:
-            if other.leader is None and (shared := common_prefix(other.context, prompt)) > job.shared:
+            if (shared := common_prefix(other.context, prompt)) > job.shared:
                 job.leader, job.shared = other, shared
                 if shared == len(prompt):
                     return
 
     def _copy_shared(self) -> None:
-        """Gives those who wait what their leaders have read."""
+        """Gives those who wait what their leaders have read. Leaders stand before those who wait for them."""
         for job in self.running:
             if job.leader is not None and job.leader.fed >= job.shared:
                 self.cache.copy(job.leader.slot, job.slot, job.shared)

@@ -44,14 +44,15 @@ class LeanDecoder:
         rotary = model.model.rotary_emb
         angles = torch.arange(cache.length, device=cache.device)[:, None].float() * rotary.inv_freq.float()
         # The sign of `rotate_half` goes into the sine, which leaves a mere roll of the vector's halves.
-        self._cosines = angles.cos().repeat(1, 2) * rotary.attention_scaling
-        self._sines = torch.cat((-angles.sin(), angles.sin()), -1) * rotary.attention_scaling
+        dtype = compute_dtype(model)
+        self._cosines = (angles.cos().repeat(1, 2) * rotary.attention_scaling).to(dtype)
+        self._sines = (torch.cat((-angles.sin(), angles.sin()), -1) * rotary.attention_scaling).to(dtype)
         self.refresh()
 
     @staticmethod
     def fits(model: Any) -> bool:
-        """Whether this class knows the model: in float32 on a CPU, with nothing wrapped around its layers."""
-        if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or compute_dtype(model) != torch.float32:
+        """Whether this class knows the model: on a CPU, with nothing wrapped around its layers."""
+        if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM):
             return False
         layers = model.model.layers
         return (

@@ -1,11 +1,11 @@
 """Keys and values of many conversations, a slot each, and attention over them.
 
-Every token that is fed is a row of its own, with one query, whatever else is fed with it: a prompt of twenty tokens is
-twenty rows. On a CPU this makes what a token gets independent, bit for bit, of the companions in the batch, of how a
-prompt was cut, and of whether its beginning was cached: kernels give a row the same bits in any number of rows, and
-one query the same bits over any number of masked keys, but several queries at once get others. Two things are needed
-for it: rows and keys are padded to whole vectors, so that no row falls into a loop's remainder, and torch runs on one
-thread, because more of them cut tensors anywhere.
+Every token that is fed is a row of its own: a prompt of twenty tokens is twenty rows. On a CPU with one thread each has
+one query, whatever else is fed with it, which makes what a token gets independent, bit for bit, of the companions in
+the batch, of how a prompt was cut, and of whether its beginning was cached: kernels give a row the same bits in any
+number of rows, and one query the same bits over any number of masked keys, but several queries at once get others. Rows
+and keys are padded to whole vectors for it, so that no row falls into a loop's remainder. Several threads cut tensors
+anywhere, so there queries are put together as on a GPU: in bfloat16 that is several times as fast.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class SlotCache:
         self.device = device
         # Zeros, because what is masked is still multiplied by 0 and must be finite.
         self.layers = torch.zeros(shape, device=device, dtype=dtype)
-        self.one_query = device.type == "cpu"
+        self.one_query = device.type == "cpu" and torch.get_num_threads() == 1
         self._head_offsets = torch.arange(self.key_value_heads, device=device) * self.length
         self._places = torch.arange(self.length, device=device)
         self._writes = torch.empty(0, dtype=torch.int64)
@@ -237,6 +237,11 @@ class SlotCache:
         rows, shared = block.last - block.first, self.heads // self.key_value_heads
         query = query[block.first : block.last]
         keys, values = (cached[block.slot : block.slot + rows, :, : block.keys] for cached in (keys, values))
+        if not self.one_query:
+            query = query.reshape(rows, self.key_value_heads, shared, self.width)
+            mask = block.mask[:, None, None]
+            out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+            return out.reshape(rows, self.heads, self.width)
         if shared > 1:
             # Heads that share keys must not become queries of one call, so sequences and key heads change places.
             query = query.reshape(rows * self.key_value_heads, shared, 1, self.width)
@@ -259,7 +264,7 @@ class SlotCache:
         return out.reshape(rows, self.heads, self.width)
 
     def _many_queries(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Rows of one slot as the queries of one sequence: what a GPU is fast at."""
+        """Rows of one slot as the queries of one sequence."""
         shared = self.heads // self.key_value_heads
         query = query[block.first : block.last, :, 0].transpose(0, 1)[None]
         keys, values = (

@@ -61,11 +61,10 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
     """
     padded = tokens_BT.tolist()
     rows = [ids[:length] for ids, length in zip(padded, lengths_B.tolist(), strict=True)]
-    folds = _fold(rows, width, shortest)
-    length = max(fold.total for fold in folds)
-    folded, apart = len(folds) * _work(length, width), len(rows) * _work(tokens_BT.shape[1], width)
-    if len(folds) == len(rows) or folded > _WORTH * apart:
+    folds = _worthwhile_folds(rows, tokens_BT.shape[1], width, shortest)
+    if not folds:
         return lay_out_plainly(tokens_BT)
+    length = max(fold.total for fold in folds)
     tokens = [[0] * length for _ in folds]
     positions = [[0] * length for _ in folds]
     branches = [[-1] * length for _ in folds]  # 0: shared; -1: padding
@@ -90,6 +89,21 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
         _mask(torch.tensor(branches, device=device)),
         torch.tensor(places, device=device),
     )
+
+
+def tokens_read(rows: Sequence[list[int]], *, width: int) -> int:
+    """Tokens of the layout of these rows, padding included: what a forward pass over them takes memory for."""
+    longest = max(map(len, rows))
+    folds = _worthwhile_folds(rows, longest, width, SHORTEST)
+    return len(folds) * max(fold.total for fold in folds) if folds else len(rows) * longest
+
+
+def _worthwhile_folds(rows: Sequence[list[int]], longest: int, width: int, shortest: int) -> list[_Fold]:
+    """Rows that are read together; empty where that is not enough less work."""
+    folds = _fold(rows, width, shortest)
+    folded = len(folds) * _work(max(fold.total for fold in folds), width)
+    apart = len(rows) * _work(longest, width)
+    return [] if len(folds) == len(rows) or folded > _WORTH * apart else folds
 
 
 def _work(tokens: int, width: int) -> int:

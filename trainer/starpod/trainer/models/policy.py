@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from starpod.trainer.models import hf
 from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelError
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
-from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly
+from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly, tokens_read
 from starpod.trainer.models.logprobs import token_logprobs
 from starpod.trainer.models.precision import compute_dtype, compute_in, computing, output_layer, round_weights
 from starpod.trainer.models.tiny import build_tiny, train_tokenizer
@@ -98,6 +98,12 @@ class Policy(nn.Module):
     def trained_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the language model that are trained."""
         return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def tokens_read(self, samples: Sequence[list[int]]) -> int:
+        """Tokens that `score` reads for these ids, padding included; what several begin with may count once."""
+        if self.folds:
+            return tokens_read(samples, width=self._width)
+        return len(samples) * max(map(len, samples))
 
     def score(
         self,
