@@ -66,7 +66,7 @@ class OptimizerConfig(Section):
     micro_batch_tokens: int = Field(
         default=8192,
         ge=1,
-        description="Tokens of a forward pass, with padding; what it reads once counts once. Not gradients.",
+        description="Tokens that a forward pass reads, with padding; changes memory, not gradients.",
     )
     max_logprob_gap_mean: float = Field(
         default=0.1, gt=0, description="Nats by which engine and trainer may differ on average; above, the run fails."
@@ -174,7 +174,8 @@ class Learner:
             parameters["lr"] = parameters["rate"] * rate
         batch = Batch(episodes_of(groups), self.parallel.device)
         single = not self.algorithm.scores_first(len(batch))
-        rollout, metrics = self._unscored(batch), {}
+        rollout = self._unscored(batch)
+        metrics: dict[str, float] = {}
         if not single:
             rollout, metrics = self.prepare(batch, version)
         advantages = advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
