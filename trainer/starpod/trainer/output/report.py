@@ -49,7 +49,7 @@ def write_report(run_dir: Path | str) -> Path:
     title = facts.get("title") or folder.path.resolve().name
     sections = [
         headline(title, facts, lines, evaluations, final, folder.best_step),
-        evaluation(evaluations),
+        evaluation(evaluations, lines),
         learning(lines),
         echo_trap(lines),
         information(lines),

@@ -1,0 +1,158 @@
+"""How long pages of the live site take over many runs, a million episodes and a long run, and how long indexing does.
+
+    python -m benchmarks.ui.scale [--runs 1000] [--episodes 1000000] [--iterations 100000] [--json FILE]
+
+Made-up runs in a temporary folder: RUNS small ones, one with EPISODES episodes of three turns in files of 256 as a run
+leaves them, one with ITERATIONS iterations of sixty metrics. `starpod ui` indexes them in a process of its own; then
+each page is asked for five times, and the slowest is told. First pages are measured after a restart, over the index
+that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from starpod.ui.index import NAME
+from tests.support import ServerProcess
+
+TIMES = 5
+PER_FILE = 256
+NOTICE = 'class="notice"'
+WORDS = "north south east west goal hole ice push box wall target search click buy left right up down".split()
+
+
+def metrics(rng: random.Random) -> dict[str, float]:
+    return {"collect/success": rng.random(), **{f"part/metric_{number}": rng.gauss(1, 0.1) for number in range(59)}}
+
+
+def write_run(folder: Path, name: str, steps: int) -> Path:
+    path = folder / name
+    (path / "episodes").mkdir(parents=True)
+    (path / "config.yaml").write_text(
+        "environment: {id: frozen_lake-v1}\nalgorithm: {preset: starpo-s}\nstop: {iterations: 100000}\n"
+    )
+    facts = {"id": name, "title": f"Run {name}", "time": 1.7e9, "ended": {"outcome": "done", "seconds": 60.0}}
+    (path / "run.json").write_text(json.dumps(facts))
+    rng = random.Random(name)
+    with open(path / "metrics.jsonl", "w") as file:
+        for step in range(1, steps + 1):
+            file.write(json.dumps({"step": step, "time": 1.7e9 + step, "metrics": metrics(rng)}) + "\n")
+    evaluation = {"step": steps, "success": rng.random(), "success_low": 0.1, "success_high": 0.9, "episodes": 256}
+    (path / "evaluations.jsonl").write_text(json.dumps(evaluation) + "\n")
+    return path
+
+
+def write_episodes(path: Path, count: int) -> None:
+    rng = random.Random(0)
+    for first in range(0, count, PER_FILE):
+        lines = []
+        for number in range(first, min(first + PER_FILE, count)):
+            turns = [_turn(rng) for _ in range(3)]
+            episode = {
+                "group": number // 16,
+                "member": number % 16,
+                "environment": "frozen_lake-v1",
+                "seed": number // 16,
+            }
+            lines.append(json.dumps({**episode, "turns": turns, "end": "terminal", "success": rng.random() < 0.5}))
+        name = f"train-{first // PER_FILE + 1:06d}.jsonl.gz"
+        with gzip.open(path / "episodes" / name, "wt", compresslevel=1) as file:
+            file.write("\n".join(lines) + "\n")
+
+
+def _turn(rng: random.Random) -> dict[str, object]:
+    action = rng.choice(WORDS)
+    text = f"<think>{' '.join(rng.choices(WORDS, k=8))}</think><answer>{action}</answer>"
+    ids = [rng.randrange(1000) for _ in range(16)]
+    return {
+        "observation": " ".join(rng.choices("P_OG#", k=16)), "prompt": ids, "fresh": True, "reply": ids,
+        "logprobs": [-0.1] * 16, "versions": [1] * 16, "finish": "stop" if rng.random() < 0.95 else "length",
+        "text": text, "thought": text, "actions": [action], "well_formed": rng.random() < 0.9,
+        "reward": rng.random(), "parts": {"environment": 1.0},
+    }  # fmt: skip
+
+
+def serve(folder: Path) -> ServerProcess:
+    return ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(folder)])
+
+
+def fetch(address: str) -> str:
+    with urlopen(address) as reply:
+        return str(reply.read().decode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--episodes", type=int, default=1_000_000)
+    parser.add_argument("--iterations", type=int, default=100_000)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        console.print("writing runs ...")
+        for number in range(asked.runs):
+            write_run(folder, f"small-{number:04d}", 20)
+        write_run(folder, "long", asked.iterations)
+        write_episodes(write_run(folder, "many", 20), asked.episodes)
+        console.print("indexing ...")
+        began = time.perf_counter()
+        site = serve(folder)
+        try:
+            address = site.address.rstrip("/")
+            wanted = f"{asked.episodes:,} episode"
+            while wanted not in fetch(f"{address}/episodes?run=many") or 'id="notices" data-live>\n</div>' not in fetch(
+                address
+            ):
+                time.sleep(1.0)
+            indexing = time.perf_counter() - began
+            site.terminate()
+            site.restart()
+            address = site.address.rstrip("/")
+            pages = {
+                f"list of {asked.runs + 2:,} runs": "/",
+                f"run of {asked.iterations:,} iterations": "/runs/long",
+                f"episodes of a run with {asked.episodes:,}": "/episodes?run=many",
+                "... not solved, malformed, worst first": "/episodes?run=many&outcome=unsolved&malformed=1&sort=worst",
+                "... with two words": "/episodes?run=many&text=goal+hole",
+                "... of one step": "/episodes?run=many&step=7",
+                "... the last page": f"/episodes?run=many&page={asked.episodes // 50}",
+                "a group of 16": "/group?run=many&file=train-000007.jsonl.gz&group=100",
+                "one episode": "/episode?run=many&file=train-000007.jsonl.gz&group=100&member=3",
+                "two runs compared": "/compare?run=long&run=small-0001",
+            }
+            results = {}
+            for name, path in pages.items():
+                seconds = []
+                for _ in range(TIMES):
+                    began = time.perf_counter()
+                    fetch(address + path)
+                    seconds.append(time.perf_counter() - began)
+                results[name] = {"first": seconds[0], "slowest": max(seconds)}
+        finally:
+            site.close()
+        size = (folder / NAME).stat().st_size
+    table = Table("Page", "First", "Slowest of five", title=f"Indexed in {indexing:.0f} s, {size / 2**20:.0f} MiB")
+    for name, times in results.items():
+        table.add_row(name, f"{times['first']:.2f} s", f"{times['slowest']:.2f} s")
+    console.print(table)
+    if asked.json:
+        facts = {"machine": machine(), "indexing_seconds": indexing, "index_bytes": size, "pages": results}
+        asked.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The live site in a real Chromium: wide and as on a phone, light and dark, by keyboard, and while a run goes on."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.sinks import JsonlSink
+from tests.tools.ui.conftest import wait_until
+from tests.tools.ui.test_site import GROUP, PAGES
+from tests.trainer.diagnostics.synthetic import metrics_at
+
+selenium = pytest.importorskip("selenium.webdriver")
+CHROMIUM = os.environ.get("STARPOD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = os.environ.get("STARPOD_CHROMEDRIVER") or shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is no chromium with its driver here"),
+]
+
+CONTRAST = """
+const luminance = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(Number).map(each => {
+  each /= 255; return each <= 0.03928 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4; });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const style = getComputedStyle(document.body);
+const [a, b] = [luminance(style.color), luminance(style.backgroundColor)].sort((x, y) => y - x);
+return (a + 0.05) / (b + 0.05);
+"""
+
+
+@pytest.fixture(scope="module", params=[(1280, "light"), (390, "dark")], ids=["wide-light", "phone-dark"])
+def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+    width, scheme = request.param
+    options = selenium.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.width = width
+    yield driver
+    driver.quit()
+
+
+def find(browser: Any, css: str) -> list[Any]:
+    return list(browser.find_elements("css selector", css))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_fits_and_complains_of_nothing(browser: Any, site: str, path: str) -> None:
+    browser.get(site + path)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    assert browser.execute_script(CONTRAST) > 7
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    unnamed = browser.execute_script(
+        "return [...document.querySelectorAll('a, button, input:not([type=hidden]), select, svg[role=img]')]"
+        ".filter(each => !(each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length))"
+        ".map(each => each.outerHTML)"
+    )
+    assert unnamed == []
+
+
+def test_arrow_keys_go_from_turn_to_turn(browser: Any, site: str) -> None:
+    browser.get(f"{site}/episode?{GROUP}&member=0#t2")
+    assert find(browser, ".turnbox.here")[0].get_attribute("id") == "t2"
+    body = find(browser, "body")[0]
+    body.send_keys("\ue012")  # left
+    assert browser.current_url.endswith("#t1") and find(browser, ".turnbox.here")[0].get_attribute("id") == "t1"
+    assert browser.execute_script("return document.activeElement.id") == "t1"
+    body.send_keys("\ue014\ue014\ue014")  # right, past the end
+    assert find(browser, "[aria-current=step]")[0].get_attribute("href").endswith("#end")
+
+
+def test_runs_are_marked_and_compared(browser: Any, site: str) -> None:
+    browser.get(site)
+    for box in find(browser, "input[name=run]"):
+        box.send_keys(" ")
+    next(button for button in find(browser, "button") if "Compare" in button.text).send_keys("\n")
+    wait_until(lambda: "/compare?run=" in browser.current_url)
+    assert "McNemar" in browser.page_source
+
+
+def test_a_chart_tells_values_by_keyboard(browser: Any, site: str) -> None:
+    browser.get(f"{site}/runs/calm")
+    chart = next(each for each in find(browser, "svg[data-hover]") if each.is_displayed())
+    browser.execute_script("arguments[0].focus()", chart)
+    browser.switch_to.active_element.send_keys("\ue012")
+    assert "step" in find(browser, "#tip")[0].text
+
+
+def test_a_page_follows_its_run_without_losing_what_was_opened(browser: Any, site: str, runs: Path, calm: Path) -> None:
+    path = runs / f"live-{browser.width}"
+    shutil.copytree(calm, path)
+    try:
+        wait_until(lambda: browser.get(f"{site}/runs/{path.name}") or "Checkpoints" in browser.page_source)
+        browser.execute_script("document.querySelector('#metrics details').open = true")
+        sink = JsonlSink(RunFolder(path).metrics)
+        sink.write(151, metrics_at(151), ["it echoes now"])
+        sink.close()
+        wait_until(lambda: "it echoes now" in find(browser, "#now")[0].text)
+        assert browser.execute_script("return document.querySelector('#metrics details').open")
+    finally:
+        shutil.rmtree(path)
