@@ -1,6 +1,6 @@
 """How long pages of the live site take over many runs, a million episodes and a long run, and how long indexing does.
 
-    python -m benchmarks.ui.scale [--runs 1000] [--episodes 1000000] [--iterations 100000] [--json FILE]
+    python -m benchmarks.ui.scale [--runs 1000] [--episodes 1000000] [--iterations 100000] [--folder DIR]
 
 Made-up runs in a temporary folder: RUNS small ones, one with EPISODES episodes of three turns in files of 256 as a run
 leaves them, one with ITERATIONS iterations of sixty metrics. `starpod ui` indexes them in a process of its own; then
@@ -17,7 +17,9 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from rich.console import Console
@@ -89,8 +91,11 @@ def serve(folder: Path) -> ServerProcess:
 
 
 def fetch(address: str) -> str:
-    with urlopen(address) as reply:
-        return str(reply.read().decode())
+    try:
+        with urlopen(address) as reply:
+            return str(reply.read().decode())
+    except HTTPError as error:  # a run that is not read yet
+        return str(error.read().decode())
 
 
 def main() -> None:
@@ -98,23 +103,26 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--episodes", type=int, default=1_000_000)
     parser.add_argument("--iterations", type=int, default=100_000)
+    parser.add_argument("--folder", type=Path, help="Where the runs are written, and kept: used as they are if there.")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     console = Console()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() if asked.folder is None else nullcontext(asked.folder) as place:
         folder = Path(place)
-        console.print("writing runs ...")
-        for number in range(asked.runs):
-            write_run(folder, f"small-{number:04d}", 20)
-        write_run(folder, "long", asked.iterations)
-        write_episodes(write_run(folder, "many", 20), asked.episodes)
+        if not (folder / "many").exists():
+            console.print("writing runs ...")
+            for number in range(asked.runs):
+                write_run(folder, f"small-{number:04d}", 20)
+            write_run(folder, "long", asked.iterations)
+            write_episodes(write_run(folder, "many", 20), asked.episodes)
+        (folder / NAME).unlink(missing_ok=True)
         console.print("indexing ...")
         began = time.perf_counter()
         site = serve(folder)
         try:
             address = site.address.rstrip("/")
-            wanted = f"{asked.episodes:,} episode"
-            while wanted not in fetch(f"{address}/episodes?run=many") or 'id="notices" data-live>\n</div>' not in fetch(
+            # All are there, and nothing is said of the index.
+            while f"{asked.episodes:,} episode" not in fetch(f"{address}/episodes?run=many") or NOTICE in fetch(
                 address
             ):
                 time.sleep(1.0)

@@ -14,12 +14,23 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from starpod.client import BadArgument, StarpodError
 from starpod.report.charts import STYLE as CHART_STYLE
 from starpod.report.page import ASSETS
 from starpod.report.site import headers, refusal
 from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.ui.compare import compare_page
 from starpod.ui.episodes import episode_page, episodes_page, group_page
+from starpod.ui.fleet import (
+    environment_page,
+    fleet_page,
+    fork_episode,
+    game_action,
+    game_page,
+    start_game,
+    turns_page,
+)
+from starpod.ui.games import Games, NotPossible
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.page import OWN, Site, render
@@ -31,20 +42,23 @@ _HEARTBEAT = 15
 """Seconds after which a stream without news says that it lives."""
 
 
-def create_app(runs: Path, *, hosts: Collection[str] = (), token: str = "") -> FastAPI:
+def create_app(runs: Path, *, games: Games | None = None, hosts: Collection[str] = (), token: str = "") -> FastAPI:
     """The site over a folder of runs. It indexes them while it runs.
 
-    hosts: names by which it may be called. token: what a visitor has to bring, once; empty: nothing.
+    games: sessions on servers; None where none was named. hosts: names by which it may be called. token: what a
+    visitor has to bring, once; empty: nothing.
     """
     index = Index(runs)
     indexer = Indexer(index)
-    site = Site(index, indexer)
+    site = Site(index, indexer, games)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         indexer.start()
         yield
         await asyncio.to_thread(indexer.stop)
+        if games is not None:
+            await games.close()
         index.close()
 
     app = FastAPI(title="Starpod", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
@@ -58,11 +72,24 @@ def create_app(runs: Path, *, hosts: Collection[str] = (), token: str = "") -> F
     }
     for path, page in pages.items():
         app.add_route(path, _with_site(page, site), methods=["GET"])
+    live: list[tuple[str, str, Callable[[Site, Request], Awaitable[Response]]]] = [
+        ("GET", "/fleet", fleet_page),
+        ("GET", "/play/session/{game}", game_page),
+        ("POST", "/play/session/{game}/{what}", game_action),
+        ("GET", "/play/{environment}", environment_page),
+        ("POST", "/play/{environment}", start_game),
+        ("POST", "/fork", fork_episode),
+        ("POST", "/turns", turns_page),
+    ]
+    for method, path, endpoint in live:
+        app.add_route(path, _live(endpoint, site), methods=[method])
     app.add_route("/events", _events(site), methods=["GET"])
     app.add_route("/assets/{name}", _asset, methods=["GET"])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(BadFile, _bad_file)
     app.add_exception_handler(sqlite3.Error, _bad_index)
+    app.add_exception_handler(NotPossible, _not_possible)
+    app.add_exception_handler(StarpodError, _server_failed)
 
     @app.middleware("http")
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -84,6 +111,13 @@ def _with_site(page: Callable[[Site, Request], Response], site: Site) -> Callabl
 
     def call(request: Request) -> Response:
         return page(site, request)
+
+    return call
+
+
+def _live(page: Callable[[Site, Request], Awaitable[Response]], site: Site) -> Callable[[Request], Awaitable[Response]]:
+    async def call(request: Request) -> Response:
+        return await page(site, request)
 
     return call
 
@@ -160,3 +194,12 @@ def _bad_file(request: Request, error: Exception) -> Response:
 
 def _bad_index(request: Request, error: Exception) -> Response:
     return _problem(request, 503, f"The index cannot be read ({error}). Start `starpod ui` again; it is made anew.")
+
+
+def _not_possible(request: Request, error: Exception) -> Response:
+    return _problem(request, 409, str(error))
+
+
+def _server_failed(request: Request, error: Exception) -> Response:
+    status = 400 if isinstance(error, BadArgument) else 503
+    return _problem(request, status, f"The server of environments says: {error}")

@@ -51,9 +51,11 @@ async def _serve(
     runs: Path, address: str, access: Transport, *, host: str, port: int, hosts: Collection[str], token: str
 ) -> None:
     from starpod.ui.app import create_app
+    from starpod.ui.games import Games
 
     with closing(listen(host, port)) as listener:
-        app = create_app(runs, hosts=hosts, token=token)
+        games = Games(address, access) if address else None
+        app = create_app(runs, games=games, hosts=hosts, token=token)
         print(link(listener, host) + (f"?token={token}" if token else ""), flush=True)
         await serve(app, listener)
 

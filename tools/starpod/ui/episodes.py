@@ -15,6 +15,7 @@ from starpod.trainer.algorithms.filters import filter_groups, group_score
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.ui.games import COUNTS, POLICIES
 from starpod.ui.index import OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
 from starpod.ui.reading import mapping, read_episode
@@ -143,6 +144,7 @@ def episode_page(site: Site, request: Request) -> Response:
         members=len(siblings), before=siblings[place - 1] if place else None,
         after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
         readable=tokenizer is not None,
+        token=site.guard.token("fork") if site.games else "", policies=POLICIES, counts=COUNTS,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +19,8 @@ from starlette.exceptions import HTTPException
 
 from starpod.report.charts import spark
 from starpod.report.figures import duration, show, signed
+from starpod.report.site import Guard
+from starpod.ui.games import Games
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.reading import find_runs
@@ -33,6 +35,8 @@ class Site:
 
     index: Index
     indexer: Indexer
+    games: Games | None = None
+    guard: Guard = field(default_factory=Guard)
 
     def run(self, path: str) -> dict[str, Any]:
         """The summary of the run at a path. Raises HTTPException 404 with a sentence."""
@@ -56,7 +60,12 @@ class Site:
 def render(template: str, *, status: int = 200, site: Site | None = None, **fields: Any) -> Response:
     """A page. site: its notices are shown."""
     notices = site.notices() if site else []
-    return HTMLResponse(templates().get_template(template).render(notices=notices, **fields), status)
+    page = (
+        templates()
+        .get_template(template)
+        .render(notices=notices, fleet=site is not None and site.games is not None, **fields)
+    )
+    return HTMLResponse(page, status)
 
 
 def number(request: Request, name: str, default: int = 0, *, least: int = 0) -> int:

@@ -19,10 +19,10 @@ from starpod.env_server.config import TLS, ServerConfig, ServerLimits
 from starpod.env_server.environment import Busy, Environment, Outcome
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
-from starpod.environments.webshop.site import options
 from starpod.environments.webshop.site.app import create_app
 from starpod.environments.webshop.site.cli import site
 from starpod.environments.webshop.site.service import Security, Service
+from starpod.report import form as options
 from starpod.report.site import MAX_BODY_BYTES, known_host, same_origin
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -522,7 +522,7 @@ def test_fields_are_made_from_the_schema_of_the_shop() -> None:
         "observation": {"type": "string"},
         "e": {"enum": ["p", "q"], "type": "string", "default": "p"},
     }
-    known = options.fields(json.dumps({"properties": properties}))
+    known = options.fields(json.dumps({"properties": properties}), first=("catalogue",), hidden=("observation",))
     assert [(field.name, field.kind, field.default) for field in known] == [
         ("catalogue", "text", ""),
         ("b", "check", "on"),

@@ -56,3 +56,16 @@ if (turns.length) {
   });
   addEventListener('hashchange', () => show(turns.findIndex(turn => '#' + turn.id === location.hash), false));
 }
+
+// Keys of a game, and copying.
+document.addEventListener('keydown', event => {
+  if (event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.target.closest('input, select, textarea, pre[tabindex]')) return;
+  const button = [...document.querySelectorAll('[data-key]')].find(each => each.dataset.key === event.key && !each.disabled);
+  if (button) { event.preventDefault(); button.click(); }
+});
+for (const button of document.querySelectorAll('[data-copy]'))
+  button.addEventListener('click', async () => {
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    button.textContent = 'Copied';
+  });

@@ -30,11 +30,16 @@ from starpod.environments.webshop.shop.markup import (
     with_fields,
     with_pictures,
 )
-from starpod.environments.webshop.site import options
+from starpod.report import form as options
 from starpod.report.site import Guard, headers, refusal, whole
 
 from .service import Page, Place, Refused, Service
 from .trail import Trail
+
+_FIRST = ("catalogue", "goals")
+"""Options that stand in the open; the others are folded away."""
+_HIDDEN = ("observation", "presentation", "num_prev_obs", "num_prev_actions")
+"""How pages are put to an agent, which a person never sees."""
 
 _HERE = Path(__file__).parent
 _LEASE_SECONDS = 3600.0
@@ -67,18 +72,18 @@ class Site:
         spec = await self.service.environment(self.environment)
         if spec is None:
             raise HTTPException(503, f"The server does not host {self.environment}.")
-        known = options.fields(spec.options_schema_json)
+        known = options.fields(spec.options_schema_json, first=_FIRST, hidden=_HIDDEN)
         return self._page(
             request, "home.html", status, problem=problem, spec=spec, key=secrets.token_urlsafe(16),
-            first=[field for field in known if field.name in options.FIRST],
-            more=[field for field in known if field.name not in options.FIRST], token=self.guard.token("start"),
+            first=[field for field in known if field.name in _FIRST],
+            more=[field for field in known if field.name not in _FIRST], token=self.guard.token("start"),
         )  # fmt: skip
 
     async def start(self, request: Request) -> Response:
         form = await self._form(request, "start")
         spec = await self.service.environment(self.environment)
         try:
-            chosen = options.chosen(options.fields(spec.options_schema_json if spec else ""), form)
+            chosen = options.chosen(options.fields(spec.options_schema_json if spec else "", hidden=_HIDDEN), form)
             seed = _seed(form.get("seed", ""))
         except ValueError as error:
             return await self.home(request, str(error), 400)

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-FIRST = ("catalogue", "goals")
-"""Options that stand in the open; the others are folded away."""
-_HIDDEN = ("observation", "presentation", "num_prev_obs", "num_prev_actions")
-"""How pages are put to an agent, which a person never sees."""
 
 _MAX_DIGITS = 24
 _MAX_NUMBER = 2.0**53
@@ -29,12 +24,12 @@ class Field:
     whole: bool = False
 
 
-def fields(schema_json: str) -> list[Field]:
-    """The fields of all options that a person may want to set, those of `FIRST` first."""
+def fields(schema_json: str, *, first: Sequence[str] = (), hidden: Collection[str] = ()) -> list[Field]:
+    """The fields of all options but those that are hidden; those of `first` come first."""
     properties: Mapping[str, Any] = json.loads(schema_json or "{}").get("properties", {})
-    found = [_field(name, schema) for name, schema in properties.items() if name not in _HIDDEN]
+    found = [_field(name, schema) for name, schema in properties.items() if name not in hidden]
     known = [field for field in found if field is not None]
-    return sorted(known, key=lambda field: FIRST.index(field.name) if field.name in FIRST else len(FIRST))
+    return sorted(known, key=lambda field: first.index(field.name) if field.name in first else len(first))
 
 
 def _field(name: str, schema: Mapping[str, Any]) -> Field | None:

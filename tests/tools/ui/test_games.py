@@ -1,0 +1,233 @@
+"""Live sessions of the site, on a real server: played, taken back, forked from an episode, continued by others."""
+
+import html
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from starpod.client import SyncFleet, Want
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.output.run_folder import RunFolder
+from tests.support import ServerProcess
+from tests.tools.ui.conftest import wait_until
+from tests.trainer.turns import a_turn
+
+FATAL = 2
+"""The turn of the recorded episode that falls into a hole, counted from 0."""
+
+
+@dataclass
+class Visitor:
+    """A browser without a script."""
+
+    http: httpx.Client
+    text: str = ""
+    path: str = ""
+
+    def take(self, reply: httpx.Response) -> int:
+        self.text, self.path = reply.text, reply.url.path
+        return reply.status_code
+
+    def get(self, path: str) -> int:
+        return self.take(self.http.get(path))
+
+    def hidden(self, action: str) -> dict[str, str]:
+        forms = re.findall(r"<form\b([^>]*)>(.*?)</form>", self.text, re.DOTALL)
+        body = next(body for tag, body in forms if action in tag)
+        return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', body))
+
+    def send(self, what: str, /, fields: dict[str, str] | None = None, **given: str) -> int:
+        path = self.path if what == "start" else what if what.startswith("/") else f"{self.path}/{what}"
+        held = self.hidden("options" if what == "start" else what) if fields is None else fields
+        return self.take(self.http.post(path, data={**held, **given}))
+
+
+@pytest.fixture(scope="module")
+def lost(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Episode]:
+    """A run with one episode that the expert would have solved, but for its last action."""
+    folder = RunFolder.create(tmp_path_factory.mktemp("live") / "lake")
+    options: dict[str, Any] = {"success_rate": 1.0}
+    folder.config.write_text(yaml.safe_dump({"environment": {"id": "frozen_lake-v1", "options": options}}))
+    with SyncFleet(server.address) as fleet:
+        for seed in range(100):
+            if episode := _lose(fleet, seed, options):
+                break
+    assert episode is not None
+    folder.write_rollouts(1, [episode], most=2**20)
+    folder.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/success": 0.0}}\n')
+    return folder.path.parent, episode
+
+
+def _lose(fleet: SyncFleet, seed: int, options: dict[str, Any]) -> Episode | None:
+    """FATAL turns by the expert and one into a hole, where there is one; None otherwise."""
+    want = Want(expert_action=True)
+    (session,) = fleet.open("frozen_lake-v1", seed=seed, options=options, want=want)
+    episode = Episode.begin(session.session, 0)
+    for _ in range(FATAL):
+        if session.done or session.observation.expert_action is None:
+            return None
+        action = str(session.observation.expert_action)
+        episode.turns.append(a_turn(observation=session.observation.text, actions=[action], text=action))
+        session.step(action)
+    if session.done:
+        return None
+    for action in ("Left", "Down", "Right", "Up"):
+        (copy,) = session.fork()
+        transition = copy.step(action)
+        if transition.terminated and not transition.success:
+            episode.turns.append(a_turn(observation=session.observation.text, actions=[action], text=action))
+            episode.take(transition)
+            return episode
+    return None
+
+
+@pytest.fixture(scope="module")
+def address(server: ServerProcess, lost: tuple[Path, Episode]) -> Iterator[str]:
+    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--address", server.address]
+    process = ServerProcess(command)
+    try:
+        site = process.address.rstrip("/")
+        wait_until(lambda: "1 episode<" in httpx.get(f"{site}/episodes?run=lake").text)
+        yield site
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def visitor(address: str) -> Iterator[Visitor]:
+    with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
+        yield Visitor(http)
+
+
+EPISODE = "/episode?run=lake&file=train-000001.jsonl.gz&group=0&member=0"
+
+
+def start(visitor: Visitor, environment: str, **options: str) -> None:
+    assert visitor.get(f"/play/{environment}") == 200
+    fields = dict(re.findall(r'<input name="(option-[^"]+)" value="([^"]*)"', visitor.text))
+    fields |= {f"option-{name}": value for name, value in options.items()}
+    assert visitor.send("start", seed="3", **fields) == 200
+    assert "/play/session/" in visitor.path
+
+
+def test_servers_and_environments(visitor: Visitor, server: ServerProcess) -> None:
+    assert visitor.get("/fleet") == 200
+    assert server.address in visitor.text and "ready" in visitor.text and 'href="/play/sokoban-v1"' in visitor.text
+
+
+def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:
+    start(visitor, "frozen_lake-v1", success_rate="1.0")
+    assert "data:image/png;base64," in visitor.text and 'data-key="ArrowUp"' in visitor.text
+    first = re.findall(r"base64,([^\"]+)", visitor.text)[0]
+    visitor.get(f"{visitor.path}?hint=1")
+    expert = re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0]
+    assert visitor.send("act", action=expert) == 200
+    assert "turn <b>1</b>" in visitor.text and re.findall(r"base64,([^\"]+)", visitor.text)[0] != first
+    assert f"[&#39;{expert}&#39;]" in visitor.text  # as Python
+    assert visitor.send("undo") == 200
+    assert "turn <b>0</b>" in visitor.text and re.findall(r"base64,([^\"]+)", visitor.text)[0] == first
+
+
+def test_the_program_plays_the_same(visitor: Visitor) -> None:
+    start(visitor, "sokoban-v1", boxes="1")
+    visitor.send("act", action="Up")
+    seen = html.unescape(re.findall(r'aria-label="What the agent sees"[^>]*>(.*?)</pre>', visitor.text, re.DOTALL)[0])
+    program = html.unescape(re.findall(r'id="python">(.*?)</pre>', visitor.text, re.DOTALL)[0])
+    printed: list[Any] = []
+    exec(program, {"print": lambda *values: printed.append(values)})
+    assert printed[-1][0].strip() == seen.strip()
+
+
+def test_a_form_of_another_turn_does_nothing(visitor: Visitor) -> None:
+    start(visitor, "sokoban-v1")
+    form = visitor.hidden("/act")
+    visitor.send("act", action="Up")
+    visitor.send("act", form, action="Up")
+    assert "turn <b>1</b>" in visitor.text and "out of date" in visitor.text
+
+
+def test_forms_of_other_sites_are_refused(visitor: Visitor) -> None:
+    start(visitor, "sokoban-v1")
+    form = visitor.hidden("/act")
+    assert visitor.http.post(f"{visitor.path}/act", data={**form, "csrf": "0" * 64, "action": "Up"}).status_code == 403
+    evil = {"origin": "http://evil.example"}
+    assert visitor.http.post(f"{visitor.path}/act", data={**form, "action": "Up"}, headers=evil).status_code == 403
+    visitor.get(visitor.path)
+    assert "turn <b>0</b>" in visitor.text
+
+
+def test_a_wrong_option_is_told_with_the_form(visitor: Visitor) -> None:
+    visitor.get("/play/sokoban-v1")
+    assert visitor.send("start", seed="x") == 400 and "The seed is a whole number" in visitor.text
+    visitor.get("/play/sokoban-v1")
+    assert visitor.send("start", **{"option-boxes": "many"}) == 400 and "boxes" in visitor.text
+    visitor.get("/play/sokoban-v1")
+    assert visitor.send("start", **{"option-boxes": "1000"}) == 400 and "boxes" in visitor.text
+    assert visitor.get("/play/nothing-v1") == 409 and "does not host nothing-v1" in visitor.text
+
+
+def test_an_ended_session_is_a_sentence(visitor: Visitor) -> None:
+    start(visitor, "sokoban-v1")
+    path = visitor.path
+    assert visitor.send("close") == 200 and visitor.path == "/fleet"
+    assert visitor.get(path) == 409 and "has ended" in visitor.text
+
+
+def test_continuations_of_a_game(visitor: Visitor) -> None:
+    start(visitor, "frozen_lake-v1", success_rate="1.0")
+    assert visitor.send("branch", policy="expert", count="4") == 200
+    assert "<b>100 %</b> solved" in visitor.text and "4 of 4" in visitor.text and "turn <b>0</b>" in visitor.text
+    assert visitor.send("branch", policy="random", count="32") == 200
+    played = re.findall(r"<td>([^<]*)</td></tr>", visitor.text)
+    assert len(set(played)) > 8  # each with luck of its own
+    assert visitor.send("branch", policy="nobody", count="4") == 400
+
+
+def test_fork_here(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
+    episode = lost[1]
+    assert visitor.get(EPISODE) == 200
+    assert visitor.send("/fork", turn=str(FATAL)) == 200
+    assert f"turn <b>{FATAL}</b>" in visitor.text and "forked from this episode" in visitor.text
+    assert episode.turns[FATAL].observation.splitlines()[0] in visitor.text
+    visitor.get(f"{visitor.path}?hint=1")
+    expert = re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0]
+    assert expert != episode.turns[FATAL].actions[0]
+    while "The expert would play" in visitor.text:
+        visitor.send("act", action=re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0])
+        visitor.get(f"{visitor.path}?hint=1")
+    assert "Solved." in visitor.text
+
+
+def test_which_turn_lost_it(visitor: Visitor) -> None:
+    visitor.get(EPISODE)
+    assert visitor.send("/turns", policy="expert", count="8") == 200
+    shares = re.findall(r'aria-label="Success before turn \d+">([\d.]+)<', visitor.text)
+    assert shares == ["1.0"] * (FATAL + 1)
+    assert f"Success falls most at turn {FATAL + 1}" in visitor.text and "do not overlap" in visitor.text
+
+
+def test_an_episode_that_the_server_does_not_repeat(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
+    folder, episode = RunFolder(lost[0] / "lake"), Episode.from_json(lost[1].to_json())
+    episode.turns[1].observation = "another lake"
+    folder.write_rollouts(2, [episode], most=2**20)
+    path = EPISODE.replace("000001", "000002")
+    wait_until(lambda: visitor.get(path) == 200)
+    assert visitor.send("/fork", turn="2") == 409 and "At turn 2 the server shows something else" in visitor.text
+
+
+def test_a_server_that_is_away_is_a_sentence(lost: tuple[Path, Episode]) -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--address", "127.0.0.1:1"]
+    process = ServerProcess(command)
+    try:
+        reply = httpx.get(f"{process.address}fleet", timeout=60.0)
+        assert reply.status_code == 503 and "127.0.0.1:1" in reply.text and "Traceback" not in reply.text
+        assert httpx.get(process.address).status_code == 200
+    finally:
+        process.close()

@@ -1,0 +1,219 @@
+"""Pages of the live servers: what they hold, playing in the browser, and going on from any turn of an episode."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+
+from starpod.client import Limits
+from starpod.report import form as forms
+from starpod.report.site import whole
+from starpod.trainer.agents.base import Task
+from starpod.trainer.data.episode import Episode
+from starpod.ui.games import COUNTS, POLICIES, Branches, Game, Games
+from starpod.ui.page import Site, query, render
+from starpod.ui.reading import mapping, read_episode
+
+KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
+_MAX_SEED = 2**64 - 1
+
+
+def games_of(site: Site) -> Games:
+    """Raises HTTPException 404 where the site has no server."""
+    if site.games is None:
+        raise HTTPException(404, "No server was named: start `starpod ui --address HOST:PORT`.")
+    return site.games
+
+
+async def fleet_page(site: Site, request: Request) -> Response:
+    """The servers and the environments that they host."""
+    games = games_of(site)
+    fleet = await games.fleet()
+    specs = await fleet.describe()
+    servers = [
+        {
+            "address": replica.address,
+            "state": "draining" if replica.draining else "ready" if replica.ready else f"away: {replica.error}",
+            "ready": replica.ready,
+            "name": f"{replica.description.server_name} {replica.description.server_version}"
+            if replica.description
+            else "",
+            "load": replica.load,
+            "most": replica.description.limits.max_sessions if replica.description else 0,
+            "ours": len(replica.sessions),
+            "instance": replica.instance_id,
+        }
+        for replica in fleet.replicas
+    ]
+    return render(
+        "fleet.html", site=site, servers=servers, specs=specs, recoveries=fleet.recoveries, address=games.address,
+        games=games.all(),
+    )  # fmt: skip
+
+
+async def environment_page(site: Site, request: Request) -> Response:
+    """The form that starts a game."""
+    return await _form_page(site, request.path_params["environment"])
+
+
+async def _form_page(site: Site, environment: str, problem: str = "", status: int = 200) -> Response:
+    spec = await games_of(site).spec(environment)
+    return render(
+        "environment.html", site=site, status=status, spec=spec, problem=problem,
+        fields=forms.fields(spec.options_schema_json), token=site.guard.token("play"),
+    )  # fmt: skip
+
+
+async def start_game(site: Site, request: Request) -> Response:
+    """Opens a session with the form's options."""
+    given = await _form(site, request, "play")
+    environment = request.path_params["environment"]
+    games = games_of(site)
+    spec = await games.spec(environment)
+    try:
+        options = forms.chosen(forms.fields(spec.options_schema_json), given)
+    except ValueError as error:
+        return await _form_page(site, environment, str(error), 400)
+    seed = whole(given.get("seed", "").strip(), _MAX_SEED)
+    if given.get("seed", "").strip() and seed is None:
+        return await _form_page(site, environment, "The seed is a whole number from 0 to 2^64 - 1.", 400)
+    game = await games.keep(await games.open(environment, options=options, seed=seed))
+    return _to(game)
+
+
+async def game_page(site: Site, request: Request) -> Response:
+    """A live session: what is seen, and what can be done."""
+    games = games_of(site)
+    game = games.get(request.path_params["game"])
+    picture = await game.picture()
+    seen = game.session.observation.text
+    choices = game.choices
+    keys = {name: KEYS.get(name.lower(), str(place) if place < 10 else "") for place, name in enumerate(choices, 1)}
+    return render(
+        "game.html", site=site, game=game, session=game.session, seen=seen, choices=choices, keys=keys,
+        image=base64.b64encode(picture).decode() if isinstance(picture, bytes) else "",
+        drawn=picture if isinstance(picture, str) and picture.rstrip() != seen.rstrip() else "",
+        hint=game.hint if "hint" in request.query_params else "",
+        notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
+        token=site.guard.token(game.id), python=game.python(games.address), policies=POLICIES, counts=COUNTS,
+        free=bool(game.spec.action_space.grammar or game.spec.action_space.tools or not choices),
+    )  # fmt: skip
+
+
+_NOTICES = {"moved": "The page was out of date: the session had moved on. Nothing was done."}
+
+
+async def game_action(site: Site, request: Request) -> Response:
+    """What a form of the game's page asks for: act, undo, branch, close."""
+    games = games_of(site)
+    game = games.get(request.path_params["game"])
+    given = await _form(site, request, game.id)
+    async with game.lock:
+        # A double click, or the back button: the form was made for another turn.
+        if given.get("turn") != str(len(game.turns)):
+            return _to(game, notice="moved")
+        match request.path_params["what"]:
+            case "act":
+                await game.play(given.get("action", ""))
+            case "undo":
+                await games.undo(game)
+            case "branch":
+                policy, count = _continuation(given)
+                game.branches.append(await games.branch(game, policy, count))
+            case "close":
+                await games.forget(game)
+                return RedirectResponse("/fleet", 303)
+            case _:
+                raise HTTPException(404)
+    return _to(game)
+
+
+def _continuation(given: Mapping[str, str]) -> tuple[str, int]:
+    """Raises HTTPException 400."""
+    policy, count = given.get("policy", ""), whole(given.get("count", ""), max(COUNTS))
+    if policy not in POLICIES or not count:
+        raise HTTPException(400, f"Choose one of {', '.join(POLICIES)} and 1 to {max(COUNTS)} continuations.")
+    return policy, count
+
+
+# --- from an episode --------------------------------------------------------------------------------------------------
+
+
+async def fork_episode(site: Site, request: Request) -> Response:
+    """A live session at a turn of an episode."""
+    given = await _form(site, request, "fork")
+    episode, task, link = _episode(site, given)
+    turn = whole(given.get("turn", ""), len(episode.turns))
+    if turn is None:
+        raise HTTPException(400, "The form does not say from which turn.")
+    games = games_of(site)
+    game = await games.replay(episode, task, turn)
+    game.origin = f"{link}#t{turn + 1}"
+    return _to(await games.keep(game))
+
+
+async def turns_page(site: Site, request: Request) -> Response:
+    """Success of continuations from each turn of an episode."""
+    given = await _form(site, request, "fork")
+    episode, task, link = _episode(site, given)
+    policy, count = _continuation(given)
+    found = await games_of(site).branch_each_turn(episode, task, policy, count)
+    return render(
+        "turns.html", site=site, run={"path": given["run"]}, episode=episode, branches=found, link=link, count=count,
+        policy=POLICIES[policy], verdict=_verdict(found, episode),
+    )  # fmt: skip
+
+
+def _verdict(found: list[Branches], episode: Episode) -> str:
+    """The turn after which continuations succeed least, by the largest fall; after the last one the outcome counts."""
+    if not any(each.solved for each in found):
+        return "No continuation solved it, wherever it began: try another policy, or more of them."
+    outcome = float(episode.success is True)
+    after = [*((each.share, each.interval[1]) for each in found[1:]), (outcome, outcome)]
+    falls = [(before.share - share, place) for place, (before, (share, _)) in enumerate(zip(found, after, strict=True))]
+    fall, place = max(falls, key=lambda each: (each[0], -each[1]))
+    if fall <= 0:
+        return "No turn made success less likely."
+    action = " ".join(episode.turns[place].actions) or "no action"
+    apart = found[place].interval[0] > after[place][1]
+    sure = "The intervals do not overlap." if apart else "The intervals overlap: it may be chance; ask for more."
+    return f"Success falls most at turn {place + 1} ({action}), by {100 * fall:.0f} points. {sure}"
+
+
+def _episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
+    """The episode that a form names, and the task that it played. Raises HTTPException."""
+    run = site.run(given.get("run", ""))
+    grp, member = (whole(given.get(name, ""), 2**53) for name in ("group", "member"))
+    row = None
+    if grp is not None and member is not None:
+        row = site.index.episode(run["run"], given.get("file", ""), grp, member)
+    if row is None:
+        raise HTTPException(404, "There is no such episode any more: the oldest rollouts are removed.")
+    folder = site.folder(run["path"])
+    episode = Episode.from_json(read_episode(folder / "episodes" / row["name"], row["start"]))
+    config = mapping(folder / "config.yaml", [])
+    environment, evaluation = config.get("environment") or {}, config.get("evaluation") or {}
+    options = dict(environment.get("options") or {})
+    if row["kind"] != "train":
+        options |= evaluation.get("options") or {}
+    limits = Limits(*(environment.get(name) for name in ("max_turns", "max_actions_per_turn", "max_actions")))
+    link = query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
+    return episode, Task(episode.environment, options=options, limits=limits), link
+
+
+async def _form(site: Site, request: Request, purpose: str) -> dict[str, str]:
+    """The fields of a form of one of our own pages. Raises HTTPException 403 for any other."""
+    given = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
+    if not site.guard.admits(purpose, given.get("csrf", ""), request.headers):
+        raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")
+    return given
+
+
+def _to(game: Game, **values: str) -> Response:
+    path = f"/play/session/{quote(game.id)}"
+    return RedirectResponse(query(path, **values) if values else path, 303)

@@ -1,0 +1,341 @@
+"""Live sessions of the site: played by a person, forked from an episode, continued by other policies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starpod.client import Action, Fleet, Limits, Session, Snapshot, StarpodError, ToolCall, Want
+from starpod.client.transport import Transport
+from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.rollout.play import play
+from starpod.trainer.statistics import wilson_interval
+from starpod.v1 import environment_pb2 as pb
+
+MOST_GAMES = 100
+"""Sessions that are kept open; the one that was used longest ago is closed for another."""
+MOST_EPISODES = 512
+"""Continuations that are played for one request."""
+POLICIES = {"expert": "the environment's expert", "random": "random actions"}
+"""Who can continue an episode."""
+COUNTS = (4, 8, 16, 32)
+"""How many continuations can be asked for."""
+SEPARATOR = "||"
+"""Between the actions of one turn."""
+PATIENCE = 15.0
+_LEASE_SECONDS = 3600.0
+
+
+class NotPossible(Exception):
+    """What was asked for cannot be done; the message says why. Nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One turn. by: who played it. before: what was seen. snapshot: of the state before it, where there is one."""
+
+    by: str
+    actions: list[str]
+    before: str
+    reward: float
+    remarks: str
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Continuations from one state. turn: turns before it. lines: of each its actions, return, whether it solved."""
+
+    policy: str
+    turn: int
+    lines: list[tuple[str, float, bool | None]]
+
+    @property
+    def solved(self) -> int:
+        return sum(success is True for _, _, success in self.lines)
+
+    @property
+    def share(self) -> float:
+        return self.solved / len(self.lines) if self.lines else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson_interval(self.solved, len(self.lines))
+
+
+@dataclass(slots=True)
+class Game:
+    """A session with its turns. origin: the link of the episode and turn from which it was forked."""
+
+    id: str
+    session: Session
+    spec: pb.EnvironmentSpec
+    options: Mapping[str, Any]
+    turns: list[Played] = field(default_factory=list)
+    branches: list[Branches] = field(default_factory=list)
+    origin: str = ""
+    success: bool | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def reward(self) -> float:
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def choices(self) -> list[str]:
+        """Actions that can be offered as buttons."""
+        valid = self.session.observation.valid_actions
+        listed = [text_of(action) for action in valid] if valid is not None else list(self.spec.action_space.names)
+        return list(dict.fromkeys(listed))[:60]
+
+    @property
+    def hint(self) -> str:
+        """The expert's next action; empty where there is none."""
+        action = self.session.observation.expert_action
+        return "" if action is None or self.session.done else text_of(action)
+
+    def python(self, address: str) -> str:
+        """A program that plays the same turns."""
+        given = {"seed": self.session.seed, "dynamics_seed": self.session.dynamics_seed}
+        arguments = "".join(f", {name}={value}" for name, value in given.items())
+        arguments += f", options={dict(self.options)!r}" if self.options else ""
+        turns = "".join(f"        {turn.actions!r},\n" for turn in self.turns)
+        return (
+            "from starpod.client import SyncFleet\n\n"
+            f"with SyncFleet({address!r}) as fleet:\n"
+            f"    (session,) = fleet.open({self.spec.id!r}{arguments})\n"
+            "    print(session.observation.text)\n"
+            f"    for actions in [\n{turns}    ]:\n"
+            "        transition = session.step(actions)\n"
+            "        print(transition.observation.text, transition.reward)\n"
+        )
+
+    async def picture(self) -> bytes | str:
+        """The state as a PNG, or as text where the environment draws none."""
+        modes = self.spec.render_modes
+        if "png" in modes:
+            return await self.session.render("png")
+        return await self.session.render("text") if "text" in modes else self.session.observation.text
+
+    async def play(self, line: str, by: str = "you") -> None:
+        """One turn, as typed. Raises NotPossible and StarpodError."""
+        actions = [parse(part.strip(), self.spec) for part in line.split(SEPARATOR)]
+        await self.step(actions, by)
+
+    async def step(self, actions: Sequence[Action], by: str) -> None:
+        if self.session.done:
+            raise NotPossible("The episode is over.")
+        snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
+        before = self.session.observation.text
+        transition = await self.session.step(list(actions))
+        self.success = transition.success
+        remarks = [
+            "invalid" if not each.valid else "not tried" if not each.executed else "changed nothing"
+            for each in transition.outcomes
+            if not (each.executed and each.valid and each.effective)
+        ]
+        texts = [text_of(action) for action in actions]
+        self.turns.append(Played(by, texts, before, transition.reward, ", ".join(remarks), snapshot))
+
+
+class Games:
+    """The fleet and the sessions that the site holds on it. It connects when it is first needed."""
+
+    def __init__(self, address: str, access: Transport) -> None:
+        self.address = address
+        self._access = access
+        self._fleet: Fleet | None = None
+        self._connecting = asyncio.Lock()
+        self._games: OrderedDict[str, Game] = OrderedDict()
+
+    async def fleet(self) -> Fleet:
+        """Raises StarpodError where no server can be used."""
+        async with self._connecting:
+            if self._fleet is None:
+                fleet = Fleet(self.address, token=self._access.token, tls=self._access.tls, patience=PATIENCE)
+                await fleet.start()
+                self._fleet = fleet
+            return self._fleet
+
+    async def close(self) -> None:
+        if self._fleet is not None:
+            await self._fleet.close()
+
+    async def spec(self, environment: str) -> pb.EnvironmentSpec:
+        """The newest version. Raises NotPossible where no server hosts it, StarpodError."""
+        for spec in await (await self.fleet()).describe():
+            if spec.id == environment:
+                return spec
+        raise NotPossible(f"{self.address} does not host {environment}.")
+
+    def all(self) -> list[Game]:
+        """Those that are open, the latest first."""
+        return list(reversed(self._games.values()))
+
+    def get(self, name: str) -> Game:
+        """Raises NotPossible for a game that is no longer there."""
+        if name not in self._games:
+            raise NotPossible("This session has ended: it was closed, or the site was started again.")
+        self._games.move_to_end(name)
+        return self._games[name]
+
+    async def open(
+        self,
+        environment: str,
+        *,
+        options: Mapping[str, Any],
+        seed: int | None = None,
+        dynamics_seed: int | None = None,
+        limits: Limits | None = None,
+        version: str = "",
+    ) -> Game:
+        """A new game. Without limits a person may take any number of turns. Raises NotPossible, StarpodError."""
+        spec = await self.spec(environment)
+        can = spec.capabilities
+        want = Want(valid_actions=can.valid_actions, expert_action=can.expert_action, score=can.score)
+        (session,) = await (await self.fleet()).open(
+            environment,
+            seed=seed,
+            dynamics_seed=dynamics_seed,
+            options=options or None,
+            want=want,
+            limits=limits or Limits(max_turns=0, max_actions=0),
+            version=version,
+            lease_seconds=_LEASE_SECONDS,
+        )
+        return Game(secrets.token_urlsafe(9), session, spec, options)
+
+    async def keep(self, game: Game) -> Game:
+        """Makes it reachable by its id. The oldest is closed where there are too many."""
+        self._games[game.id] = game
+        while len(self._games) > MOST_GAMES:
+            _, oldest = self._games.popitem(last=False)
+            await _close([oldest.session])
+        return game
+
+    async def forget(self, game: Game) -> None:
+        self._games.pop(game.id, None)
+        await _close([game.session])
+
+    async def undo(self, game: Game) -> None:
+        """Takes the last turn back. Raises NotPossible, StarpodError."""
+        if not game.turns:
+            raise NotPossible("There is no turn to take back.")
+        snapshot = game.turns[-1].snapshot
+        if snapshot is None:
+            raise NotPossible(f"{game.spec.id} has no snapshots: turns cannot be taken back.")
+        before = game.session
+        session = await (await self.fleet()).restore(snapshot, want=before.want, lease_seconds=_LEASE_SECONDS)
+        game.session = session
+        game.turns.pop()
+        game.success = None
+        await _close([before])
+
+    async def replay(self, episode: Episode, task: Task, turns: int) -> Game:
+        """A game that stands where the episode stood after so many turns. Raises NotPossible where the server shows
+        something else than the episode has."""
+        game = await self.open(
+            task.environment,
+            options=task.options,
+            seed=episode.seed,
+            dynamics_seed=episode.dynamics_seed,
+            limits=task.limits,
+            version=f"=={episode.version}" if episode.version else "",
+        )
+        try:
+            for number, turn in enumerate(episode.turns[: turns + 1]):
+                if game.session.observation.text != turn.observation:
+                    raise NotPossible(
+                        f"At turn {number + 1} the server shows something else than the episode has: other options, "
+                        "another version, or an environment whose luck does not repeat."
+                    )
+                if number < turns and turn.actions:
+                    await game.step(turn.actions, "the episode")
+        except BaseException:
+            await _close([game.session])
+            raise
+        return game
+
+    async def branch(self, game: Game, policy: str, count: int) -> Branches:
+        """Forks the game's state `count` times and lets a policy play on, each with luck of its own.
+
+        Raises NotPossible, StarpodError.
+        """
+        if game.session.done:
+            raise NotPossible("The episode is over: there is nothing to continue.")
+        if not game.spec.capabilities.fork:
+            raise NotPossible(f"{game.spec.id} cannot be forked.")
+        if policy == "expert" and not game.spec.capabilities.expert_action:
+            raise NotPossible(f"{game.spec.id} has no expert.")
+        choose, _ = REFERENCES[policy]
+        names = tuple(game.spec.action_space.names)
+        copies = await game.session.fork(count, reseed=True)
+        try:
+            agents = [ReferenceAgent(choose, names, random.Random(copy.dynamics_seed)) for copy in copies]
+            episodes = await asyncio.gather(*(play(agent, copy) for agent, copy in zip(agents, copies, strict=True)))
+        finally:
+            await _close(copies)
+        if failed := next((each for each in episodes if each.failed), None):
+            raise NotPossible(f"A continuation failed: {failed.error}")
+        lines = [
+            (" ".join(action for turn in each.turns for action in turn.actions), each.own_return, each.success)
+            for each in episodes
+        ]
+        return Branches(policy, len(game.turns), lines)
+
+    async def branch_each_turn(self, episode: Episode, task: Task, policy: str, count: int) -> list[Branches]:
+        """Continuations from every state of an episode, the last action excepted: which turn lost it?"""
+        if len(episode.turns) * count > MOST_EPISODES:
+            raise NotPossible(
+                f"{len(episode.turns)} turns with {count} continuations each are more than {MOST_EPISODES} episodes: "
+                "ask for fewer."
+            )
+        game = await self.replay(episode, task, 0)
+        found = []
+        try:
+            for turn in episode.turns:
+                found.append(await self.branch(game, policy, count))
+                if turn.actions:
+                    await game.step(turn.actions, "the episode")
+                if game.session.done:
+                    break
+        finally:
+            await _close([game.session])
+        return found
+
+
+async def _close(sessions: Sequence[Session]) -> None:
+    results = await asyncio.gather(*(session.close() for session in sessions), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, StarpodError):
+            raise result
+
+
+def parse(text: str, spec: pb.EnvironmentSpec) -> Action:
+    """A typed action: the name of a tool and its arguments as JSON, or text. Raises NotPossible."""
+    word, _, rest = text.partition(" ")
+    if not any(tool.name == word for tool in spec.action_space.tools):
+        return text
+    try:
+        arguments = json.loads(rest.strip() or "{}")
+    except ValueError as error:
+        raise NotPossible(f"The arguments of {word} are no JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise NotPossible(f"The arguments of {word} are no JSON object.")
+    return ToolCall(word, arguments)
+
+
+def text_of(action: Action) -> str:
+    """An action as `parse` reads it."""
+    if isinstance(action, ToolCall):
+        return f"{action.name} {json.dumps(dict(action.arguments))}"
+    return action if isinstance(action, str) else str(action)
