@@ -151,8 +151,8 @@ def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing argument 'HOST:PORT'"),
-        (["--list", "127.0.0.1:1"], "--list checks no server: leave HOST:PORT out"),
+        ([], "Missing argument 'ADDRESS'"),
+        (["--list", "127.0.0.1:1"], "--list checks no server: leave ADDRESS out"),
         (["--list", "--timeout", "3"], "--list checks no server: leave --timeout out"),
         (["--list", "--json", "/no/such/folder/list.json"], "/no/such/folder/list.json cannot be written"),
         (["127.0.0.1"], "is not host:port"),

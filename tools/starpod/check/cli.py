@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import click
@@ -26,7 +27,7 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
 
 
 @click.command()
-@click.argument("address", metavar="HOST:PORT", required=False)
+@click.argument("address", metavar="ADDRESS", required=False)
 @click.option("--list", "only_list", is_flag=True, help="Print the requirements and check no server.")
 @click.option("--environment", "-e", "environments", multiple=True, help="Only this one (repeatable). Default: all.")
 @click.option(
@@ -78,7 +79,9 @@ def check(
     call_seconds: float | None,
     **settings: Any,
 ) -> None:
-    """Check that the server at HOST:PORT keeps the contract of docs/protocol.md.
+    """Check that the server at ADDRESS keeps the contract of docs/protocol.md.
+
+    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP.
 
     With --list, print each requirement with its number and level instead.
 
@@ -88,9 +91,10 @@ def check(
         _list_requirements(context, levels, json_file)
         return
     if address is None:
-        raise click.UsageError("Missing argument 'HOST:PORT'.")
+        raise click.UsageError("Missing argument 'ADDRESS'.")
     for value in filter(None, (address, also)):
-        expect_address(value)
+        if not re.fullmatch(r"https?://[^\s/]+:\d+", value):
+            expect_address(value)
     expect_writable(json_file, junit_file)
     # Whatever the levels: where no episode can be played, none of them is shown.
     requirements = [each for each in REQUIREMENTS if each.level in levels or each.id == PLAYED]

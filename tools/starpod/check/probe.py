@@ -17,7 +17,6 @@ from google.protobuf.message import Message
 from starpod.check.connection import Connection
 from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same, needs
 from starpod.check.refusal import Refusal, from_error
-from starpod.client.transport import join_endpoint
 from starpod.v1 import environment_pb2 as pb
 
 SEED, DYNAMICS_SEED = 20_011, 40_033
@@ -239,8 +238,7 @@ class Probe:
 
     async def other_process(self) -> Connection:
         """A connection to another process that hosts the same environment version. Raises NotShown without one."""
-        host = self.connection.address.rpartition(":")[0]
-        siblings = [join_endpoint(endpoint, host) for endpoint in self.server.endpoints]
+        siblings = [self.connection.sibling(endpoint) for endpoint in self.server.endpoints]
         for address in filter(None, (self.target.also, *siblings)):
             connection = self.second_connection(address)
             server: pb.DescribeResponse = await connection.call(pb.DescribeRequest())

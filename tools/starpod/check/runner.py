@@ -14,6 +14,8 @@ import grpc
 
 from starpod.check.connection import Connection
 from starpod.check.expectations import Broken, NotShown, Unmet
+from starpod.check.grpc_connection import GrpcConnection
+from starpod.check.http_connection import HTTPConnection
 from starpod.check.options import Required, session_options
 from starpod.check.probe import Probe, Target
 from starpod.check.refusal import from_error
@@ -110,7 +112,7 @@ async def check(
     also: another server process that hosts the same versions. seconds: for one requirement; call_seconds: for one call.
     options: `name=JSON` of environments. slow: test what takes more than a minute, too. Raises Unreachable.
     """
-    connection = Connection(address, access, call_seconds)
+    connection = connect(address, access, call_seconds)
     try:
         server = await _describe(connection)
         if also:
@@ -125,6 +127,16 @@ async def check(
     finally:
         await connection.close()
     return report
+
+
+def connect(address: str, access: Transport, seconds: float) -> Connection:
+    """A connection over the transport of the address: http:// and https:// are JSON over HTTP. Raises Unreachable."""
+    if "://" not in address:
+        return GrpcConnection(address, access, seconds)
+    try:
+        return HTTPConnection(address, access, seconds)
+    except ImportError as error:
+        raise Unreachable("to check over HTTP install httpx: pip install '.[http]' in a clone") from error
 
 
 async def _describe(connection: Connection) -> pb.DescribeResponse:
@@ -263,6 +275,8 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
 def _out_of_scope(target: Target, requirement: Requirement) -> str:
     """Why the requirement is not about this target; empty if it is."""
     level = requirement.level
+    if level == "stream" and not isinstance(target.connection, GrpcConnection):
+        return "HTTP has no Stream in both directions"
     if level == "core":
         return ""
     owner, of = ("server", target.server) if level == "stream" else ("environment", target.spec)

@@ -150,7 +150,8 @@ class HTTPService:
             pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name,
             *self._worker.registry.ids,
         ):
-            raise Refused(HTTPStatus.NOT_FOUND, _no_such("service", service))
+            await exchange.fail(CallError("UNKNOWN_ENVIRONMENT", f"this server has no service {service[:80]!r}"))
+            return
         if self._worker.draining:
             await exchange.respond(b'{"status":"NOT_SERVING"}', HTTPStatus.SERVICE_UNAVAILABLE)
         else:

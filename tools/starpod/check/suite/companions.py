@@ -8,18 +8,16 @@ from collections.abc import Sequence
 
 import grpc
 
-from starpod.check.connection import SERVICE
 from starpod.check.expectations import Unmet, expect, expect_informed, expect_played, needs
+from starpod.check.grpc_connection import SERVICE, over_grpc
 from starpod.check.probe import Probe
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must, should
 from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.v1 import environment_pb2 as pb
 
-SERVING = b"\x08\x01"
-"""A grpc.health.v1.HealthCheckResponse, written by hand so that the check needs no health package."""
 LIST_SERVICES = b"\x3a\x00"
-"""A ServerReflectionRequest with an empty list_services, likewise."""
+"""A ServerReflectionRequest with an empty list_services, written by hand so that the check needs no such package."""
 METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close")
 OWNERS = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
 """Capabilities without which a server need not have the method."""
@@ -33,26 +31,26 @@ PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
 async def health(probe: Probe) -> None:
     for service in ("", probe.spec.id):
         try:
-            reply = await _health(probe, service)
+            serving = await probe.connection.serving(service)
         except grpc.aio.AioRpcError as error:
             found, fix = str(from_error(error)), "serve grpc.health.v1"
             raise Unmet(f"SERVING for the service {service!r}", found, fix) from error
-        expect(reply == SERVING, f"SERVING for the service {service!r}", reply)
+        expect(serving, f"SERVING for the service {service!r}", "another status")
     try:
-        reply = await _health(probe, "no_such_environment-v1")
+        await probe.connection.serving("no_such_environment-v1")
     except grpc.aio.AioRpcError as error:
         expect(error.code() == grpc.StatusCode.NOT_FOUND, "NOT_FOUND for an unknown service", from_error(error))
     else:
-        raise Unmet("NOT_FOUND for an unknown service", str(reply))
+        raise Unmet("NOT_FOUND for an unknown service", "a status")
 
 
 @should("C-94", "Server reflection lists starpod.v1.EnvironmentService.")
 async def reflection(probe: Probe) -> None:
-    reasons = []
+    connection, reasons = over_grpc(probe.connection), []
     for version in ("v1", "v1alpha"):
         path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-        call = probe.connection.channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)(
-            iter([LIST_SERVICES]), timeout=probe.connection.seconds, metadata=probe.connection.metadata
+        call = connection.channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)(
+            iter([LIST_SERVICES]), timeout=connection.seconds, metadata=connection.metadata
         )
         try:
             async for reply in call:
@@ -73,7 +71,7 @@ async def token(probe: Probe) -> None:
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", token),)):
         for method in methods:
             try:
-                await probe.connection.raw(f"/{SERVICE}/{method}", b"", metadata=metadata)
+                await probe.connection.call(getattr(pb, f"{method}Request")(), metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 _expect_unauthenticated(error, f"{method} with {metadata or 'no token'}")
             else:
@@ -87,7 +85,7 @@ async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -
     """Most refuse at once: what is written into a Stream that has just ended hides how it ended, so it comes later."""
     wanted, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
     for seconds in (1.0, 2.0, 4.0):
-        stream = probe.connection.stub.Stream(metadata=tuple(metadata), timeout=probe.connection.seconds)
+        stream = over_grpc(probe.connection).stub.Stream(metadata=tuple(metadata), timeout=probe.connection.seconds)
         reading = asyncio.ensure_future(stream.read())
         try:
             await asyncio.wait({reading}, timeout=seconds)
@@ -127,12 +125,11 @@ async def trace_context(probe: Probe) -> None:
         metadata = (*probe.connection.metadata, ("traceparent", parent), ("tracestate", "a=b"))
         got = []
         for turn in script.turns:
-            request = handle.request(turn).SerializeToString()
             try:
-                reply = await probe.connection.raw(f"/{SERVICE}/Step", request, metadata=metadata)
+                reply = await probe.connection.call(handle.request(turn), metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise Unmet(f"a Step to be served with traceparent {parent!r}", str(from_error(error))) from error
-            got.append(pb.StepResponse.FromString(reply).transition)
+            got.append(reply.transition)
             handle.index += 1
         expect_played(script.transitions, got, f"the episode with traceparent {parent!r}")
 
@@ -167,7 +164,7 @@ async def timing_trailer(probe: Probe) -> None:
 async def pinged(probe: Probe) -> None:
     needs(probe.server.capabilities.stream, "the server does not declare stream")
     pings = (("grpc.keepalive_time_ms", int(1000 * PING_SECONDS)), ("grpc.http2.max_pings_without_data", 0))
-    connection = probe.second_connection(options=pings)
+    connection = over_grpc(probe.second_connection(options=pings))
     stream = connection.stub.Stream(metadata=connection.metadata)
     try:
         await stream.write(pb.StreamRequest())
@@ -181,10 +178,3 @@ async def pinged(probe: Probe) -> None:
     finally:
         stream.cancel()
     raise Unmet("silence on a Stream without calls", str(got).strip() or "its end")
-
-
-async def _health(probe: Probe, service: str) -> bytes:
-    name = service.encode()
-    return await probe.connection.raw(
-        "/grpc.health.v1.Health/Check", b"\x0a" + bytes([len(name)]) + name if name else b""
-    )

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import grpc
 from google.protobuf.message import Message
 
-from starpod.check.connection import SERVICE, method_of
+from starpod.check.connection import method_of
 from starpod.check.expectations import Unmet, expect, expect_informed, needs
 from starpod.check.probe import UNLIMITED, Handle, Probe
 from starpod.check.refusal import Refusal, from_error
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
-UNKNOWN_FIELD = b"\xfa\xff\xff\xff\x0f\x03new"
-"""Field 536,870,911, the highest there is, with three bytes."""
 LARGEST = 256 * 2**20
 
 
@@ -73,11 +71,12 @@ async def oversized(probe: Probe) -> None:
 async def unknown_fields(probe: Probe) -> None:
     handle = await probe.seeded()
     for request in (pb.DescribeRequest(), handle.request(), pb.RenewRequest(session_ids=[handle.id])):
-        method = method_of(request)
         try:
-            await probe.connection.raw(f"/{SERVICE}/{method}", request.SerializeToString() + UNKNOWN_FIELD)
+            await probe.connection.send_unknown_field(request)
         except grpc.aio.AioRpcError as error:
-            raise Unmet(f"{method} with a field of the future to be served", str(from_error(error))) from error
+            raise Unmet(
+                f"{method_of(request)} with a field of the future to be served", str(from_error(error))
+            ) from error
 
 
 @must("C-88", "Bytes that are no message are refused, and harm neither session nor server.")
@@ -85,7 +84,7 @@ async def garbage(probe: Probe) -> None:
     handle = await probe.seeded()
     for method in ("Open", "Step", "Describe"):
         try:
-            await probe.connection.raw(f"/{SERVICE}/{method}", b"\xff\xff\xff\xff garbage")
+            await probe.connection.send_garbage(method)
         except grpc.aio.AioRpcError as error:
             hung = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
             expect(not hung, f"garbage for {method} to be refused", from_error(error))

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import grpc
 
-from starpod.check.connection import StreamConnection, columns_of
 from starpod.check.expectations import TooBusy, Unmet, expect, expect_same
+from starpod.check.grpc_connection import StreamConnection, columns_of, open_stream
 from starpod.check.probe import Handle, Probe
 from starpod.check.refusal import Refusal, from_error, from_status
 from starpod.check.requirement import must
@@ -89,7 +89,7 @@ async def _outlived(probe: Probe, lease: float) -> bool:
     async with contextlib.AsyncExitStack() as stack:
         streams = []
         if probe.server.capabilities.stream:
-            streams = [await stack.enter_async_context(probe.connection.stream()) for _ in range(2)]
+            streams = [await stack.enter_async_context(open_stream(probe.connection)) for _ in range(2)]
         calls = _calls(probe, streams, itertools.count())
         called = time.monotonic()
         handles = await probe.several(len(calls), lease_seconds=lease)

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from starpod.check.connection import StreamConnection, columns_of
 from starpod.check.expectations import expect, expect_played, expect_same, needs
+from starpod.check.grpc_connection import StreamConnection, columns_of, open_stream
 from starpod.check.probe import NONSENSE, Handle, Probe, Script, Turn
 from starpod.check.refusal import DOMAIN, from_status
 from starpod.check.requirement import must
@@ -22,7 +22,7 @@ UNKNOWN_SESSION = pb.StepRequest(session_id="no-such-session", epoch=1)
 @must("S-01", "Every call on a Stream gets exactly one reply, with its call_id and of its kind.")
 async def one_reply(probe: Probe) -> None:
     key = probe.key()
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         open_call = pb.Call(call_id=2**64 - 1, open=probe.open_request(key=key))
         opened = (await stream.ask(open_call))[0]
         expect(opened.WhichOneof("response") == "open", "an OpenResponse to an open", _kind(opened))
@@ -73,7 +73,7 @@ async def in_order(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
     turns = enumerate(script.turns)
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         replies = await stream.ask(
             *(pb.Call(call_id=place, step=handle.request(turn, ahead=place)) for place, turn in turns)
         )
@@ -85,7 +85,7 @@ async def in_order(probe: Probe) -> None:
 async def interleaved(probe: Probe) -> None:
     script = probe.script()
     handles = [await probe.seeded() for _ in range(4)]
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         calls = [
             pb.Call(call_id=100 * number + place, step=handle.request(turn, ahead=place))
             for place, turn in enumerate(script.turns)
@@ -100,7 +100,7 @@ async def interleaved(probe: Probe) -> None:
 @must("S-04", "A bad call on a Stream gets an error reply; the others and the stream go on.")
 async def fails_alone(probe: Probe) -> None:
     handle, other = await probe.seeded(), await probe.seeded()
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         replies = await stream.ask(
             pb.Call(call_id=1, step=handle.request()),
             pb.Call(call_id=2, step=UNKNOWN_SESSION),
@@ -123,7 +123,7 @@ async def same_errors(probe: Probe) -> None:
         UNKNOWN_SESSION,
     ]
     unaries = [await probe.refusal(request) for request in requests]
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         replies = await stream.ask(*(pb.Call(call_id=place, step=request) for place, request in enumerate(requests)))
     for unary, reply in zip(unaries, replies, strict=True):
         if unary is None or reply.WhichOneof("response") != "error":
@@ -139,7 +139,7 @@ async def same_errors(probe: Probe) -> None:
 @must("S-06", "After a half-close the server answers what it has received and ends the Stream with OK.")
 async def drained(probe: Probe) -> None:
     handles = await probe.several(8)
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         await stream.send(*(pb.Call(call_id=n, step=handle.request()) for n, handle in enumerate(handles)))
         code = await stream.finish()
         expect(len(stream.replies) == 8, "8 replies after the half-close", len(stream.replies), "drain before the end")
@@ -149,7 +149,7 @@ async def drained(probe: Probe) -> None:
 @must("S-07", "Cancelling a Stream leaves its sessions alive, and what it began is finished and cached.")
 async def cancelled(probe: Probe) -> None:
     async def cancel(turn: Turn) -> None:
-        async with probe.connection.stream() as stream:
+        async with open_stream(probe.connection) as stream:
             call = pb.Call(call_id=1, step=handle.request(turn))
             await (stream.send(call) if handle.index % 2 else stream.ask(call))
         await asyncio.sleep(0.02)  # so that the server learns of it
@@ -164,7 +164,7 @@ async def repeated(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
     got = []
-    async with probe.connection.stream() as one, probe.second_connection().stream() as two:
+    async with open_stream(probe.connection) as one, open_stream(probe.second_connection()) as two:
         for number, turn in enumerate(script.turns):
             request = handle.request(turn)
             twice = [pb.Call(call_id=10 * number + copy, step=request) for copy in range(2)]
@@ -189,7 +189,7 @@ async def timeout(probe: Probe) -> None:
             expect(refusal.code == "DEADLINE_EXCEEDED", "the reply or DEADLINE_EXCEEDED", refusal)
             late += 1
 
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         await probe.expect_script(handle, "the episode with calls past their timeout", before=hurry)
     needs(late, "the server answers within the shortest timeout, 1 ms")
 
@@ -197,7 +197,7 @@ async def timeout(probe: Probe) -> None:
 @must("S-10", "A call without a request gets an error reply, and an empty message none.")
 async def hollow(probe: Probe) -> None:
     handle = await probe.seeded()
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         await stream.send()
         replies = await stream.ask(pb.Call(call_id=1), pb.Call(call_id=2, step=handle.request()))
         kinds = _kinds(replies)
@@ -217,7 +217,7 @@ async def columns(probe: Probe) -> None:
     handle = await probe.seeded()
     needs(_plays_texts(script), "the environment's actions are not texts")
     fix = "treat a row as the Step that it stands for"
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         requests = {place: handle.request(turn, ahead=place) for place, turn in enumerate(script.turns)}
         got = [_transition(reply) for reply in await stream.ask(steps=columns_of(requests))]
         expect_played(script.transitions, got, "the episode in columns", fix)
@@ -248,7 +248,7 @@ async def full_rows(probe: Probe) -> None:
     pairs = []
     for want in (pb.Want(), pb.Want(state_key=probe.spec.capabilities.state_key)):
         pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         for number, turn in enumerate(([], probe.turn(*actions, pb.Action(text=NONSENSE)))):
             requests = {10 * number + place: columned.request(turn) for place, (columned, _) in enumerate(pairs)}
             replies = await stream.ask(steps=columns_of(requests))
@@ -263,7 +263,7 @@ async def bad_row(probe: Probe) -> None:
     _needs_columns(probe)
     handle, other = await probe.seeded(), await probe.seeded()
     steps = columns_of({1: handle.request(), 2: UNKNOWN_SESSION, 3: other.request(ahead=4)})
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         kinds = _kinds(await stream.ask(steps=steps))
         expect(kinds == ["step", "error", "error"], "step, error, error", kinds)
 
@@ -288,7 +288,7 @@ async def ragged(probe: Probe) -> None:
         "two rows without counts, and one action": {**both, "actions": ["x"]},
     }
     for what, fields in cases.items():
-        async with probe.connection.stream() as stream:
+        async with open_stream(probe.connection) as stream:
             await stream.send(steps=pb.StepColumns(**fields))
             code = await stream.finish()
         kinds = {call_id: _kinds(replies) for call_id, replies in stream.replies.items()}
@@ -305,7 +305,7 @@ async def ragged(probe: Probe) -> None:
 )
 async def timing(probe: Probe) -> None:
     handles = await probe.several(2)
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         await stream.ask(*(pb.Call(call_id=place, step=handle.request()) for place, handle in enumerate(handles)))
         if probe.server.capabilities.step_columns:
             look = [pb.Action(text="look")]
@@ -328,7 +328,7 @@ async def rows_of_one_session(probe: Probe) -> None:
     needs(len(script.turns) > 1 and _plays_texts(script), "the environment has no two turns of texts")
     first, second = handle.request(script.turns[0]), handle.request(script.turns[1], ahead=1)
     rows = (first, first, other.request(script.turns[0]), second, second, first)
-    async with probe.connection.stream() as stream:
+    async with open_stream(probe.connection) as stream:
         replies = await stream.ask(steps=columns_of(dict(enumerate(rows))))
     mend = "let a row wait for the rows of its session before it, however these are served"
     kinds = _kinds(replies)

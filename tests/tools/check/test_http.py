@@ -1,0 +1,116 @@
+"""The check over HTTP finds what it finds over gRPC, and what only HTTP can get wrong."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from starpod.check.runner import Result, Unreachable, check
+from starpod.check.suite import REQUIREMENTS
+from starpod.env_server.config import HTTP, ServerConfig
+from starpod.env_server.http import exchange
+from starpod.env_server.registry import Registry
+from starpod.env_server.server import EnvironmentServer
+from tests.env_server.troublesome import Walk
+from tests.hostile.conftest import http_url
+from tests.support import ROOT, credentials, held_port, start_server
+
+WITHOUT_STREAM = {each.id for each in REQUIREMENTS if each.level == "stream"} | {"C-94"}
+LUCKY = """
+import random
+from starpod.env_server import Environment, EnvironmentSpec, Outcome
+
+class Lucky(Environment):
+    spec = EnvironmentSpec(id="lucky-v1", version="1.0.0", title="Lucky", actions=("left", "right"))
+
+    def reset(self, rng):
+        self.number = 0.0
+
+    def step(self, action):
+        self.number = random.random()
+        return Outcome(reward=self.number)
+
+    def render(self, mode="text"):
+        return f"{self.number}"
+"""
+
+
+def told(results: list[Result]) -> dict[str, str]:
+    return {each.requirement.id: each.status for each in results if each.requirement.id not in WITHOUT_STREAM}
+
+
+@pytest.mark.minutes
+@pytest.mark.timeout(1200)
+def test_both_transports_find_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "lucky.py"
+    file.write_text(LUCKY)
+    settings = ("--http", "0", "--workers", "2", "--max-sessions", "64")
+    with start_server("frozen_lake", "--environment-module", str(file), *settings) as server:
+        over_grpc = asyncio.run(check(server.address, REQUIREMENTS, seconds=90))
+        over_http = asyncio.run(check(http_url(server), REQUIREMENTS, seconds=90))
+    for ours, theirs in zip(over_http.environments, over_grpc.environments, strict=True):
+        assert told(ours.results) == told(theirs.results)
+        skipped = {r.requirement.id: r.message for r in ours.results if r.requirement.id in WITHOUT_STREAM}
+        assert skipped.keys() == WITHOUT_STREAM
+        assert all(message.startswith("HTTP has no Stream") for message in skipped.values())
+    lucky, lake = sorted(over_http.environments, key=lambda each: each.id != "lucky-v1")
+    assert "failed" in told(lucky.results).values()
+    assert not {"failed", "error"} & set(told(lake.results).values())
+    assert told(lake.results)["C-92"] == "passed"
+
+
+def test_tls_and_tokens_over_http(tmp_path: Path) -> None:
+    files = credentials(tmp_path)
+    serving = {"tls-certificate": "certificate", "tls-key": "key", "tls-client-ca": "ca", "token-file": "token"}
+    options = [word for option, name in serving.items() for word in (f"--{option}", str(files[name]))]
+    access = ["--certificate", "certificate", "--key", "key", "--ca", "ca", "--token-file", "token"]
+    with start_server("bandit", "--http", "0", *options) as guarded:
+        command = [sys.executable, "-m", "starpod.cli.main", "check", http_url(guarded), "--level", "core"]
+        done = subprocess.run(
+            [*command, *(str(files.get(word, word)) for word in access), "--json", "-"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = {each["id"]: each["status"] for each in json.loads(done.stdout)["environments"][0]["results"]}
+    assert results["C-95"] == "passed"
+
+
+@pytest.fixture
+async def walking() -> AsyncIterator[EnvironmentServer]:
+    server = EnvironmentServer(Registry((Walk,)), ServerConfig(port=0, http=HTTP(0)))
+    await server.start()
+    yield server
+    await server.stop(0)
+
+
+async def failures(server: EnvironmentServer, *ids: str) -> dict[str, str]:
+    chosen = [each for each in REQUIREMENTS if each.id in ids]
+    results = (await check(server.http_address, chosen)).results
+    return {each.requirement.id: each.message for each in results if each.status in ("failed", "error")}
+
+
+async def test_a_status_that_is_not_the_codes(walking: EnvironmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not await failures(walking, "C-83", "C-89")
+    monkeypatch.setitem(exchange._STATUS, 5, HTTPStatus.INTERNAL_SERVER_ERROR)
+    found = await failures(walking, "C-83", "C-89")
+    assert found.keys() == {"C-83", "C-89"}
+    assert "expected HTTP status 404 with NOT_FOUND" in found["C-83"]
+
+
+async def test_an_error_that_is_no_status(walking: EnvironmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "write_json", lambda _: b"<html>")
+    assert "expected a google.rpc.Status as JSON" in (await failures(walking, "C-83"))["C-83"]
+
+
+async def test_nobody_answers() -> None:
+    with held_port() as port, pytest.raises(Unreachable, match=f"no server answers at http://127.0.0.1:{port}"):
+        await check(f"http://127.0.0.1:{port}", REQUIREMENTS)

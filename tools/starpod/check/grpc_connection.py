@@ -1,0 +1,249 @@
+"""A connection over gRPC: generated stubs, unary calls and Streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from starpod.check.connection import PATIENCE, Connection, Metadata, method_of, patiently
+from starpod.check.expectations import Broken, NotShown, Unmet
+from starpod.check.refusal import from_status
+from starpod.client.transport import Transport, join_endpoint
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1 import environment_pb2_grpc as pb_grpc
+
+SERVICE = "starpod.v1.EnvironmentService"
+UNKNOWN_FIELD = b"\xfa\xff\xff\xff\x0f\x03new"
+"""Field 536,870,911, the highest there is, with three bytes."""
+SERVING = b"\x08\x01"
+"""A grpc.health.v1.HealthCheckResponse, written by hand so that the check needs no health package."""
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_retries", 0),  # a call is sent once: repeating it is what is under test
+    ("grpc.use_local_subchannel_pool", 1),  # every Connection is a connection of its own
+)
+
+
+class GrpcConnection(Connection):
+    """A channel of its own to a server."""
+
+    def __init__(
+        self,
+        address: str,
+        access: Transport,
+        seconds: float,
+        portion: int = 0,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        super().__init__(address, access, seconds, portion)
+        options = (*_OPTIONS, *options)
+        self.channel = (
+            grpc.aio.secure_channel(address, access.tls.credentials(), options=options)
+            if access.tls
+            else grpc.aio.insecure_channel(address, options=options)
+        )
+        self.stub = pb_grpc.EnvironmentServiceStub(self.channel)
+
+    def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> GrpcConnection:
+        return GrpcConnection(address or self.address, self.access, self.seconds, self.portion, options)
+
+    def sibling(self, endpoint: str) -> str:
+        return join_endpoint(endpoint, self.address.rpartition(":")[0])
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    async def send(self, request: Message, seconds: float, metadata: Metadata) -> tuple[Any, Any]:
+        call = getattr(self.stub, method_of(request))(request, timeout=seconds, metadata=tuple(metadata))
+        return await call, await call.trailing_metadata()
+
+    async def send_unknown_field(self, request: Message) -> None:
+        await self._raw(f"/{SERVICE}/{method_of(request)}", request.SerializeToString() + UNKNOWN_FIELD)
+
+    async def send_garbage(self, method: str) -> None:
+        await self._raw(f"/{SERVICE}/{method}", b"\xff\xff\xff\xff garbage")
+
+    async def serving(self, service: str) -> bool:
+        name = service.encode()
+        request = b"\x0a" + bytes([len(name)]) + name if name else b""
+        return await self._raw("/grpc.health.v1.Health/Check", request) == SERVING
+
+    async def _raw(self, path: str, request: bytes) -> bytes:
+        """The reply of a unary call, bytes for bytes. Waits while overloaded."""
+        method = self.channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
+        reply: bytes = await patiently(lambda: method(request, timeout=self.seconds, metadata=tuple(self.metadata)))
+        return reply
+
+
+def over_grpc(connection: Connection) -> GrpcConnection:
+    """The connection. Raises NotShown for one over HTTP."""
+    if isinstance(connection, GrpcConnection):
+        return connection
+    raise NotShown("HTTP has no Stream in both directions, no server reflection and no keepalive")
+
+
+@contextlib.asynccontextmanager
+async def open_stream(connection: Connection) -> AsyncIterator[StreamConnection]:
+    """A Stream, cancelled at the end if it is still open. Raises NotShown over HTTP."""
+    grpc_connection = over_grpc(connection)
+    call = grpc_connection.stub.Stream(metadata=grpc_connection.metadata)
+    conversation = StreamConnection(call, connection.seconds, connection.portion)
+    try:
+        yield conversation
+    finally:
+        conversation.cancel()
+
+
+class StreamConnection:
+    """An open Stream. Replies are kept by call id, transitions in columns turned into the Reply that they stand for.
+
+    timings: those of the messages that carried one.
+    """
+
+    def __init__(self, call: Any, seconds: float, portion: int = 0) -> None:
+        self._call = call
+        self._seconds = seconds
+        self._portion = portion
+        self.replies: dict[int, list[pb.Reply]] = {}
+        self.columns = 0
+        self.timings: list[pb.ServerTiming] = []
+
+    async def send(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> None:
+        await self._write([pb.StreamRequest(calls=calls, steps=steps)])
+
+    async def ask(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> list[pb.Reply]:
+        """Sends the calls in one message; returns their replies in the calls' order, rows of columns last.
+
+        In several messages, each answered before the next, where the server works on so few calls at once. A call
+        that is refused as OVERLOADED is sent again.
+        """
+        requests = {call.call_id: pb.StreamRequest(calls=[call]) for call in calls}
+        requests |= {row.call_ids[0]: pb.StreamRequest(steps=row) for row in split(steps or pb.StepColumns())}
+        ids = list(requests)
+        most = self._portion or len(ids)
+        if whole := len(ids) <= most:
+            await self.send(*calls, steps=steps)
+        replies = []
+        for start in range(0, len(ids), max(1, most)):
+            portion = ids[start : start + most]
+            await self._write([] if whole else [requests[call_id] for call_id in portion])
+            replies += await self._patiently(portion, requests)
+        return replies
+
+    async def _patiently(self, ids: Sequence[int], requests: Mapping[int, pb.StreamRequest]) -> list[pb.Reply]:
+        """The replies to the calls. Those that find the server overloaded are sent again, in the same order."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            replies = await self.collect(ids)
+            refusals = {reply.call_id: from_status(reply.error) for reply in replies if reply.HasField("error")}
+            delays = {call_id: r.wait for call_id, r in refusals.items() if r.wait is not None}
+            if not delays or time.monotonic() + max(delays.values()) > end:
+                return replies
+            await asyncio.sleep(max(delays.values()))
+            for call_id in delays:
+                del self.replies[call_id]
+            await self._write([requests[call_id] for call_id in delays])
+
+    async def _write(self, requests: Iterable[pb.StreamRequest]) -> None:
+        for request in requests:
+            await self._within(self._call.write(request), "a message to be taken")
+
+    async def collect(self, call_ids: Sequence[int]) -> list[pb.Reply]:
+        """Reads until every id has its reply; returns the first reply of each."""
+        while missing := [call_id for call_id in call_ids if call_id not in self.replies]:
+            message = await self._within(self._call.read(), f"replies to the calls {missing[:5]}")
+            if message is grpc.aio.EOF:
+                code = await self._call.code()
+                raise Unmet(f"replies to the calls {missing[:5]}", f"the end of the stream ({code.name})")
+            self._take(message)
+        return [self.replies[call_id][0] for call_id in call_ids]
+
+    async def finish(self) -> grpc.StatusCode:
+        """Half-closes, reads to the end and returns the stream's status."""
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the server ended it, perhaps before the half-close
+            await self._call.done_writing()
+            while (message := await self._within(self._call.read(), "the end of the stream")) is not grpc.aio.EOF:
+                self._take(message)
+        code: grpc.StatusCode = await self._call.code()
+        return code
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def _take(self, message: pb.StreamResponse) -> None:
+        for reply in (*message.replies, *rows(message.transitions)):
+            if reply.HasField("error") and (refusal := from_status(reply.error)).bug:
+                raise Broken(refusal)
+            self.replies.setdefault(reply.call_id, []).append(reply)
+        self.columns += len(message.transitions.call_ids)
+        if message.HasField("timing"):
+            self.timings.append(message.timing)
+
+    async def _within(self, waiting: Any, what: str) -> Any:
+        try:
+            return await asyncio.wait_for(waiting, self._seconds)
+        except TimeoutError:
+            raise Unmet(f"{what} within {self._seconds:g} s", "nothing") from None
+
+
+def columns_of(requests: Mapping[int, pb.StepRequest]) -> pb.StepColumns:
+    """Steps of texts, by call id, as rows of columns."""
+    columns = pb.StepColumns(call_ids=requests)
+    for request in requests.values():
+        columns.session_ids.append(request.session_id)
+        columns.epochs.append(request.epoch)
+        columns.step_indices.append(request.step_index)
+        columns.action_counts.append(len(request.actions))
+        columns.actions.extend(action.text for action in request.actions)
+    return columns
+
+
+def split(steps: pb.StepColumns) -> Iterator[pb.StepColumns]:
+    """Each row of columns as columns of its own."""
+    actions = iter(steps.actions)
+    for row, call_id in enumerate(steps.call_ids):
+        count = steps.action_counts[row] if steps.action_counts else 1
+        yield pb.StepColumns(
+            call_ids=[call_id],
+            session_ids=[steps.session_ids[row]],
+            epochs=[steps.epochs[row]],
+            step_indices=[steps.step_indices[row]],
+            actions=[next(actions) for _ in range(count)],
+            action_counts=[count] if steps.action_counts else [],
+        )
+
+
+def rows(columns: pb.TransitionColumns) -> list[pb.Reply]:
+    """The rows of columns, each as the Reply that it stands for (but for next_step_index, which they do not carry)."""
+    replies = []
+    ended: Mapping[int, int] = {row: place for place, row in enumerate(columns.ended_rows)}
+    outcome = 0
+    for row, call_id in enumerate(columns.call_ids):
+        transition = pb.Transition(reward=columns.rewards[row])
+        transition.observation.parts.add(text=columns.texts[row])
+        if columns.state_keys:
+            transition.observation.state_key = columns.state_keys[row]
+        for _ in range(columns.outcome_counts[row] if columns.outcome_counts else 1):
+            flags = columns.outcome_flags[outcome]
+            transition.outcomes.add(
+                executed=bool(flags & 1),
+                valid=bool(flags & 2),
+                effective=bool(flags & 4),
+                reward=columns.outcome_rewards[outcome] if columns.outcome_rewards else columns.rewards[row],
+            )
+            outcome += 1
+        if row in ended:
+            transition.end_reason = columns.end_reasons[ended[row]]
+            transition.terminated = transition.end_reason == pb.END_REASON_TERMINAL
+            transition.truncated = not transition.terminated
+            if success := columns.end_successes[ended[row]]:
+                transition.success = success == 2
+        replies.append(pb.Reply(call_id=call_id, step=pb.StepResponse(transition=transition)))
+    return replies
