@@ -78,6 +78,19 @@ def test_a_dry_run_prints_what_would_be_used() -> None:
     assert yaml.safe_load(run("--dry-run", "tiny", "seed=5").output)["seed"] == 5
 
 
+def test_a_dry_run_estimates_memory_and_refuses_what_cannot_fit() -> None:
+    told = run("--dry-run", "tiny").output
+    assert "# Memory per device, GiB (estimated)" in told
+    assert "weights" in told and "at most at a time" in told
+    refused = run("--dry-run", "tiny", "device=cpu", "model.tiny.hidden=16384", "model.tiny.layers=100")
+    assert refused.exit_code == 2
+    assert "Change what takes most: optimiser (AdamW)" in refused.output.splitlines()[-1]
+    room = run("--dry-run", "tiny", "engine.cache_gib=0.0001")
+    assert room.exit_code == 2 and "engine.cache_gib" in room.output.splitlines()[-1]
+    absent = run("--dry-run", "tiny", "model.name=nowhere/at-all")
+    assert absent.exit_code == 0 and "# Memory is not estimated: " in absent.output
+
+
 def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading would ask a hub that does not answer again and again."""
     asked: list[str] = []

@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     multiple=True,
     help="Resume although KEY (such as environment.id) differs from the run's. Repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the configuration, print it as it would be used, and stop.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check the configuration, print it as it would be used with the memory that it needs, and stop.",
+)
 @click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
 @click.option(
     "--keys",
@@ -89,11 +93,33 @@ def train(
         raise click.UsageError(str(error)) from None
     if dry_run:
         click.echo(yaml.safe_dump(resolved.to_dict(), sort_keys=False, allow_unicode=True), nl=False)
-        return 0
+        return _check_memory(resolved)
     if run_dir is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
     name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return run_training(resolved, run_dir or Path("runs") / name, resume=resume)
+
+
+def _check_memory(config: Config) -> int:
+    """Prints the estimated memory as comments below the configuration. Raises UsageError for what cannot fit."""
+    import transformers
+
+    from starpod.trainer.engines.base import EngineError
+    from starpod.trainer.memory import estimate_memory, place_of
+    from starpod.trainer.models.config import ModelError
+
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        estimate = estimate_memory(config, place_of(config.device))
+    except ModelError as error:
+        click.echo(f"# Memory is not estimated: {error}")
+        return 0
+    except EngineError as error:
+        raise click.UsageError(str(error)) from None
+    click.echo("".join(f"# {line}\n" for line in estimate.table()), nl=False)
+    if not estimate.fits:
+        raise click.UsageError(estimate.advice())
+    return 0
 
 
 def run_training(config: Config, path: Path, *, resume: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.config import SMOLLM2, LoraConfig, ModelConfig, ModelError
@@ -44,6 +44,15 @@ def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
     dtype: torch.dtype = getattr(torch, config.base_dtype)
     model: PreTrainedModel = _load(AutoModelForCausalLM, config, dtype=dtype, attn_implementation=config.attention)
     return add_adapters(model, config.lora, seed) if config.lora.rank else model
+
+
+def load_shape(config: ModelConfig) -> PreTrainedModel:
+    """The model without its weights: on the device `meta`. Raises ModelError."""
+    _check_hub(config)
+    shape = _load(AutoConfig, config)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(shape)  # type: ignore[no-untyped-call]
+    return model
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch.nn.Module:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from starpod.trainer.models import hf
@@ -24,7 +24,7 @@ from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly, tokens_read
 from starpod.trainer.models.logprobs import token_logprobs
 from starpod.trainer.models.precision import compute_dtype, compute_in, computing, output_layer, round_weights
-from starpod.trainer.models.tiny import build_tiny, train_tokenizer
+from starpod.trainer.models.tiny import build_tiny, tiny_shape, train_tokenizer
 from starpod.trainer.models.trunk import plain, splits_cleanly, trunk_of
 
 CriticKind = Literal["none", "shared", "separate"]
@@ -212,6 +212,16 @@ def build_policy(config: ModelConfig, *, texts: Iterable[str] | None, critic: Cr
                 f"{config.name} scales or caps its logits, which scoring does not do: choose another model"
             )
     return Policy(config, model, tokenizer, critic)
+
+
+def build_shape(config: ModelConfig) -> nn.Module:
+    """The language model without weights, on the device `meta`, adapters included. Raises ModelError."""
+    if config.name == TINY:
+        with torch.device("meta"):
+            return LlamaForCausalLM(tiny_shape(config, config.tiny.vocabulary))
+    model = hf.load_shape(config)
+    with torch.device("meta"):
+        return hf.add_adapters(model, config.lora, 0) if config.lora.rank else model
 
 
 def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:

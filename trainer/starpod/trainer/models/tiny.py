@@ -92,9 +92,19 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
     It goes by the name of Llama, with biases: transformers gives every folder of type qwen2 Qwen's own tokenizer, and
     would ignore the one that is saved beside this model.
     """
+    shape = tiny_shape(config, len(tokenizer))
+    shape.eos_token_id = tokenizer.eos_token_id
+    shape._attn_implementation = config.attention
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(shape)
+
+
+def tiny_shape(config: ModelConfig, vocabulary: int) -> LlamaConfig:
+    """The architecture of `build_tiny`. vocabulary: entries of the tokenizer."""
     tiny = config.tiny
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
+    return LlamaConfig(
+        vocab_size=vocabulary,
         hidden_size=tiny.hidden,
         intermediate_size=tiny.intermediate,
         num_hidden_layers=tiny.layers,
@@ -109,9 +119,5 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
         initializer_range=0.5 * tiny.hidden**-0.5,
         pad_token_id=None,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=None,
     )
-    shape._attn_implementation = config.attention
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(shape)
