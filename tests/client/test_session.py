@@ -77,6 +77,19 @@ async def test_calls_that_wait_when_a_session_is_closed_are_told_so() -> None:
     assert all(isinstance(result, RuntimeError) for result in rest), rest
 
 
+async def test_closing_does_not_wait_for_a_call_that_nobody_waits_for() -> None:
+    """It is closed when the server is through with it."""
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        session, other = await fleet.open("walk-v1", seed=3, count=2)
+        server.delay = lambda kind: 3600 if kind == "step" else 0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await session.step("left")
+        async with asyncio.timeout(60):
+            await fleet.close_sessions([session, other])
+    assert other.closed
+
+
 async def test_a_call_that_is_cancelled_when_its_turn_has_come_lets_the_next_one_in() -> None:
     async with FakeServer() as server, Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)

@@ -122,16 +122,22 @@ class Recovery:
             raise
 
     async def close_sessions(self, states: Iterable[SessionState], seconds: float) -> None:
-        """Ends sessions, one call per server. Those of a server that is away are closed when it is back."""
+        """Ends sessions, one call per server, within `seconds`. Those of a server that is away are closed when it is
+        back, and those with a call under way, whose caller may have given it up, when that is over."""
         by_replica: defaultdict[Replica, list[str]] = defaultdict(list)
+        until = _now() + seconds
         for state in states:
-            await state.acquire()
+            try:
+                async with asyncio.timeout_at(until if state.busy else None):
+                    await state.acquire()
+            except TimeoutError:
+                self._spawn(self.close_sessions([state], self.patience))
+                continue
             if not state.closed:
                 state.closed = True
                 state.replica.sessions.discard(state)
                 by_replica[state.replica].append(state.session_id)
             state.release()
-        until = _now() + seconds
         await asyncio.gather(*(replica.close_sessions(ids, until) for replica, ids in by_replica.items()))
 
     # --- retry and rebuild -----------------------------------------------------------------------------------------
