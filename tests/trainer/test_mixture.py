@@ -18,7 +18,8 @@ from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.evaluate import overall
 from starpod.trainer.mixture import Mixture
-from starpod.trainer.rollout.collect import Collected, Start
+from starpod.trainer.rollout.ahead import Ahead
+from starpod.trainer.rollout.collect import Start
 from starpod.trainer.seeds import SeedCursor
 from starpod.trainer.statistics import interval_of_mean, wilson_interval
 from starpod.trainer.update import advantages_by_kind
@@ -194,22 +195,17 @@ def test_the_interval_of_a_mean_narrows_with_the_root_of_the_number() -> None:
 
 
 class Tasks(ScriptedCollector):
-    """Groups of the task that each start names; the first of `arms` is lost. seen: what was asked for at once."""
+    """Groups of the task that each start names; the first of `arms` is lost. seen: what was asked for, in order."""
 
-    seen: ClassVar[list[list[str]]] = []
+    seen: ClassVar[list[str]] = []
 
-    async def collect(self, starts: Any, size: int, *, min_size: int = 1) -> Collected:
-        self.seen.append([start.task or self.task.name for start in starts])
-        collected = Collected()
-        for start in starts:
-            task = start.task or self.task.name
-            if task == "arms" and len(self.seen) == 1:
-                collected.dropped += 1
-                continue
-            rewards = [1.0, 0.0][:size] if task == "arms" else [10.0, 0.0][:size]
-            members = [played(task, start.id, member, reward) for member, reward in enumerate(rewards)]
-            collected.groups.append(Group(start.id, members))
-        return collected
+    async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
+        task = start.task or self.task.name
+        self.seen.append(task)
+        if task == "arms" and self.seen.count("arms") == 1:
+            return Group(start.id, [])
+        rewards = [1.0, 0.0][:size] if task == "arms" else [10.0, 0.0][:size]
+        return Group(start.id, [played(task, start.id, member, reward) for member, reward in enumerate(rewards)])
 
 
 async def test_a_run_asks_the_same_environment_again_and_tells_of_each(tmp_path: Path) -> None:
@@ -222,9 +218,10 @@ async def test_a_run_asks_the_same_environment_again_and_tells_of_each(tmp_path:
     run.collector = cast(Any, Tasks)(
         fleet=run.collector.fleet, agents=run.collector.agents, task=Task("any"), outcome=list, others=collectors
     )
+    run.ahead = Ahead(run.collector, 2, run.parallel)
     run.begin_step()
     groups = await run.collect()
-    assert Tasks.seen == [["lake", "arms", "lake", "lake"], ["arms"]]
+    assert Tasks.seen == ["lake", "arms", "lake", "lake", "arms"]
     assert [group.id for group in groups] == [0, 2, 3, 4]
     kept = run.filter(groups)
     found = {name.removeprefix("environments/"): value for name, value in run.metrics.items() if "ments/" in name}
@@ -236,7 +233,7 @@ async def test_a_run_asks_the_same_environment_again_and_tells_of_each(tmp_path:
     assert found["arms/kept_fraction"] == 1.0 and run.metrics["collect/success"] == 0.5
 
     await run.evaluate()
-    assert Tasks.seen[2:] == [["arms"] * 4, ["lake"] * 4]
+    assert Tasks.seen[5:] == ["arms"] * 4 + ["lake"] * 4
     (line,) = run.output.folder.read_evaluations()
     assert (line["episodes"], line["success"], line["return_mean"]) == (8, 1.0, 5.5)
     assert line["environments"]["lake"]["return_mean"] == 10.0

@@ -1,9 +1,8 @@
 """The steps of a run: what is asked for again, what a checkpoint brings back, what the end does."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,26 +32,19 @@ Outcome = Callable[[int], list[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedCollector(Collector[EngineAgents]):
-    """Plays nothing: groups come out as `outcome` says. rounds: how many starts were asked for at once."""
+    """Plays nothing: groups come out as `outcome` says. asked: the starts, in order."""
 
     outcome: Outcome
-    rounds: list[int] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=count)
+    asked: list[Start] = field(default_factory=list)
 
-    async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
-        collected = Collected()
-        self.rounds.append(len(starts))
-        for start in starts:
-            returns = self.outcome(next(self.numbers))
-            episodes = [episode(start.id, member, value) for member, value in enumerate(returns)]
-            if size > len(episodes):
-                collected.failed += size - len(episodes)
-                collected.error = "Unavailable: the server is gone"
-            if len(episodes) < min_size:
-                collected.dropped += 1
-            else:
-                collected.groups.append(Group(start.id, episodes))
-        return collected
+    async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
+        returns = self.outcome(len(self.asked))
+        self.asked.append(start)
+        episodes = [episode(start.id, member, value) for member, value in enumerate(returns)]
+        failed = [Episode(start.id, member, "lake", end="failed") for member in range(len(returns), size)]
+        for lost in failed:
+            lost.error = "Unavailable: the server is gone"
+        return Group(start.id, episodes, failed)
 
 
 def episode(group: int, member: int, reward: float) -> Episode:
@@ -94,7 +86,7 @@ async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configu
     collect = {"groups": 4, "group_size": 2, "max_rounds": 2}
     run = make_run(tmp_path, lambda n: [1.0, 0.0] if n == 0 else [1.0], collect=collect)
     assert [group.id for group in await run.collect()] == [0]
-    assert cast(Any, run.collector).rounds == [4, 3, 3]
+    assert [start.id for start in cast(Any, run.collector).asked] == list(range(10))
     assert run.metrics["collect/groups_dropped"] == 9
 
 
@@ -123,7 +115,7 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     # Of the first four one is uniform, and so is all that is asked for instead.
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 2 or n > 3 else [1.0, 0.0], algorithm=algorithm)
     groups = await run.collect()
-    assert cast(Any, run.collector).rounds == [4, 1]
+    assert [start.id for start in cast(Any, run.collector).asked] == list(range(5))
     assert [group.id for group in groups] == [0, 1, 3]
     assert run.metrics["collect/groups_reasked"] == 2
     # The curve is of all that was played: choosing must not look like learning.
@@ -278,7 +270,7 @@ async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: boo
     run.interrupts = cast(Any, SimpleNamespace(requested=mine, signal=None))
     run.parallel = TwoRanks(others)
     await run.finish("over")
-    assert bool(cast(Any, run.collector).rounds) == (not mine and not others)
+    assert bool(cast(Any, run.collector).asked) == (not mine and not others)
 
 
 async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
@@ -286,7 +278,7 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
     run.begin_step()
     await run.evaluate()
     await run.finish("over")
-    assert len(cast(Any, run.collector).rounds) == 2  # the final one is on other start states
+    assert len(cast(Any, run.collector).asked) == 2 * 4  # the final one is on other start states
     saved = run.output.checkpoints.latest()
     assert saved is not None and saved.score == 0.5
 

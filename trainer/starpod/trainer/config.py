@@ -73,6 +73,17 @@ class Config(Section):
                 f"algorithm.advantage {self.algorithm.advantage} compares the members of a group; "
                 "give collect.group_size at least 2"
             )
+        bound = self.collect.max_staleness
+        if 0 < bound < self.replay.reuse:
+            raise ValueError(
+                f"collect.max_staleness {bound} is less than replay.reuse {self.replay.reuse}: each collection raises "
+                "the policy version by as much, so none could begin early; raise max_staleness, or set it to 0"
+            )
+        if bound and self.replay.offline:
+            raise ValueError(
+                f"collect.max_staleness {bound} lets episodes go on during updates, and replay.offline collects none: "
+                "drop either"
+            )
         chosen = self.algorithm.filter
         compares = chosen.strategy != "none" and chosen.score in ("reward_std", "entropy_variance")
         if self.collect.group_size < 2 and (self.algorithm.dynamic_sampling.enabled or compares):

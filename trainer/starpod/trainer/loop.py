@@ -8,7 +8,8 @@ from starpod.trainer.run import Run
 async def train(run: Run) -> str:
     """Trains until the run says why to stop, and returns that.
 
-    A signal ends it after the present step; what was learnt is saved either way.
+    A signal ends it after the present step; what was learnt is saved either way. Where `collect.max_staleness` allows
+    it, groups of later steps are played meanwhile (rollout/ahead.py).
     """
     if not run.resumed:
         await run.warm_start()

@@ -17,12 +17,18 @@ from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
-from starpod.trainer.data.replay import ReplayBuffer
+from starpod.trainer.data.replay import ReplayBuffer, oldest_version
 from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.information import InformationProbe
-from starpod.trainer.diagnostics.metrics import episode_metrics, kept_by_task, latency_metrics, metrics_by_task
+from starpod.trainer.diagnostics.metrics import (
+    episode_metrics,
+    kept_by_task,
+    latency_metrics,
+    metrics_by_task,
+    staleness_metrics,
+)
 from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out_figures, numbered, overall
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.mixture import Mixture
@@ -31,7 +37,8 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start, starts_from
+from starpod.trainer.rollout.ahead import Ahead
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
 from starpod.trainer.seeds import Purpose, SeedCursor, derive
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import imitate
@@ -58,8 +65,9 @@ class Output:
 class Run:
     """All that one training run holds. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
 
-    collector: plays the training tasks. sampler: the whole copy of the policy that its engine samples from; the policy
-    itself where it is not sharded. demonstrations: to imitate before training. offline: groups to train on
+    collector: plays the training tasks. sampler: the copy of the policy that its engine samples from; the policy itself
+    where it is neither sharded nor updated meanwhile. ahead: groups in play for this step and later ones.
+    demonstrations: to imitate before training. offline: groups to train on
     instead of collecting.
     step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, before a
     resumption included.
@@ -80,6 +88,7 @@ class Run:
     ) -> None:
         self.config = config
         self.collector = collector
+        self.ahead = Ahead(collector, config.collect.group_size, parallel)
         self.sampler = sampler
         self.learner = learner
         self.output = output
@@ -113,6 +122,7 @@ class Run:
         self._best, self._best_at = 0.0, -1
         self.metrics: dict[str, float] = {}
         self._restarts = 0
+        self._collected_at: float | None = None
         self._loaded_version = -1
         self._began = self._resumed_at = perf_counter()
 
@@ -124,6 +134,7 @@ class Run:
         tensors = {"policy": self.learner.policy_state(), "optimizer": optimizer}
         if self.learner.reference is not None:
             tensors["reference"] = self.learner.reference_state()
+        in_play = [group for share in self.parallel.gather_objects(self.ahead.state()) for group in share]
         if not self.parallel.is_main:
             return
         # An older evaluation says nothing about these weights.
@@ -139,6 +150,7 @@ class Run:
             "stopped": self.stopped,
             "learner": learner,
             **{name: part.state_dict() for name, part in self._parts.items()},
+            "ahead": in_play,
             "rng": capture_rng(),
             "config": self.config.to_dict(),
         }
@@ -165,6 +177,7 @@ class Run:
         for name, part in self._parts.items():
             if name in state:
                 part.load_state_dict(state[name])
+        self.ahead.load_state(state.get("ahead", []))
         restore_rng(state["rng"])
 
     # --- when ---------------------------------------------------------------------------------------------------------
@@ -259,14 +272,17 @@ class Run:
             return groups
         config = self.config.collect
         began, before = perf_counter(), self.collector.agents.engine.stats()
+        stale = 0
         reasked: list[Group] = []
         rounds: list[Collected] = []
         self.screen.phase("collecting")
         dynamic = self.config.algorithm.dynamic_sampling
-        wanted = self.mixture.divide(config.groups)
-        while wanted:
-            starts = self.mixture.starts(wanted, self.cursor)
-            collected = await self._collect(self.collector, starts, config.group_size, config.min_group_size)
+        room = config.groups + self._early - len(self.ahead)
+        self.ahead.admit(self.mixture.starts(self.mixture.divide(max(room, 0)), self.cursor))
+        starts = self.ahead.oldest(config.groups)
+        while starts:
+            collected = await self._of_all_ranks(await self.ahead.take(starts, min_size=config.min_group_size))
+            stale += self._drop_stale(collected)
             lost = {start.id: start.task for start in starts}
             uniform: list[str] = []
             for group, again in zip(collected.groups, needs_reask(dynamic, collected.groups), strict=True):
@@ -277,6 +293,8 @@ class Run:
             wanted = list(lost.values()) if asked < config.max_rounds else []
             wanted += uniform if asked < dynamic.max_rounds else []
             rounds.append(collected)
+            self.ahead.admit(self.mixture.starts(wanted, self.cursor))
+            starts = self.ahead.oldest_of(wanted)
         whole = Collected.joined(rounds)
         # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
         played = [*groups, *reasked]
@@ -292,6 +310,9 @@ class Run:
             self._restarts = after.restarts
             allowed = self.config.engine.restarts
             self.screen.warn(f"the engine died and was restarted ({self._restarts} of engine.restarts={allowed})")
+        # What was played ahead began earlier: then the rates are over the time since the last collection.
+        span = perf_counter() - (self._collected_at or began) if config.max_staleness else seconds
+        self._collected_at = perf_counter()
         generating = after.seconds - before.seconds
         # Each rank samples its share; the clock is this one's.
         sampled = sum(self.parallel.gather_objects(after.sampled - before.sampled))
@@ -305,10 +326,12 @@ class Run:
             "time/generate_wait": generating,
             "time/environment_wait": max(seconds - generating, 0.0),
             "rate/sampled_tokens_per_s": sampled / max(generating, 1e-9),
-            "rate/environment_steps_per_s": turns / max(seconds, 1e-9),
-            "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(seconds, 1e-9),
+            "rate/environment_steps_per_s": turns / max(span, 1e-9),
+            "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(span, 1e-9),
         }
         self._follow_tasks(played)
+        if config.max_staleness:
+            self.metrics |= staleness_metrics(groups, self.version) | {"collect/stale_groups": float(stale)}
         if groups:
             self.screen.episode(groups[0].episodes[0])
         await self._keep(played)
@@ -337,13 +360,30 @@ class Run:
                 "not kept: raise it, or set it to 0"
             )
 
-    async def _collect(
-        self, collector: Collector[EngineAgents], starts: Sequence[Start], size: int, min_size: int = 1
-    ) -> Collected:
-        """As `Collector.collect`, but each rank plays its share, and all get all groups, in order."""
-        collected = await collector.collect(self.parallel.split(starts), size, min_size=min_size)
+    @property
+    def _early(self) -> int:
+        """Groups of later steps that may be in play now.
+
+        Each step trains on the oldest, so what is admitted now is trained on at most `max_staleness` versions later
+        (the bound of arXiv 2505.24298, for batches in the order of admission).
+        """
+        steps = self.config.collect.max_staleness // self.config.replay.reuse
+        return self.config.collect.groups * min(steps, max(self.config.stop.iterations - self.step, 0))
+
+    def _drop_stale(self, collected: Collected) -> int:
+        """Takes out what became too old: nothing does, unless the run was resumed with a smaller bound."""
+        oldest = self.version - self.config.collect.max_staleness
+        fresh = [group for group in collected.groups if oldest_version(group, self.version) >= oldest]
+        dropped = len(collected.groups) - len(fresh)
+        collected.groups = fresh
+        return dropped
+
+    async def _of_all_ranks(self, collected: Collected) -> Collected:
+        """What all ranks have, in order, on each of them."""
         if self.parallel.world > 1:
-            collected = Collected.joined(self.parallel.gather_objects(collected))
+            # In a thread: a rank that waits for the others still plays.
+            shares = await self.parallel.in_thread(self.parallel.gather_objects, collected)
+            collected = Collected.joined(shares)
             collected.groups.sort(key=lambda group: group.id)
         if collected.failed:
             self.screen.warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
@@ -384,7 +424,7 @@ class Run:
         if nothing:
             return
         self.screen.phase("updating")
-        began = perf_counter()
+        began, busy = perf_counter(), self.ahead.busy
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
         rate = self.config.optimizer.rate_factor(self.step, self.config.stop.iterations)
         for _ in range(self.config.replay.reuse):
@@ -394,6 +434,8 @@ class Run:
             self.metrics |= metrics
         seconds = perf_counter() - began
         self.metrics["time/update"] = seconds
+        if self.config.collect.max_staleness:
+            self.metrics["time/overlap_share"] = min((self.ahead.busy - busy) / max(seconds, 1e-9), 1.0)
         tokens = sum(episode.sampled_tokens for group in groups for episode in group.episodes)
         self.metrics["rate/trained_tokens_per_s"] = tokens / max(seconds, 1e-9)
 
@@ -524,7 +566,8 @@ class Run:
                 )
             agents = replace(collector.agents, purpose=streams, temperature=0.0 if greedy else settings.temperature)
             player = replace(collector, agents=agents, task=self._held_out(name), others={})
-            played[name] = await self._collect(player, starts_from(self._seeds(name, purpose)), 1)
+            own = self.parallel.split(starts_from(self._seeds(name, purpose)))
+            played[name] = await self._of_all_ranks(await player.collect(own, 1))
         return played
 
     def _seeds(self, name: str, purpose: Purpose) -> range:
@@ -559,6 +602,7 @@ class Run:
         if not self.parallel.any(self.interrupts.requested) and self._evaluated != self.step:
             await self.evaluate()
         self.save()
+        await self.ahead.close()
         if not self.parallel.any(self.interrupts.requested):
             await self.evaluate_final()
         if self.parallel.is_main:

@@ -153,8 +153,10 @@ async def open_run(
 
         policy = make_initial_policy()
         policy.to(parallel.device)
-        # Sampling from a sharded model would be collective at every token: it gets a whole one, kept up to date.
-        sampler = policy if parallel.world == 1 else copy.deepcopy(policy)
+        # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
+        # would be from weights between two versions: then there is a whole copy, brought up to date between updates.
+        shares = parallel.world == 1 and not (config.collect.max_staleness and config.engine.name == "torch")
+        sampler = policy if shares else copy.deepcopy(policy)
         parallel.shard(policy)
         templates = {
             each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening) for each in served
@@ -187,6 +189,7 @@ async def open_run(
                 ),
                 task=each.task,
                 rewards=Rewards(each.config.rewards),
+                deadline=config.collect.deadline,
             )
             for each in served
         }
@@ -211,6 +214,7 @@ async def open_run(
             ],
             offline=offline,
         )
+        stack.push_async_callback(run.ahead.close)
         if loaded is not None:
             run.restore(loaded)
         # Not before: what is refused leaves the folder as it was.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starpod.client import Fleet, Limits, Observation, Session, Want
-from starpod.trainer.data.episode import End, Episode, Finish
+from starpod.trainer.data.episode import End, Episode, Finish, Turn
 
 
 class AgentError(Exception):
@@ -104,6 +104,10 @@ class Agent(ABC):
 
         Raises AgentError and AgentRefused.
         """
+
+    def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
+        """The move of a turn that was played before, as if it were made now; None where it would not be the same."""
+        return None
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
         """`Episode.tail` and `tail_fresh`: the prompt of the reply that a limit prevented. Empty without tokens."""

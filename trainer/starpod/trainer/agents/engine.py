@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from starpod.client import Observation, Session, Want
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens
-from starpod.trainer.data.episode import Episode
-from starpod.trainer.engines.base import Engine, Request
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.section import Section
@@ -112,7 +112,16 @@ class EngineAgent(Agent):
                 conversation=self._name,
             )
         )
-        text = shared.template.decode(reply.tokens)
+        return self._answer(prompt, reply)
+
+    def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
+        prompt = self._ask(observation, episode)
+        if (prompt.appended, prompt.fresh) != (turn.prompt, turn.fresh) or not turn.reply:
+            return None
+        return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
+
+    def _answer(self, prompt: Prompt, reply: Reply) -> Move:
+        text = self._shared.template.decode(reply.tokens)
         parsed = self._prompter.parse(text)
         self._conversation.answer(reply.tokens, reply.finish, text)
         return Move(

@@ -95,6 +95,20 @@ def _pass_at_n(groups: Sequence[Group]) -> dict[str, float]:
     return {"collect/pass_at_n": solved / len(groups)}
 
 
+def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """How many policy versions the sampled tokens are behind `version`: mean and maximum, nothing without a token."""
+    behind = [
+        version - sampled
+        for group in groups
+        for episode in group.episodes
+        for turn in episode.turns
+        for sampled in turn.versions
+    ]
+    if not behind:
+        return {}
+    return {"collect/staleness_mean": statistics.fmean(behind), "collect/staleness_max": float(max(behind))}
+
+
 def latency_metrics(latencies: Sequence[float]) -> dict[str, float]:
     """Median and 99th percentile of the environments' answers, in seconds, as the trainer waited for them."""
     if not latencies:

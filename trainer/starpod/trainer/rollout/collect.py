@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import Field, model_validator
 
-from starpod.client import Fleet
+from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.rewards.reward import Rewards
@@ -34,6 +34,15 @@ class CollectConfig(Section):
         description="MiB of collected episodes that the run folder keeps, the newest ones; 0: none.",
     )
     max_rounds: int = Field(default=4, ge=1, description="Most rounds of replacing in a collection.")
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="Policy versions that a token may be behind when it is trained on; 0: collection and update take "
+        "turns, above: episodes go on during updates.",
+    )
+    deadline: float = Field(
+        default=3600.0, gt=0, description="Seconds after which an episode that is not over counts as failed."
+    )
 
     @model_validator(mode="after")
     def _sizes(self) -> CollectConfig:
@@ -76,6 +85,20 @@ class Collected:
     dropped: int = 0
     latencies: list[float] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, groups: Sequence[Group], min_size: int) -> Collected:
+        """The groups without those of fewer than `min_size` episodes."""
+        failed = [episode for group in groups for episode in group.failed]
+        kept = [group for group in groups if len(group.episodes) >= min_size]
+        turns = (turn for group in groups for episode in (*group.episodes, *group.failed) for turn in episode.turns)
+        return cls(
+            kept,
+            len(failed),
+            failed[0].error if failed else "",
+            len(groups) - len(kept),
+            [turn.stepping for turn in turns if turn.actions],
+        )
+
     @property
     def episodes(self) -> list[Episode]:
         """Those that did not fail, group after group, untrainable ones too."""
@@ -100,8 +123,8 @@ Players = TypeVar("Players", bound=Agents)
 class Collector(Generic[Players]):
     """Plays groups of episodes of one task, or of several.
 
-    agents: who plays. rewards: what a turn earns. watch: called with each episode that is over.
-    others: collectors of other tasks by name; starts that name one of them are played by it.
+    agents: who plays. rewards: what a turn earns. watch: called with each episode that is over. deadline: seconds of an
+    episode. others: collectors of other tasks by name; starts that name one of them are played by it.
     """
 
     fleet: Fleet
@@ -109,6 +132,7 @@ class Collector(Generic[Players]):
     task: Task
     rewards: Rewards = OWN_REWARD
     watch: Callable[[Episode], None] = lambda episode: None
+    deadline: float | None = None
     others: Mapping[str, Collector[Players]] = field(default_factory=dict)
 
     async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
@@ -118,12 +142,14 @@ class Collector(Generic[Players]):
         Raises what opening raises (the configuration is wrong, or no server is left) and AgentRefused; an episode that
         fails later is counted and left out.
         """
-        collected = Collected()
         at_once = self.agents.at_once
         slots = nullcontext() if at_once is None else asyncio.Semaphore(max(1, at_once // size))
-        tasks = [
-            asyncio.ensure_future(self.others.get(start.task, self)._play_group(start, size, slots)) for start in starts
-        ]
+
+        async def play_in_turn(start: Start) -> Group:
+            async with slots:
+                return await self.play_group(start, size)
+
+        tasks = [asyncio.ensure_future(play_in_turn(start)) for start in starts]
         try:
             groups = await asyncio.gather(*tasks)
         except BaseException:
@@ -131,42 +157,45 @@ class Collector(Generic[Players]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        for group in groups:
-            collected.failed += len(group.failed)
-            if group.failed and not collected.error:
-                collected.error = group.failed[0].error
-            for episode in (*group.episodes, *group.failed):
-                collected.latencies.extend(turn.stepping for turn in episode.turns if turn.actions)
-            if len(group.episodes) < min_size:
-                collected.dropped += 1
-            else:
-                collected.groups.append(group)
-        return collected
+        return Collected.of(groups, min_size)
 
-    async def _play_group(self, start: Start, size: int, slots: asyncio.Semaphore | nullcontext[None]) -> Group:
+    async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
+        """Plays `size` episodes from one start state.
+
+        begun: its episodes by member, kept up to date while they are played. Those that are in it at first are
+        not played again where they are over, and go on where they stood where they are not.
+        """
+        if (other := self.others.get(start.task)) is not None:
+            return await other.play_group(start, size, begun)
+        begun = {} if begun is None else begun
         task = self.task.with_options(start.options)
-        async with slots:
+
+        async def play_member(session: Session) -> None:
+            known = begun.get(session.member)
+            if known is not None and known.end and not known.failed:
+                return
+            begun[session.member] = episode = Episode.begin(session, start.id, task.name)
+            await play(
+                self.agents.agent(session, task, start.id),
+                session,
+                rewards=self.rewards,
+                watch=self.watch,
+                deadline=self.deadline,
+                episode=episode,
+                past=known.turns if known is not None else (),
+            )
+
+        if sum(bool(episode.end) and not episode.failed for episode in begun.values()) < size:
             sessions = await task.open(self.fleet, start.seed, size, self.agents.want)
             try:
-                episodes = await asyncio.gather(
-                    *(
-                        play(
-                            self.agents.agent(session, task, start.id),
-                            session,
-                            group=start.id,
-                            task=task.name,
-                            rewards=self.rewards,
-                            watch=self.watch,
-                        )
-                        for session in sessions
-                    )
-                )
+                await asyncio.gather(*map(play_member, sessions))
             finally:
                 await self.fleet.close_sessions(sessions)
+        members = [begun[member] for member in sorted(begun)]
         return Group(
             start.id,
-            [episode for episode in episodes if not episode.failed],
-            [episode for episode in episodes if episode.failed],
+            [episode for episode in members if not episode.failed],
+            [episode for episode in members if episode.failed],
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from starpod.client import Observation, Session, StarpodError, Transition
@@ -25,18 +27,36 @@ async def play(
     task: str = "",
     rewards: Rewards = OWN_REWARD,
     watch: Callable[[Episode], None] = lambda episode: None,
+    deadline: float | None = None,
+    episode: Episode | None = None,
+    past: Sequence[Turn] = (),
 ) -> Episode:
     """One episode from the session's present state to its end; `watch` gets it when it is over.
 
-    group, task: as in `Episode`.
+    group, task: as in `Episode`. deadline: seconds after which it is failed; None: no limit. episode: the record to
+    fill, for those who want to see it grow. past: turns that were played before from the same start state: their
+    replies are sent again, not sampled again, as long as the environment answers them as it did.
 
     What the infrastructure or the agent's endpoint failed has the end "failed". Raises AgentRefused and RewardError.
     """
-    episode = Episode.begin(session, group, task)
+    episode = episode or Episode.begin(session, group, task)
+    limit = asyncio.timeout(deadline)
     try:
-        await _play_turns(agent, session, episode, rewards)
+        async with limit:
+            await _play_turns(agent, session, episode, rewards, past)
     except (StarpodError, AgentError) as error:
         episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        # A turn has no reward before the environment answered it.
+        stepping = bool(episode.turns) and not episode.turns[-1].parts
+        awaited = "the environment to step" if stepping else "the policy's reply"
+        episode.end = "failed"
+        episode.error = (
+            f"an episode was not over after {deadline:g} seconds (collect.deadline), and waited for {awaited} in turn "
+            f"{len(episode.turns) + (not stepping)}"
+        )
     finally:
         agent.close()
     episode.final_observation = session.observation.text
@@ -44,7 +64,8 @@ async def play(
     return episode
 
 
-async def _play_turns(agent: Agent, session: Session, episode: Episode, rewards: Rewards) -> None:
+async def _play_turns(agent: Agent, session: Session, episode: Episode, rewards: Rewards, past: Sequence[Turn]) -> None:
+    known = deque(past)
     most_turns = session.limits.max_turns or MOST_TURNS
     while not (episode.end or session.done):
         if len(episode.turns) >= most_turns:
@@ -52,7 +73,10 @@ async def _play_turns(agent: Agent, session: Session, episode: Episode, rewards:
             break
         observation = session.observation
         began = perf_counter()
-        move = await agent.act(observation, episode)
+        move: Move | Stop | None = agent.repeat(observation, episode, known.popleft()) if known else None
+        if move is None:
+            known.clear()
+            move = await agent.act(observation, episode)
         if isinstance(move, Stop):
             episode.end = move.end
             break

@@ -1,0 +1,177 @@
+"""Asynchronous collection: the bound of staleness, what goes on during an update, what a resumed run drops."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from starpod.trainer.config import Config, ConfigError, parse_config
+from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.rollout.ahead import Ahead
+from starpod.trainer.rollout.collect import Start
+from starpod.trainer.run import Run
+from tests.trainer.test_run import ScriptedCollector, episode, fields_of, make_run
+from tests.trainer.turns import a_turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowCollector(ScriptedCollector):
+    """Episodes that take so many turns of the event loop. Their first token has the version that the policy had when
+    they began, their last one that of their end. Those of `lost` groups fail."""
+
+    version: Callable[[], int]
+    slow: Callable[[int], int]
+    lost: Collection[int]
+
+    async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
+        assert begun is not None
+        if start.id in self.lost:
+            return Group(start.id, [], [Episode(start.id, 0, "lake", end="failed", error="Unreachable")])
+        if not begun:
+            first = self.version()
+            for _ in range(self.slow(start.id)):
+                await asyncio.sleep(0)
+            for member in range(size):
+                begun[member] = episode(start.id, member, float(member % 2))
+                versions = [first, self.version()]
+                begun[member].turns = [a_turn([1, 2], logprobs=[-1.0, -1.0], versions=versions, reward=member % 2)]
+        self.asked.append(start)
+        return Group(start.id, list(begun.values()))
+
+
+def make_slow_run(
+    tmp_path: Path, *, slow: Callable[[int], int] = lambda start: 1, lost: Collection[int] = (), **values: Any
+) -> Run:
+    run = make_run(tmp_path, **values)
+    run.collector = SlowCollector(**fields_of(run.collector), version=lambda: run.version, slow=slow, lost=lost)
+    run.ahead = Ahead(run.collector, run.config.collect.group_size, run.parallel)
+    return run
+
+
+async def collect(run: Run) -> list[int]:
+    """The groups of one iteration, whose update takes a while and changes nothing but the version."""
+    run.begin_step()
+    groups = await run.collect()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    run.version += run.config.replay.reuse
+    return [group.id for group in groups]
+
+
+def asked(run: Run) -> list[int]:
+    assert isinstance(run.collector, ScriptedCollector)
+    return [start.id for start in run.collector.asked]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    bound=st.integers(0, 5),
+    reuse=st.integers(1, 2),
+    groups=st.integers(1, 3),
+    lost=st.sets(st.integers(0, 20), max_size=8),
+    slow=st.lists(st.integers(0, 60), min_size=1, max_size=7),
+)
+def test_nothing_is_staler_than_the_bound_and_nothing_is_passed_over(
+    tmp_path: Path, bound: int, reuse: int, groups: int, lost: set[int], slow: list[int]
+) -> None:
+    """Whatever takes how long, and whatever is lost and replaced."""
+    assume(not 0 < bound < reuse)
+
+    async def train() -> None:
+        run = make_slow_run(
+            tmp_path,
+            slow=lambda start: slow[start % len(slow)],
+            lost=lost,
+            collect={"groups": groups, "group_size": 2, "max_staleness": bound, "max_rounds": 30, "keep_mib": 0},
+            replay={"reuse": reuse},
+            stop={"iterations": 6},
+        )
+        taken: list[int] = []
+        for _ in range(6):
+            taken += await collect(run)
+            assert run.metrics.get("collect/staleness_max", 0) <= bound
+            assert run.metrics.get("collect/stale_groups", 0) == 0
+        # In order, none twice, none but the lost left out; and nothing was played that no step trains on.
+        assert taken == [start for start in range(100) if start not in lost][: 6 * groups]
+        assert len(run.ahead) == 0
+
+    asyncio.run(train())
+
+
+async def test_the_budget_is_used(tmp_path: Path) -> None:
+    """Two steps ahead, and no further: tokens are as old as they may be, and no older."""
+    run = make_slow_run(tmp_path, collect={"groups": 4, "group_size": 2, "max_staleness": 2}, stop={"iterations": 4})
+    oldest = []
+    for admitted in (12, 16, 16, 16):
+        await collect(run)
+        assert asked(run) == list(range(admitted))
+        oldest.append(run.metrics["collect/staleness_max"])
+    assert oldest == [0, 1, 2, 2]
+
+
+async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:
+    """The update waits for a group of a later step, which waits for the update to begin."""
+    collect = {"groups": 4, "group_size": 2, "max_staleness": 1}
+    run = make_slow_run(tmp_path, collect=collect, algorithm="starpo-grpo")
+    loop, updating, played = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    class Held(SlowCollector):
+        async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
+            if start.id < 4:
+                return await SlowCollector.play_group(self, start, size, begun)
+            await updating.wait()
+            played.set()
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    def learn(*arguments: Any, **named: Any) -> dict[str, float]:
+        loop.call_soon_threadsafe(updating.set)
+        assert played.wait(60)
+        return {}
+
+    run.ahead = Ahead(Held(**fields_of(run.collector)), 2, run.parallel)
+    run.learner.learn = learn  # type: ignore[method-assign]
+    run.begin_step()
+    await run.learn(run.filter(await run.collect()))
+    assert run.metrics["time/overlap_share"] > 0
+    await run.ahead.close()
+
+
+async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replaced(tmp_path: Path) -> None:
+    """Nothing admitted is lost in a checkpoint; a run that goes on with a smaller bound replaces what that forbids."""
+    many = {"groups": 2, "group_size": 2, "max_staleness": 3}
+    run = make_slow_run(tmp_path, collect=many)
+    for _ in range(2):
+        await collect(run)
+    run.save()
+    assert sorted(asked(run)) == list(range(10))
+
+    same = make_slow_run(tmp_path, collect=many)
+    loaded = same.output.checkpoints.latest()
+    assert loaded is not None
+    same.restore(loaded)
+    assert len(same.ahead) == 6
+    assert await collect(same) == [4, 5]
+    assert same.metrics["collect/staleness_max"] == 2 and same.metrics["collect/stale_groups"] == 0
+
+    strict = make_slow_run(tmp_path, collect={**many, "max_staleness": 1})
+    strict.restore(loaded)
+    # 4 to 7 were begun by version 0, 8 and 9 by version 1; the policy has version 2.
+    assert await collect(strict) == [8, 9]
+    assert strict.metrics["collect/stale_groups"] == 4 and strict.metrics["collect/staleness_max"] == 1
+    for each in (run, same, strict):
+        await each.ahead.close()
+
+
+def test_bounds_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"collect\.max_staleness 1 is less than replay\.reuse 2"):
+        parse_config({"collect": {"max_staleness": 1}, "replay": {"reuse": 2}})
+    with pytest.raises(ConfigError, match=r"replay\.offline collects none"):
+        parse_config({"collect": {"max_staleness": 1}, "replay": {"offline": "episodes"}})
+    assert Config().collect.max_staleness == 0
