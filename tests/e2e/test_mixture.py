@@ -1,12 +1,17 @@
 """`starpod train` with several environments at once, from the outside."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from starpod.trainer.commands.eval import evaluate
+from starpod.trainer.commands.watch import watch
 from starpod.trainer.data.files import read_episodes
 from tests.e2e.test_train import learnt, lines, train
+from tests.support import start_server
 
 CONFIG = {
     "base": "tiny",
@@ -98,3 +103,45 @@ def test_the_curriculum_rises_and_goes_on_from_a_checkpoint_bit_for_bit(mixed: P
     assert "environments is" in train(
         "environments.lake.options.size=5", run_dir=tmp_path / "run", resume=True, status=2, base=()
     )
+
+
+def test_an_evaluation_plays_every_environment_as_the_run_did(mixed: Path, tmp_path: Path) -> None:
+    (final,) = lines(mixed / "final.json")
+    with start_server("bandit-v1", "frozen_lake-v1") as server:
+
+        def played(*words: str) -> dict[str, dict[str, object]]:
+            file = tmp_path / "report.json"
+            result = CliRunner().invoke(evaluate, [str(mixed), server.address, *words, "--json", str(file)])
+            assert result.exit_code == 0, result.output
+            return dict(json.loads(file.read_text())["environments"])
+
+        found = played("--episodes", "4")
+        assert list(found) == ["arms", "lake"]
+        assert found["lake"]["results"] == final["environments"]["lake"]["results"]
+        assert found["arms"]["results"] == {
+            name: values[:4] for name, values in final["environments"]["arms"]["results"].items()
+        }
+        assert found["lake"]["options"] == final["environments"]["lake"]["options"]
+        # By the name in the run, or by that of the environment; options for one of them.
+        assert list(played("--episodes", "1", "-e", "lake")) == ["lake"]
+        by_id = played("--episodes", "1", "-e", "frozen_lake", "-e", "bandit", "--option", "frozen_lake:size=2")
+        assert {name: figures["environment"] for name, figures in by_id.items()} == {
+            "lake": "frozen_lake-v1",
+            "arms": "bandit-v1",
+        }
+        assert by_id["lake"]["options"] == {**final["environments"]["lake"]["options"], "size": 2}
+    # Two final evaluations of the same run pair episode by episode, environment by environment.
+    compared = tmp_path / "compared.json"
+    result = CliRunner().invoke(evaluate, ["--compare", str(mixed), str(mixed), "--json", str(compared)])
+    assert result.exit_code == 0, result.output
+    each = json.loads(compared.read_text())["environments"]
+    assert {name: figures["pairs"] for name, figures in each.items()} == {"arms": 6, "lake": 4}
+
+
+def test_pages_and_screens_name_each_environment(mixed: Path) -> None:
+    page = (mixed / "report.html").read_text()
+    assert "<h2>Environments</h2>" in page and "arms" in page and "lake: success" in page
+    result = CliRunner().invoke(watch, [str(mixed), "-e", "arms"])
+    assert result.exit_code == 0 and "arms bandit-v1" in result.output and "frozen_lake" not in result.output
+    result = CliRunner().invoke(watch, [str(mixed), "-e", "lakes"])
+    assert result.exit_code == 2 and "no episode of lakes; did you mean lake" in result.output

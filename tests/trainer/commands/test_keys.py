@@ -5,7 +5,7 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
-from starpod.trainer.commands.keys import explain, sections
+from starpod.trainer.commands.keys import explain, own_keys, sections
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config
 from starpod.trainer.section import Section
@@ -13,8 +13,8 @@ from starpod.trainer.section import Section
 KEYS = [
     f"{prefix}.{name}".lstrip(".")
     for prefix, section in sections(Config())
-    for name, value in section
-    if not isinstance(value, Section)
+    for name in own_keys(section)
+    if not isinstance(getattr(section, name), Section)
 ]
 
 
@@ -38,7 +38,8 @@ def test_all_keys_are_printed_with_their_defaults() -> None:
     done = run("--keys")
     assert done.exit_code == 0
     assert shown(done.output) == KEYS
-    assert done.output.count("[default:") == len(KEYS)
+    assert done.output.count("[default:") + done.output.count("[required]") == len(KEYS)
+    assert "environments.NAME.weight" in KEYS and "environment.version" in KEYS
 
 
 @pytest.mark.parametrize("wanted", ["algorithm", "algorithm.filter", "stop.minutes", "seed"])

@@ -12,7 +12,7 @@ from rich.console import Console
 from starpod.report.figures import duration, show
 from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
 from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
-from starpod.trainer.output.words import final_line, sparkline, trend
+from starpod.trainer.output.words import final_line, metric, sparkline, trend
 from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
 
 EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}
@@ -253,3 +253,22 @@ def test_trends() -> None:
     assert trend([-0.1 * i for i in range(30)]) == "↘"
     assert trend([0.5, 0.6] * 15) == "→"
     assert sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
+
+
+def test_each_of_several_environments_is_named() -> None:
+    metrics = {"collect/success": 0.5, "environments/lake/success": 0.2, "environments/arms/success": 0.8}
+    assert step_line(3, 9, metrics) == "step 3/9 · success 50 % (arms 80 %, lake 20 %)"
+    summary: dict[str, Any] = {"success": 0.5, "return_mean": 0.5, "episodes": 8}
+    summary["environments"] = {"arms": {"success": 0.8}, "lake": {"success": 0.2}}
+    told = "success 50 % of 8 episodes; arms 80 %, lake 20 %"
+    assert evaluation_line(3, summary) == f"evaluation at step 3 on selection seeds: {told}"
+    assert final_line({**summary, "step": 3}) == f"{told}, by the checkpoint of step 3"
+    assert metric("environments/lake/success").label == "lake: success"
+    assert metric("environments/lake/success").kind == "share"
+    view = View(title="both", step=3, metrics=metrics, evaluations=[(3, summary)])
+    view.curves = {name: deque([value]) for name, value in metrics.items()}
+    console = terminal()
+    console.print(view)
+    shown = text_of(console)
+    assert "lake: success" in shown and shown.index("arms: success") < shown.index("lake: success")
+    assert [line for line in shown.splitlines() if "lake " in line and "20 %" in line]

@@ -31,7 +31,9 @@ def read_evaluation(path: Path) -> dict[str, Any]:
                 f"{path} has no final evaluation (final.json): finish the run with --resume, or measure it with "
                 "starpod eval --json"
             )
-        return {"seeds": final["seeds"], "samples": final["samples"], "environments": {final["environment"]: final}}
+        each = final.get("environments") or {final["environment"]: final}
+        first = next(iter(each.values()))
+        return {"seeds": first["seeds"], "samples": first["samples"], "environments": each}
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

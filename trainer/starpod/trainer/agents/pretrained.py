@@ -19,6 +19,7 @@ from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
@@ -67,8 +68,25 @@ class PretrainedAgents(Agents):
                 purpose="evaluation",
                 temperature=self.temperature,
             )
+            self._by_task = {task.name: self._agents_of(task, sampling) for task in self._tasks}
         except (CheckpointError, ConfigError, ModelError, EngineError, ValueError) as error:
             raise AgentRefused(f"{model}: {error}") from error
+
+    @property
+    def _tasks(self) -> tuple[TaskConfig, ...]:
+        return self.config.tasks if self.config else ()
+
+    def _agents_of(self, task: TaskConfig, sampling: Sampling) -> EngineAgents:
+        """Those of one of the run's environments, with its prompt and its temperature."""
+        prompt, temperature = task.prompt, task.evaluation.temperature
+        if sampling.thinking is not None:
+            prompt = prompt.model_copy(update={"thinking": sampling.thinking})
+        return replace(
+            self._agents,
+            template=Template(self._policy.tokenizer, prefill=prompt.opening),
+            prompt=prompt,
+            temperature=temperature if sampling.temperature is None else sampling.temperature,
+        )
 
     def _load(self, model: str) -> Policy:
         path = Path(model)
@@ -86,17 +104,20 @@ class PretrainedAgents(Agents):
         return build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
 
     def fit(self, task: Task) -> Task:
-        """The task with whatever it leaves open as its run evaluated it, where it is the same environment."""
-        if self.config is None or self.config.environment.id != task.environment:
+        """The task with whatever it leaves open as its run evaluated it: the one of the same name, or else the first of
+        the same environment."""
+        own = [each for each in self._tasks if each.environment.id == task.environment]
+        own = [each for each in own if each.name == task.name] or own
+        if not own:
             return task
-        trained = self.config.tasks[0].held_out.task(task.actions)
+        trained = own[0].held_out.task(task.actions)
         given = {name: value for name, value in asdict(task.limits).items() if value is not None}
         limits = replace(trained.limits, **given)
         options = {**trained.options, **task.options}
-        return Task(task.environment, task.version or trained.version, options, limits, task.actions)
+        return Task(task.environment, task.version or trained.version, options, limits, task.actions, own[0].name)
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        return self._agents.agent(session, task, group)
+        return self._by_task.get(task.name, self._agents).agent(session, task, group)
 
     def facts(self) -> dict[str, Any]:
         """With the model behind a name of ours, or behind a run of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,20 +40,23 @@ CHAT = "openai:"
 class Policy:
     """What is evaluated: how it is called and its agents.
 
-    trained_on: the environment of its run; empty where there is none. seeds: those of its run, or as runs have them.
+    tasks: environments of its run by their names there, "" for the only one; none without a run. seeds: those of its
+    run, or as runs have them.
     """
 
     kind: str
     name: str
     agents: Agents
-    trained_on: str = ""
+    tasks: Mapping[str, str] = field(default_factory=dict)
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
 
 
 @click.command(name="eval")
 @click.argument("model", metavar="MODEL_OR_CHECKPOINT", required=False)
 @click.argument("address", required=False)
-@click.option("--environment", "-e", "environments", multiple=True, help="What to play. Repeatable.")
+@click.option(
+    "--environment", "-e", "environments", multiple=True, help="What to play. Repeatable. Default: of a run, its own."
+)
 @click.option("--episodes", type=click.IntRange(1), default=256, show_default=True, help="Start states, one seed each.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Episodes from each, for pass@k.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="The first seed; others count up. Default: held out.")
@@ -124,17 +127,23 @@ def evaluate(
     if compared:
         _compare(*compared, json_file=json_file)
         return
-    for missing, name in ((not model, "MODEL_OR_CHECKPOINT"), (not address, "ADDRESS"), (not environments, "-e")):
+    alone = not environments and not Path(model or "").is_dir()
+    for missing, name in ((not model, "MODEL_OR_CHECKPOINT"), (not address, "ADDRESS"), (alone, "-e")):
         if missing:
-            raise click.UsageError(f"{name} is missing: what to evaluate, where, and in which environment")
+            raise _missing(name)
     assert model and address
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
     policy = _policy(model, sampling, engine, base_url, concurrency)
+    names = environments or [name or environment for name, environment in policy.tasks.items()]
+    if not names:
+        raise _missing("-e")
     seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
-    choose_tasks = partial(_tasks, names=environments, assignments=assignments, version=version, limits=limits)
+    choose_tasks = partial(
+        _tasks, own=policy.tasks, names=names, assignments=assignments, version=version, limits=limits
+    )
     try:
         fleet = Fleet(address, token=access.token, tls=access.tls)
     except ValueError as error:
@@ -157,7 +166,8 @@ def evaluate(
         "samples": samples,
         "seconds": round(perf_counter() - began, 3),
         "environments": {
-            task.environment: {
+            task.name or task.environment: {
+                "environment": task.environment,
                 "version": results[0].version,
                 "options": task.options,
                 "limits": dataclasses.asdict(task.limits),
@@ -180,6 +190,10 @@ def evaluate(
     context.exit(0)
 
 
+def _missing(name: str) -> click.UsageError:
+    return click.UsageError(f"{name} is missing: what to evaluate, where, and in which environment")
+
+
 async def _run(
     fleet: Fleet,
     policy: Policy,
@@ -195,11 +209,11 @@ async def _run(
         async with fleet:
             specs = pb.DescribeResponse(environments=await fleet.describe())
             tasks = [policy.agents.fit(task) for task in choose_tasks(specs)]
-            if policy.trained_on in [task.environment for task in tasks]:
+            if set(policy.tasks.values()) & {task.environment for task in tasks}:
                 _warn_of_trained(policy.seeds, seeds)
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
                 for task in tasks:
-                    bar = progress.add_task(task.environment, total=len(seeds) * samples)
+                    bar = progress.add_task(task.name or task.environment, total=len(seeds) * samples)
 
                     def advance(_: Episode, bar: TaskID = bar) -> None:
                         progress.advance(bar)
@@ -239,7 +253,8 @@ def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", 
         raise click.ClickException(str(error)) from error
     if (config := agents.config) is None:
         return Policy("model", model, agents)
-    return Policy("model", model, agents, trained_on=config.environment.id, seeds=config.seeds)
+    tasks = {task.name: task.environment.id for task in config.tasks}
+    return Policy("model", model, agents, tasks=tasks, seeds=config.seeds)
 
 
 def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
@@ -289,24 +304,45 @@ def _warn_of_trained(seeds: SeedsConfig, played: range) -> None:
 
 
 def _tasks(
-    specs: pb.DescribeResponse, names: Sequence[str], assignments: Sequence[str], version: str, limits: Limits
+    specs: pb.DescribeResponse,
+    *,
+    own: Mapping[str, str],
+    names: Sequence[str],
+    assignments: Sequence[str],
+    version: str,
+    limits: Limits,
 ) -> list[Task]:
-    """The environments, each with the options that are meant for it. One that is named twice is played once."""
-    played = {spec.id: spec for spec in (find_environment(specs, name) for name in names)}
-    meant: dict[str, list[str]] = {environment: [] for environment in played}
+    """The environments, each with the options that are meant for it. One that is named twice is played once.
+
+    own: as `Policy.tasks`; a name there goes before that of an environment.
+    """
+    played: dict[str, pb.EnvironmentSpec] = {}
+    for name in names:
+        spec = find_environment(specs, own.get(name, name))
+        played[name if name in own else spec.id] = spec
+    meant: dict[str, list[str]] = {name: [] for name in played}
     for assignment in assignments:
         prefix, colon, rest = assignment.partition(":")
         if not colon or "=" in prefix:
             for words in meant.values():
                 words.append(assignment)
             continue
-        environment = find_environment(specs, prefix).id
-        if environment not in meant:
+        environment = "" if prefix in played else find_environment(specs, prefix).id
+        targets = [name for name, spec in played.items() if prefix == name or spec.id == environment]
+        if not targets:
             raise click.BadParameter(f"{assignment!r} is for {environment}, which is not played", param_hint="--option")
-        meant[environment].append(rest)
+        for name in targets:
+            meant[name].append(rest)
     return [
-        Task(environment, version, parse_options(spec, meant[environment]), limits, tuple(spec.action_space.names))
-        for environment, spec in played.items()
+        Task(
+            spec.id,
+            version,
+            parse_options(spec, meant[name]),
+            limits,
+            tuple(spec.action_space.names),
+            name if name in own else "",
+        )
+        for name, spec in played.items()
     ]
 
 

@@ -25,14 +25,15 @@ def explain(wanted: str = "") -> str:
     known = []
     for prefix, section in sections(Config()):
         rows = []
-        for name, value in section:
+        for name in own_keys(section):
+            field, value = type(section).model_fields[name], getattr(section, name)
             key = f"{prefix}.{name}".lstrip(".")
             known += [key, prefix]
             if isinstance(value, Section) or not f"{key}.".startswith(f"{wanted}.".lstrip(".")):
                 continue
-            field = type(section).model_fields[name]
             differs = name != "preset" and any(getattr(other[prefix], name) != value for other in presets)
-            rows.append((key, f"{field.description} [{choices(field.annotation, value, differs)}]"))
+            default = "required" if field.is_required() else choices(field.annotation, value, differs)
+            rows.append((key, f"{field.description} [{default}]"))
         if rows:
             about = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
             formatter.write_text(f"{prefix}: {about}" if prefix else about)
@@ -45,11 +46,29 @@ def explain(wanted: str = "") -> str:
 
 
 def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """A section as it is by default and all below it, each with its dotted key, in the order of their fields."""
+    """A section as it is by default and all below it, each with its dotted key, in the order of their fields.
+
+    Where users name sections themselves, one stands for them, under NAME.
+    """
     yield prefix, section
     for name, value in section:
+        key = f"{prefix}.{name}".lstrip(".")
         if isinstance(value, Section):
-            yield from sections(value, f"{prefix}.{name}" if prefix else name)
+            yield from sections(value, key)
+        kind = get_args(type(section).model_fields[name].annotation)
+        if isinstance(value, dict) and issubclass(kind[1], Section):
+            required = {each: "" for each, field in kind[1].model_fields.items() if field.is_required()}
+            yield f"{key}.NAME", kind[1](**required)
+
+
+def own_keys(section: Section) -> list[str]:
+    """The keys that are explained with a section: not those that it takes over from another one as they are."""
+    bases = [base for base in type(section).__bases__ if issubclass(base, Section)]
+    return [
+        name
+        for name, field in type(section).model_fields.items()
+        if field.is_required() or not any(name in base.model_fields for base in bases)
+    ]
 
 
 def choices(annotation: Any, default: Any, differs: bool) -> str:

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from starpod.client.spelling import nearest
 from starpod.report.console import safe_console
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
@@ -30,6 +31,7 @@ ENDS = {
 @click.command()
 @click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
 @click.option("--episode", "number", type=click.IntRange(1), help="Only this one of the file, from 1. Default: all.")
+@click.option("--environment", "-e", help="Only episodes of it, by its name in the run's `environments` or its id.")
 @click.option("--failed", "outcome", flag_value="failed", help="Only episodes without success.")
 @click.option("--solved", "outcome", flag_value="solved", help="Only episodes with success.")
 @click.option(
@@ -39,7 +41,7 @@ ENDS = {
     show_default=True,
     help="Turns per second on a terminal; 0: at once.",
 )
-def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> None:
+def watch(path: Path, number: int | None, environment: str | None, outcome: str | None, speed: float) -> None:
     """Replay episodes: state, reasoning, action and reward of each turn.
 
     The path is a file of episodes (.jsonl or .jsonl.gz), as `starpod eval --jsonl` writes it, or the folder of a run:
@@ -55,7 +57,11 @@ def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> 
         pause = 1 / speed if speed and console.is_terminal else 0.0
         total = shown = 0
         excluded = ""
+        names: dict[str, None] = {}
         for total, episode in enumerate(read_episodes(file), 1):
+            names.update(dict.fromkeys(name for name in (episode.task, episode.environment) if name))
+            if environment not in (None, episode.task, episode.environment):
+                continue
             ended = "solved" if episode.success else "failed"
             if number == total and outcome not in (None, ended):
                 excluded = ended
@@ -66,6 +72,10 @@ def watch(path: Path, number: int | None, outcome: str | None, speed: float) -> 
         raise click.ClickException(str(error)) from error
     if not total:
         raise click.ClickException(f"{file} holds no episode")
+    if environment is not None and environment not in names:
+        raise click.BadParameter(
+            f"{file} holds no episode of {environment}{nearest(environment, list(names))}", param_hint="--environment"
+        )
     if number is not None and number > total:
         raise click.BadParameter(f"{file} holds {total} episodes, not {number}", param_hint="--episode")
     if excluded:
@@ -84,7 +94,7 @@ def play(console: Console, episode: Episode, title: str, pause: float = 0.0) -> 
 
 def scenes(episode: Episode, title: str) -> Iterator[RenderableType]:
     """The episode's heading, its turns, its end."""
-    name = f"{episode.environment} {episode.version}".strip()
+    name = f"{episode.task} {episode.environment} {episode.version}".strip()
     yield Text.assemble(
         (title, "bold"), f": {name}, seed {episode.seed}, group {episode.group}, member {episode.member}"
     )

@@ -24,7 +24,16 @@ from starpod.report.console import safe_console
 from starpod.report.figures import duration, show, signed
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
-from starpod.trainer.output.words import SHOWN, is_graded, metric, return_with_interval, sparkline, trend, with_interval
+from starpod.trainer.output.words import (
+    SHOWN,
+    TASKS,
+    is_graded,
+    metric,
+    return_with_interval,
+    sparkline,
+    trend,
+    with_interval,
+)
 
 KEPT = 120
 """Values per metric that the small curves are drawn from."""
@@ -249,7 +258,11 @@ class View:
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, style="cyan", width=curve)
-        known_first = [*(n for n in SHOWN if n in self.metrics), *(n for n in self.metrics if n not in SHOWN)]
+        first, *shown = SHOWN
+        # How each of several environments does comes right after how all of them do.
+        told = [n for n in sorted(self.metrics) if n.startswith(f"{TASKS}/") and n.endswith(("/success", "/level"))]
+        order = [first, *told, *shown]
+        known_first = [*(n for n in order if n in self.metrics), *(n for n in self.metrics if n not in order)]
         for name in known_first[: max(rows, 1)]:
             known, values = metric(name), list(self.curves[name])
             arrow = trend(values)
@@ -280,6 +293,7 @@ class View:
         first_step, first = self.evaluations[0]
         if first_step != step:
             rows.append((f"step {first_step}", first["success"], None))
+        rows += [(name, own["success"], own) for name, own in (latest.get("environments") or {}).items()]
         # Where room is short, the ones nearest to the result are kept.
         rows.sort(key=lambda row: abs(row[1] - latest["success"]))
         rows = [*rows[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]

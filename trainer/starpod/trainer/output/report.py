@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sections import (
     configuration,
     echo_trap,
+    environments,
     evaluation,
     headline,
     information,
@@ -50,6 +52,7 @@ def write_report(run_dir: Path | str) -> Path:
     sections = [
         headline(title, facts, lines, evaluations, final, folder.best_step),
         evaluation(evaluations, lines),
+        environments(lines, evaluations, final),
         learning(lines),
         echo_trap(lines),
         information(lines),
@@ -71,8 +74,8 @@ def _episodes(folder: RunFolder) -> str:
         return ""
     # Those of the final evaluation began elsewhere: the same start before and after is only in these.
     last = list(read_episodes(files[-1]))
-    solved = [episode for episode in last if episode.success]
-    others = [episode for episode in last if not episode.success and not episode.failed]
+    solved = _in_turn([episode for episode in last if episode.success])
+    others = _in_turn([episode for episode in last if not episode.success and not episode.failed])
     half = EPISODES // 2
     chosen = solved[: max(half, EPISODES - len(others))] + others[: max(half, EPISODES - len(solved))]
     parts = []
@@ -80,7 +83,7 @@ def _episodes(folder: RunFolder) -> str:
         before = None
         if number == 0 and len(files) > 1:
             before = next(
-                (e for e in read_episodes(files[0]) if (e.environment, e.seed) == (episode.environment, episode.seed)),
+                (e for e in read_episodes(files[0]) if (e.kind, e.seed) == (episode.kind, episode.seed)),
                 None,
             )
         parts.append(_episode(episode, "after training" if before else "", opened=number == 0))
@@ -95,6 +98,16 @@ def _episodes(folder: RunFolder) -> str:
         )
     said = f"From the evaluation on selection seeds at step {step:,}; episodes/ has all of them."
     return section("Episodes", said, "".join(parts))
+
+
+def _in_turn(episodes: list[Episode]) -> list[Episode]:
+    """The first of each environment, then the second of each, and so on."""
+    counts: Counter[str] = Counter()
+    places = []
+    for episode in episodes:
+        places.append(counts[episode.kind])
+        counts[episode.kind] += 1
+    return [episode for _, episode in sorted(zip(places, episodes, strict=True), key=lambda pair: pair[0])]
 
 
 def _episode(episode: Episode, remark: str, *, opened: bool) -> str:

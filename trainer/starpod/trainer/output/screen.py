@@ -9,7 +9,7 @@ from typing import IO, Any, Self
 from starpod.report.console import visible
 from starpod.report.figures import Kind, duration, show
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.output.words import is_graded, return_with_interval, short, with_interval
+from starpod.trainer.output.words import TASKS, by_task, is_graded, return_with_interval, short, with_interval
 
 LINE: tuple[tuple[str, str, Kind], ...] = (
     ("success", "collect/success", "share"),
@@ -131,6 +131,10 @@ def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str
     """step 12/200 · success 41 % · return 0.32 · ... · 2.1 s (generating 61 %, environments 12 %, updating 24 %)"""
     parts = [f"step {step}" + (f"/{total}" if total else "")]
     parts += [f"{label} {show(metrics[name], kind)}" for label, name, kind in LINE if name in metrics]
+    each = [name for name in metrics if name.startswith(f"{TASKS}/") and name.endswith("/success")]
+    if each:
+        told = ", ".join(f"{name.split('/')[1]} {show(metrics[name], 'share')}" for name in sorted(each))
+        parts[1] += f" ({told})"
     seconds = metrics.get("time/step")
     if seconds:
         shares = [f"{label} {100 * metrics[name] / seconds:.0f} %" for label, name in SHARES if name in metrics]
@@ -150,6 +154,7 @@ def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
         line += f" of {summary['episodes']} episodes"
     if graded:
         line += f", return {return_with_interval(summary)}"
+    line += by_task(summary)
     if reference:
         line += "; beside " + ", ".join(f"{name} {short(summary, graded)}" for name, summary in reference.items())
     return line

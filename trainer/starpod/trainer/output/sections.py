@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from starpod.report.charts import Mark, Point, Rule, Series, line_chart, share_chart, smooth
+from starpod.report.charts import COLOURS, Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show
-from starpod.trainer.output.words import METRICS, is_graded, metric, return_with_interval, with_interval
+from starpod.trainer.output.words import METRICS, TASKS, is_graded, metric, return_with_interval, with_interval
 
 LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
@@ -196,6 +196,54 @@ def evaluation(evaluations: Sequence[Mapping[str, Any]], lines: Sequence[Mapping
         '<tr><th class="n">Step</th><th class="n">Success</th><th class="n">Return</th>'
         '<th class="n">Turns</th><th class="n">Well-formed</th></tr>'
         f"{rows}</table></details>",
+    )
+
+
+def environments(
+    lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None
+) -> str:
+    """How each of several environments does; nothing for a run of one."""
+    measured = [(summary["step"], summary["environments"]) for summary in evaluations if summary.get("environments")]
+    if not measured:
+        return ""
+    names = list(measured[-1][1])
+    series = [
+        Series(
+            name,
+            [(step, each[name]["success"]) for step, each in measured if name in each],
+            colour % COLOURS,
+            band=[
+                (step, each[name]["success_low"], each[name]["success_high"]) for step, each in measured if name in each
+            ],
+            dots=True,
+        )
+        for colour, name in enumerate(names)
+    ]
+    chart = for_each_width(
+        lambda width: line_chart(
+            "Success on selection seeds", series, kind="share", width=width, height=340 if width > PHONE else 230
+        )
+    )
+    rows = ""
+    for name in names:
+        before, last = measured[0][1].get(name), measured[-1][1][name]
+        references = (before or {}).get("reference") or {}
+        beside = ", ".join(f"{policy} {show(own['success'], 'share')}" for policy, own in references.items())
+        at_end = (final or {}).get("environments", {}).get(name)
+        cells = [with_interval(each) if each else "-" for each in (before, last, at_end)]
+        cells += [return_with_interval(at_end or last), beside or "-"]
+        rows += f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    table = (
+        "<table><tr><th>Environment</th><th>Before</th><th>Last selection</th><th>Final</th><th>Return</th>"
+        f"<th>Policies without a model</th></tr>{rows}</table>"
+    )
+    followed = ("success", "return_mean", "kept_fraction", "turns_mean", "level")
+    small = small_charts(lines, [f"{TASKS}/{name}/{each}" for each in followed for name in names])
+    return section(
+        "Environments",
+        "The figures above are means in which each environment counts alike; the best checkpoint is the one with the "
+        "highest mean success.",
+        f'{table}<div class="wide">{chart}</div>{small}',
     )
 
 

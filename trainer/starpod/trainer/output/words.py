@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +42,8 @@ METRICS = {
         Metric("collect/kept_fraction", "Groups kept by the filter", "share"),
         Metric("collect/groups_dropped", "Groups dropped", "count", -1),
         Metric("collect/stale_dropped", "Stale groups dropped", "count", -1),
+        Metric("collect/level", "Level of the curriculum", "count"),
+        Metric("collect/groups", "Groups", "count"),
         Metric("collect/failed", "Failed episodes", "count", -1),
         Metric("policy/entropy", "Entropy (nats)"),
         Metric("policy/kl", "KL of the update (nats)"),
@@ -86,8 +88,26 @@ time/share_outside
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name; an unknown one has its name as its label."""
+    """The metric of that name; an unknown one has its name as its label.
+
+    Those of one of several environments, `environments/<name>/<metric>`, are as `collect/<metric>`.
+    """
+    prefix, _, rest = name.partition("/")
+    task, _, last = rest.partition("/")
+    if prefix == TASKS and (known := METRICS.get(f"collect/{last}")):
+        return replace(known, name=name, label=f"{task}: {known.label[0].lower()}{known.label[1:]}")
     return METRICS.get(name) or Metric(name, name)
+
+
+TASKS = "environments"
+"""What begins the names of metrics of one of several environments."""
+
+
+def by_task(summary: Mapping[str, Any]) -> str:
+    """`; bandit 90 %, lake 41 %` from an evaluation of several environments; empty for one."""
+    each = summary.get("environments") or {}
+    told = ", ".join(f"{name} {show(own['success'], 'share')}" for name, own in each.items())
+    return f"; {told}" if told else ""
 
 
 def with_interval(summary: Mapping[str, Any]) -> str:
@@ -112,6 +132,7 @@ def final_line(final: Mapping[str, Any]) -> str:
     graded = is_graded(final)
     line = f"success {with_interval(final)} of {final['episodes']} episodes"
     line += f", return {return_with_interval(final)}" if graded else ""
+    line += by_task(final)
     line += f", by the checkpoint of step {final['step']}"
     return line + (f"; greedy {short(final['greedy'], graded)}" if final.get("greedy") else "")
 
