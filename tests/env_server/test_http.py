@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import trustme
 
@@ -282,3 +283,47 @@ def test_numbers_that_json_does_not_have_are_spelt() -> None:
     transition.info.update({"a": float("nan"), "b": [float("-inf"), 1.0, {"c": float("inf")}]})
     assert json.loads(write_json(transition))["info"] == {"a": "NaN", "b": ["-Infinity", 1.0, {"c": "Infinity"}]}
     assert json.loads(write_json(transition))["reward"] == "Infinity"
+
+
+async def test_the_openapi_description_fits_what_is_sent(http: Http) -> None:
+    document = (await http.caller.get("/openapi.json")).json()
+    replies: dict[str, Any] = {}
+
+    async def call(path: str, status: int = 200, **body: Any) -> Any:
+        replies[path, status] = reply = await http.call(path.replace("SESSION", session), status, **body)
+        return reply
+
+    session = ""
+    everything = {"valid_actions": True, "state_key": True}
+    opened = await call("/v1/sessions:open", environment_id="walk-v1", seed=1, want=everything)
+    session = opened["sessions"][0]["session_id"]
+    step = {"epoch": 1, "step_index": 0, "actions": [{"text": "Right"}, {"text": "nonsense"}]}
+    await call("/v1/sessions/SESSION:step", **step)
+    await call("/v1/sessions/SESSION:step", 400, epoch=9)
+    await call("/v1/sessions/SESSION:render")
+    await call("/v1/sessions/SESSION:fork", epoch=1, step_index=1)
+    snapshot = (await call("/v1/sessions/SESSION:snapshot"))["snapshot"]
+    await call("/v1/sessions:restore", snapshot=snapshot)
+    await call("/v1/sessions/SESSION:reset", epoch=1)
+    await call("/v1/sessions:renew", session_ids=[session, "gone"])
+    await call("/v1/sessions:close", session_ids=[session])
+    replies["/v1/environments", 200] = (await http.caller.get("/v1/environments")).json()
+    for (path, status), reply in replies.items():
+        operations = document["paths"][path.replace("SESSION", "{session_id}")]
+        (operation,) = operations.values()
+        answer = operation["responses"]["200" if status == 200 else "default"]
+        schema = {**answer["content"]["application/json"]["schema"], "components": document["components"]}
+        jsonschema.Draft202012Validator(schema).validate(reply)
+        assert _undescribed(reply, schema, document["components"]["schemas"]) == []
+
+
+def _undescribed(value: Any, schema: Any, schemas: Any) -> list[str]:
+    """Fields of a reply that its schema does not name."""
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if isinstance(value, list):
+        return [name for each in value for name in _undescribed(each, schema["items"], schemas)]
+    if not isinstance(value, dict) or "properties" not in schema or "@type" in value:
+        return []
+    known = schema["properties"]
+    inside = [name for key in value.keys() & known.keys() for name in _undescribed(value[key], known[key], schemas)]
+    return [*sorted(value.keys() - known.keys()), *inside]

@@ -12,6 +12,7 @@ from starpod.env_server.admission import OpenCalls, receive_in_time
 from starpod.env_server.errors import CallError
 from starpod.env_server.http.encoding import max_bytes, read_json, write_json
 from starpod.env_server.http.exchange import Exchange, Receive, Refused, Scope, Send, write_status
+from starpod.env_server.http.openapi import openapi
 from starpod.env_server.http.routes import Route, find
 from starpod.env_server.limits import Tenant
 from starpod.env_server.responses import too_large
@@ -20,7 +21,7 @@ from starpod.env_server.timing import begin, clock
 from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
-HEALTH = "/v1/health"
+HEALTH, OPENAPI = "/v1/health", "/openapi.json"
 _SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
 
@@ -49,6 +50,9 @@ class HTTPService:
             exchange.check_host(self._hosts)
             if exchange.path == HEALTH:
                 await self._health(exchange, scope["query_string"])
+                return
+            if exchange.path == OPENAPI:
+                await exchange.respond(openapi())
                 return
             found = find(exchange.path)
             if found is None:
@@ -194,5 +198,5 @@ class _Events:
 
 
 def _no_such(what: str, value: str) -> CallError:
-    problem = f"there is no {what} {value[:80]!r} here; docs/http.md lists what there is"
+    problem = f"there is no {what} {value[:80]!r} here; GET /openapi.json lists what there is"
     return CallError("BAD_ARGUMENT", problem, violations=[(what, problem)])
