@@ -102,6 +102,23 @@ def test_a_reply_is_the_same_bit_for_bit_in_any_company(
     asyncio.run(run())
 
 
+async def test_requests_of_a_lower_order_go_first() -> None:
+    """Of those that wait for a slot; of equal ones the first to come."""
+    async with an_engine(slots=1) as engine:
+        await engine.pause()
+        over: list[int] = []
+
+        async def ask(name: int) -> None:
+            await engine.generate(request([name], order=name // 2, max_tokens=2, stop=frozenset()))
+            over.append(name)
+
+        asking = [asyncio.ensure_future(ask(name)) for name in (6, 2, 0, 3, 1)]
+        await asyncio.sleep(0)
+        await engine.resume()
+        await asyncio.gather(*asking)
+    assert over == [0, 1, 2, 3, 6]
+
+
 @given(st.integers(0, 1000))
 @settings(max_examples=10)
 def test_the_sampler_and_the_trainer_agree(name: int) -> None:

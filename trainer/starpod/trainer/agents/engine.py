@@ -109,6 +109,9 @@ class EngineAgent(Agent):
                 stop=shared.template.stop,
                 temperature=shared.sampling.temperature if shared.temperature is None else shared.temperature,
                 seed=derive(shared.seed, "reply", shared.purpose, episode.group, episode.member, turn),
+                # Groups are trained on in the order of their numbers: what a step waits for is not behind what it does
+                # not wait for.
+                order=episode.group,
                 conversation=self._name,
             )
         )

@@ -19,6 +19,7 @@ class Request:
     temperature: 0 samples greedily. top_p: 1 samples from the whole distribution.
     seed: of this reply's own random stream. The same prompt, weights and seed give the same reply, whatever else is
         being sampled at the time.
+    order: where there is not room for all, requests of a lower one go first.
     conversation: requests of one conversation extend each other's prompts; an engine may keep its cache between them
         until `Engine.forget`. Empty: nothing is kept.
     """
@@ -29,6 +30,7 @@ class Request:
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
+    order: int = 0
     conversation: str = ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,14 +63,14 @@ class Batcher:
         self.prefill_rows = prefill_rows
         self.slots = Slots(cache.slots)
         self.running: list[Job] = []
-        self.waiting: deque[Job] = deque()
+        self.waiting: list[Job] = []
 
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
 
     def add(self, job: Job) -> None:
-        self.waiting.append(job)
+        insort(self.waiting, job, key=lambda each: each.request.order)
 
     def forget(self, conversation: str) -> None:
         """Drops what is kept for a conversation, now or as soon as its reply is over."""
@@ -89,7 +89,7 @@ class Batcher:
         """Gives up everything. Returns the jobs that were not finished."""
         jobs = [*self.running, *self.waiting]
         self.slots = Slots(self.cache.slots)
-        self.running, self.waiting = [], deque()
+        self.running, self.waiting = [], []
         return jobs
 
     def step(
@@ -118,13 +118,13 @@ class Batcher:
         return self._sample(ready, states, rows, head, version) if ready else []
 
     def _admit(self) -> None:
-        """Waiting ones enter, in the order in which they came, while there are slots."""
+        """Waiting ones enter, by their order and then as they came, while there are slots."""
         while self.waiting:
             job = self.waiting[0]
             taken = self.slots.take(job.request.conversation, job.context)
             if taken is None:
                 return
-            self.waiting.popleft()
+            self.waiting.pop(0)
             job.slot, job.fed = taken
             self.stats.reused += job.fed
             if not job.fed:
@@ -194,7 +194,7 @@ class Batcher:
 
     def _drop_cancelled(self) -> None:
         if any(job.cancelled for job in self.waiting):
-            self.waiting = deque(job for job in self.waiting if not job.cancelled)
+            self.waiting = [job for job in self.waiting if not job.cancelled]
         if cancelled := [job for job in self.running if job.cancelled]:
             self._release(cancelled)
 
