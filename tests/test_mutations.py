@@ -20,10 +20,10 @@ SHOP = "environments/starpod/environments/webshop/shop"
 
 MUTATIONS = {
     "GRPO: the mean of all groups": (
-        f"{ALGORITHMS}/group_baseline.py",
+        f"{ALGORITHMS}/credit.py",
         "deviation_n = values_n - mean_g[index_n]",
         "deviation_n = values_n - values_n.mean()",
-        "tests/trainer/algorithms/test_group_baseline.py",
+        "tests/trainer/algorithms/test_credit.py",
     ),
     "GAE: no discount of what comes later": (
         f"{ALGORITHMS}/gae.py",

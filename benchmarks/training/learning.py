@@ -54,6 +54,22 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=40"))
         for share in (0.25, 0.5, 0.75, 1.0)
     ),
+    "credit": tuple(
+        Variant(
+            name,
+            "benchmarks/training/corridor.yaml",
+            (f"algorithm.advantage={advantage}", f"rewards.criteria.weight={paid}"),
+        )
+        for name, advantage, paid in (
+            ("GRPO", "grpo", 0),
+            ("Dr. GRPO", "dr_grpo", 0),
+            ("GiGPO", "gigpo", 0),
+            ("MT-GRPO", "mt_grpo", 0),
+            ("CM2 by episode", "cm2_trajectory", 0.25),
+            ("CM2 by turn", "cm2_turn", 0.25),
+            ("CM2 by criterion", "cm2_step", 0),
+        )
+    ),
     "echo_trap": (
         Variant("GRPO", "echo_trap"),
         Variant("PPO", "echo_trap", ("algorithm=starpo-ppo",)),
@@ -85,7 +101,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         folder.mkdir(parents=True, exist_ok=True)
         before.write_text(asked)
         began = perf_counter()
-        subprocess.run([*command, "--run-dir", str(folder), "--resume"], check=True)
+        subprocess.run([*command, "--run-dir", str(folder), "--resume-or-start"], check=True)
         (folder / "seconds").write_text(f"{perf_counter() - began:.1f}\n")
     evaluations = RunFolder(folder).read_evaluations()
     first, final = evaluations[0], RunFolder(folder).read_final()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from starpod.trainer.algorithms.config import PRESETS
+from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.config import Config, ConfigError, load_config, parse_config
 from starpod.trainer.section import shipped
 
@@ -101,6 +101,21 @@ def test_it_cannot_be_changed() -> None:
         (["sampling.top_p=0.9"], "another distribution"),
         (["sampling.max_reply_tokens=8", "sampling.min_reply_tokens=9"], "than max_reply_tokens 8"),
         (["sampling.max_episode_tokens=8", "sampling.min_reply_tokens=8"], "no token for a prompt"),
+        (["algorithm.advantage=terms"], "there are none: give some"),
+        (["algorithm.terms=[{scale: std}]"], "set advantage to terms"),
+        (
+            ["algorithm.advantage=terms", "algorithm.terms=[{scael: std}]"],
+            "'algorithm.terms.0.scael'; did you mean scale",
+        ),
+        (["algorithm.advantage=terms", "algorithm.terms=[{score: met}]"], "algorithm.terms.0: a term of unit episode"),
+        (
+            ["algorithm.advantage=terms", "algorithm.terms=[{parts: [formt]}]"],
+            "which nothing pays; did you mean format",
+        ),
+        (["algorithm=dapo", "algorithm.advantage=cm2_turn"], "scores the reward part criteria, which nothing pays"),
+        (["algorithm=dapo", "algorithm.advantage=cm2_step", "collect.group_size=4"], "group_size at least 5"),
+        (["algorithm.advantage=cm2_step", "algorithm.kl.where=reward"], "reads parts of it alone"),
+        (["algorithm.advantage=terms", "algorithm.terms=[{scale: std}]", "algorithm.whiten=true"], "normalise twice"),
         (["environment.certificate=c.pem", "environment.key=k.pem"], "would not be encrypted"),
         (["environment.ca=ca.pem", "environment.certificate=c.pem"], "go together"),
         (["environment.addresses=[a:1]", "environment.workers=4"], "names servers that run already"),
@@ -116,6 +131,15 @@ def test_mistakes_are_told(words: list[str], told: str) -> None:
         load_config("frozen_lake", words)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_terms_that_are_written_out_are_the_estimator_of_that_name() -> None:
+    words = ["algorithm.advantage=terms", "algorithm.terms=[{}, {unit: turn, score: to_go, key: [state], gamma: 0.95}]"]
+    written, named = (load_config("frozen_lake", given).algorithm for given in (words, ["algorithm.advantage=gigpo"]))
+    assert written.credit_terms == named.credit_terms
+    assert written.needs_state_key and not written.needs_critic and not written.whiten
+    assert AlgorithmConfig.model_validate(written.to_dict()) == written
+    assert load_config("frozen_lake", ["algorithm.advantage=terms", "algorithm.terms=[{}]", "algorithm.whiten=true"])
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:

@@ -27,8 +27,12 @@ async def test_engines_of_one_process_are_refused_under_torchrun(tmp_path: Path,
     assert not (tmp_path / "run").exists()
 
 
-async def test_an_environment_without_state_keys_is_refused_for_gigpo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+STATES = {"advantage": "terms", "terms": [{"unit": "turn", "score": "to_go", "key": ["state"]}]}
+
+
+@pytest.mark.parametrize("algorithm", ["gigpo", STATES], ids=["gigpo", "terms"])
+async def test_an_environment_without_state_keys_is_refused_where_states_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Any
 ) -> None:
     class Nothing:
         async def __aenter__(self) -> "Nothing":
@@ -42,7 +46,7 @@ async def test_an_environment_without_state_keys_is_refused_for_gigpo(
     monkeypatch.setattr(setup, "connect", lambda config: Nothing())
     monkeypatch.setattr(setup, "read_facts", facts)
     with pytest.raises(ConfigError, match="state_key"):
-        await open_run(Config.model_validate({"algorithm": "gigpo"}), tmp_path / "run", Parallel())
+        await open_run(Config.model_validate({"algorithm": algorithm}), tmp_path / "run", Parallel())
 
 
 def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

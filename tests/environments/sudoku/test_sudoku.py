@@ -215,6 +215,18 @@ def test_solving_on_the_last_step_counts() -> None:
     assert last.terminated and last.success
 
 
+def test_a_checklist_of_what_the_player_completed() -> None:
+    episode = start(puzzle=PUZZLE, solution=SOLUTION, criteria=True)
+    first, second, refused = (episode.turn([action], Want()).details for action in ("1,2,4", "1,4,3", "9,9,9"))
+    assert first is not None and second is not None
+    units = {f"{unit} {index}" for unit in ("row", "column", "box") for index in range(1, 5)}
+    assert first.criteria == dict.fromkeys(units, False)
+    assert second.criteria == {name: name == "row 1" for name in units}
+    assert refused is None or refused.criteria is None
+    plain = start(puzzle=PUZZLE).turn(["1,2,4"], Want()).details
+    assert plain is None or plain.criteria is None
+
+
 def test_conflicts_are_marked_where_they_may_be_placed() -> None:
     episode = start(puzzle=PUZZLE, conflicts="place")
     clash = episode.turn(["1,2,2"], Want())

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import get_args
 
-from starpod.trainer.algorithms.advantages import ESTIMATORS
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.algorithms.sections import CorrectionConfig, FilterConfig, TurnClipConfig
+from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 
 DOCS = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
@@ -30,6 +30,17 @@ def preset_row(name: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def term_words(term: CreditTerm) -> str:
+    """A term as its words in the table."""
+    words = f"{term.unit} {term.score}"
+    for name, values in (("of", term.parts), ("by", term.key)):
+        words += f" {name} {' and '.join(values)}" if values else ""
+    words += {"mean": "", "others": " - others", "none": " - none"}[term.baseline]
+    words += {"none": "", "std": " / std", "mean": " / mean"}[term.scale]
+    words += f", {term.min_peers} peers" if term.min_peers > 2 else ""
+    return words + (f", at least {term.smallest:g}" if term.smallest else "")
+
+
 def table_after(heading: str) -> list[str]:
     """The rows of the first table below a heading, without its head."""
     lines = DOCS.split(f"## {heading}\n", 1)[1].splitlines()
@@ -46,10 +57,19 @@ def test_the_table_of_presets_is_what_the_code_has() -> None:
     assert table_after("Presets") == [preset_row(name) for name in PRESETS]
 
 
+def test_the_table_of_advantages_has_the_terms() -> None:
+    shown = {row.split("`")[1]: row.split(" | ")[1] for row in table_after("Advantages")}
+    assert {name: shown[name] for name in TERMS} == {
+        name: "; ".join(term_words(term) for term in terms) for name, terms in TERMS.items()
+    }
+
+
 def test_every_choice_is_explained() -> None:
     averages = get_args(AlgorithmConfig.model_fields["loss_average"].annotation)
     assert [row.split("`")[1] for row in table_after("Averages")] == list(averages)
-    assert {row.split("`")[1] for row in table_after("Advantages")} == set(ESTIMATORS)
+    assert {row.split("`")[1] for row in table_after("Advantages")} == set(
+        get_args(AlgorithmConfig.model_fields["advantage"].annotation)
+    )
     strategies = get_args(FilterConfig.model_fields["strategy"].annotation)
     assert [row.split("`")[1] for row in table_after("Which groups are trained on")] == list(strategies)
     modes = get_args(CorrectionConfig.model_fields["mode"].annotation)

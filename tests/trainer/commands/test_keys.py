@@ -24,7 +24,7 @@ def run(*words: str) -> Result:
 
 def shown(text: str) -> list[str]:
     """The keys that are explained, in order."""
-    return re.findall(r"^  (\w[\w.]*)(?=  |$)", text, re.MULTILINE)
+    return re.findall(r"^  (\w[\w.\[\]]*)(?=  |$)", text, re.MULTILINE)
 
 
 def test_every_key_and_section_has_a_description() -> None:
@@ -42,7 +42,7 @@ def test_all_keys_are_printed_with_their_defaults() -> None:
     assert "environments.NAME.weight" in KEYS and "environment.version" in KEYS
 
 
-@pytest.mark.parametrize("wanted", ["algorithm", "algorithm.filter", "stop.minutes", "seed"])
+@pytest.mark.parametrize("wanted", ["algorithm", "algorithm.filter", "algorithm.terms[]", "stop.minutes", "seed"])
 def test_a_section_or_a_key_is_printed_alone(wanted: str) -> None:
     done = run("--keys", wanted)
     assert shown(done.output) == [key for key in KEYS if key == wanted or key.startswith(f"{wanted}.")]

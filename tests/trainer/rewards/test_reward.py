@@ -28,6 +28,25 @@ def score(config: dict[str, Any], turn: Turn, transition: Transition | None) -> 
     return Rewards(RewardConfig.model_validate(config)).score(turn, transition, episode)
 
 
+def test_a_checklist_pays_for_what_begins_to_hold_and_takes_back_what_is_broken() -> None:
+    config = {"criteria": {"weight": 2.0, "weights": {"a": 0.5, "b": 0.3, "c": 0.2}}}
+    reports = [{"a": True, "b": False, "c": True}, {}, {"a": True, "b": True}, {"a": False}, {"a": True, "d": True}]
+    episode = Episode(0, 0, "frozen_lake-v1", seed=7)
+    paid = []
+    for report in reports:
+        turn = make_turn(["Up"], criteria=report)
+        episode.turns.append(turn)
+        turn.parts = Rewards(RewardConfig.model_validate(config)).score(turn, arrive(0.5, RAN), episode)
+        paid.append(turn.parts["criteria"])
+    assert paid == pytest.approx([1.4, 0.0, 0.6, -1.0, 3.0])
+    assert "criteria" not in score({}, make_turn(["Up"], criteria={"a": True}), arrive(0.5, RAN))
+
+
+@pytest.mark.parametrize("config", [{}, {"criteria": {"weight": 1}, "overlong_penalty": -1, "format_penalty": 0}])
+def test_the_parts_that_are_paid_are_known_before(config: dict[str, Any]) -> None:
+    assert RewardConfig.model_validate(config).names == set(score(config, make_turn(["Up"]), arrive(0.5, RAN)))
+
+
 @pytest.mark.parametrize(
     ("actions", "changes", "transition", "penalised"),
     [

@@ -68,7 +68,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        if self.algorithm.advantage not in ("gae", "bilevel_gae") and self.collect.group_size < 2:
+        size = self.collect.group_size
+        if not self.algorithm.needs_critic and size < 2:
             raise ValueError(
                 f"algorithm.advantage {self.algorithm.advantage} compares the members of a group; "
                 "give collect.group_size at least 2"
@@ -84,6 +85,12 @@ class Config(Section):
                 f"collect.max_staleness {bound} lets episodes go on during updates, and replay.offline collects none: "
                 "drop either"
             )
+        for term in self.algorithm.credit_terms:
+            if term.min_peers > (term.most_peers(size) or term.min_peers):
+                raise ValueError(
+                    f"algorithm.advantage {self.algorithm.advantage} ignores fewer than {term.min_peers} peers, and "
+                    f"groups have {size}: give collect.group_size at least {term.min_peers}"
+                )
         chosen = self.algorithm.filter
         compares = chosen.strategy != "none" and chosen.score in ("reward_std", "entropy_variance")
         if self.collect.group_size < 2 and (self.algorithm.dynamic_sampling.enabled or compares):
@@ -122,6 +129,18 @@ class Config(Section):
         for task in self.tasks:
             for purpose in PURPOSES:
                 self.seeds.held_out(purpose, task.evaluation.episodes)
+        return self
+
+    @model_validator(mode="after")
+    def _parts_are_paid(self) -> Config:
+        scored = {part for term in self.algorithm.credit_terms for part in term.parts}
+        for task in self.tasks if scored else ():
+            if unpaid := sorted(scored - task.rewards.names):
+                raise ValueError(
+                    f"algorithm.advantage {self.algorithm.advantage} scores the reward part {unpaid[0]}, which nothing "
+                    f"pays{nearest(unpaid[0], sorted(task.rewards.names))}; a part is paid where rewards.{unpaid[0]} "
+                    "has a weight or a penalty, or rewards.shaping has it"
+                )
         return self
 
     @property
@@ -275,8 +294,8 @@ def _section(place: Sequence[int | str]) -> Any:
     """The class of the section at a place in the tree; None where there is none."""
     section: Any = Config
     for part in place:
-        if get_origin(section) is dict:  # sections by name
-            section = get_args(section)[1]
+        if (kind := get_origin(section)) in (dict, tuple):  # sections by name, or in a list
+            section = get_args(section)[kind is dict]
             continue
         field = section.model_fields.get(str(part)) if hasattr(section, "model_fields") else None
         section = field.annotation if field is not None else None

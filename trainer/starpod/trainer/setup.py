@@ -98,9 +98,9 @@ async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
         facts = await read_facts(fleet, task.environment.id)
         if config.algorithm.needs_state_key and not facts.state_key:
             raise ConfigError(
-                f"algorithm.advantage gigpo compares turns that began in the same state, and {task.environment.id} "
-                "does not tell states apart (it has no state_key); choose another advantage, or set "
-                "algorithm.gigpo.weight to 0"
+                f"algorithm.advantage {config.algorithm.advantage} compares turns that began in the same state, and "
+                f"{task.environment.id} does not tell states apart (it has no state_key); choose another advantage, or "
+                "set algorithm.gigpo.weight to 0"
             )
         writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions)
         yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer)

@@ -224,6 +224,8 @@ class Learner:
             bootstrap_B=torch.zeros(len(batch), device=batch.device),
             state_keys=[[turn.state_key for turn in episode.turns] for episode in batch.episodes],
             agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
+            parts=[[turn.parts for turn in episode.turns] for episode in batch.episodes],
+            criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
         )
 
     def _check_sampler(self, batch: Batch, logprobs_BT: Tensor, version: int) -> dict[str, float]:

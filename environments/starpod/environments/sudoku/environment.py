@@ -9,7 +9,7 @@ from typing import Any
 from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
 
 from .generation import generate
-from .grid import candidates, clashes, clashing, peers
+from .grid import candidates, clashes, clashing, complete, peers
 from .options import SudokuOptions
 from .picture import draw, draw_html
 from .reading import read_action
@@ -21,7 +21,7 @@ class Sudoku(Environment):
 
     spec = EnvironmentSpec(
         id="sudoku-v1",
-        version="1.0.0",
+        version="1.1.0",
         title="Sudoku: complete the grid",
         grammar="place N at row R col C | place N at (R,C) | place N at R,C | N at R,C | (R,C,N) | R,C,N",
         observation_modes=("simple", "detailed", "with_feedback"),
@@ -103,6 +103,7 @@ class Sudoku(Environment):
             terminated=solved,
             truncated=late and not solved,
             success=True if solved else False if late else None,
+            criteria=self._criteria() if self.options.criteria else None,
             info={
                 "correct_placement": correct,
                 "steps_remaining": self.options.steps_allowed - self.steps,
@@ -110,6 +111,11 @@ class Sudoku(Environment):
                 "cells_remaining": empty,
             },
         )
+
+    def _criteria(self) -> dict[str, bool]:
+        """What the puzzle had complete is no achievement."""
+        given = complete(self.puzzle, self.size)
+        return {name: held for name, held in complete(self.grid, self.size).items() if not given[name]}
 
     def _pay(self, cell: int) -> float:
         """The reward of a digit that clashes with nothing: overwriting a cell pays for the best it ever held, once."""

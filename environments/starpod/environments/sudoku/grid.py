@@ -52,3 +52,12 @@ def clashing(grid: Grid, size: int) -> set[int]:
     return {
         cell for cell, near in enumerate(peers(size)) if grid[cell] and any(grid[peer] == grid[cell] for peer in near)
     }
+
+
+def complete(grid: Grid, size: int) -> dict[str, bool]:
+    """Of each row, column and box whether it holds every digit, by a name such as `row 1`."""
+    digits: dict[str, set[int]] = {}
+    for cell, (row, column, box) in enumerate(units(size)):
+        for name in (f"row {row + 1}", f"column {column + 1}", f"box {box + 1}"):
+            digits.setdefault(name, set()).add(grid[cell])
+    return {name: held == set(range(1, size + 1)) for name, held in digits.items()}

@@ -47,6 +47,9 @@ class SudokuOptions(EnvironmentOptions):
     max_steps: int | None = Field(
         None, ge=1, le=100_000, description="Actions after which the episode is truncated; by default one per cell."
     )
+    criteria: bool = Field(
+        False, description="Report which rows, columns and boxes that began with an empty cell are complete."
+    )
     correct_reward: float = Field(1.0, description="Paid for the right digit.")
     legal_reward: float = Field(0.5, description="Paid for a digit that clashes with nothing but is not the right one.")
     invalid_reward: float = Field(

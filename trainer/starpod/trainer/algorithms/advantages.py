@@ -1,27 +1,15 @@
-"""Advantages from rewards: one function per estimator, in a dictionary by name."""
+"""Advantages from rewards: by a critic's values, or by credit terms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.credit import EPSILON, credit, group_statistics
 from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
-from starpod.trainer.algorithms.gigpo import gigpo
-from starpod.trainer.algorithms.group_baseline import (
-    EPSILON,
-    dr_grpo,
-    group_statistics,
-    grpo,
-    loop,
-    maxrl,
-    reinforce_plus_plus,
-    reinforce_plus_plus_baseline,
-    rloo,
-)
 from starpod.trainer.algorithms.losses import kl_divergence
 from starpod.trainer.data.batch import RolloutBatch
 
@@ -59,7 +47,10 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     rewards_BT = rollout.rewards_BT
     if config.kl.where == "reward":
         rewards_BT = penalised_rewards(config, rollout)
-    advantages = ESTIMATORS[config.advantage](config, rollout, rewards_BT)
+    if config.needs_critic:
+        advantages = (_bilevel_gae if config.advantage == "bilevel_gae" else _gae)(config, rollout, rewards_BT)
+    else:
+        advantages = Advantages(credit(config.credit_terms, rollout, rewards_BT), None, mask_BT)
     advantages_BT = advantages.advantages_BT
     if config.whiten:
         advantages_BT = whiten(advantages_BT, mask_BT)
@@ -96,7 +87,7 @@ def soft_weights(returns_B: Tensor, groups_B: Tensor) -> Tensor:
     return std_B / std_B.max().clamp(min=EPSILON)
 
 
-# --- estimators: config, rollout and rewards (with a KL penalty in them) to advantages --------------------------------
+# --- with a critic: config, rollout and rewards (with a KL penalty in them) to advantages -----------------------------
 
 
 def _gae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
@@ -128,53 +119,7 @@ def _bilevel_gae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Ten
     return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
 
 
-def _reinforce_plus_plus(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-    advantages_BT = reinforce_plus_plus(rewards_BT, rollout.mask_BT, gamma=config.gamma)
-    return Advantages(advantages_BT, None, rollout.mask_BT)
-
-
-def _gigpo(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-    advantages_BT = gigpo(
-        rewards_BT,
-        rollout.mask_BT,
-        rollout.turns_BT,
-        rollout.groups_B,
-        rollout.state_keys,
-        weight=config.gigpo.weight,
-        gamma=config.gigpo.gamma,
-        normalise=config.gigpo.normalise,
-    )
-    return Advantages(advantages_BT, None, rollout.mask_BT)
-
-
-def _per_episode(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
-    """An estimator that has one number per episode, from returns and groups."""
-
-    def on_every_token(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-        returns_B = torch.where(rollout.mask_BT, rewards_BT, 0.0).sum(1)
-        advantages_B = estimate(returns_B, rollout.groups_B)
-        return Advantages(torch.where(rollout.mask_BT, advantages_B.unsqueeze(1), 0.0), None, rollout.mask_BT)
-
-    return on_every_token
-
-
 def _values(rollout: RolloutBatch) -> Tensor:
     if rollout.values_BT is None:
         raise ValueError("this estimator needs the critic's values, and the rollout has none")
     return rollout.values_BT
-
-
-Estimator = Callable[[AlgorithmConfig, RolloutBatch, Tensor], Advantages]
-
-ESTIMATORS: dict[str, Estimator] = {
-    "gae": _gae,
-    "bilevel_gae": _bilevel_gae,
-    "grpo": _per_episode(grpo),
-    "dr_grpo": _per_episode(dr_grpo),
-    "maxrl": _per_episode(maxrl),
-    "rloo": _per_episode(rloo),
-    "loop": _per_episode(loop),
-    "reinforce_plus_plus": _reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": _per_episode(reinforce_plus_plus_baseline),
-    "gigpo": _gigpo,
-}

@@ -16,6 +16,7 @@ from starpod.trainer.algorithms.sections import (
     KLConfig,
     TurnClipConfig,
 )
+from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.section import Section
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -108,7 +109,14 @@ class AlgorithmConfig(Section):
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
         "gigpo",
-    ] = Field(default="gae", description="Estimator; gae and bilevel_gae have a critic.")
+        "mt_grpo",
+        "dr_mas",
+        "cm2_trajectory",
+        "cm2_turn",
+        "cm2_step",
+        "terms",
+    ] = Field(default="gae", description="Estimator; gae and bilevel_gae have a critic, terms is algorithm.terms.")
+    terms: tuple[CreditTerm, ...] = Field(default=(), description="What the estimator `terms` adds up.")
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token (gae, reinforce_plus_plus).")
     lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda per token.")
     turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn; 0.95 in bilevel_gae.")
@@ -188,6 +196,19 @@ class AlgorithmConfig(Section):
         return self.advantage in WITH_CRITIC
 
     @property
+    def credit_terms(self) -> tuple[CreditTerm, ...]:
+        """What an estimator without a critic adds up; empty with one."""
+        terms = (*TERMS.get(self.advantage, self.terms),)
+        if self.advantage == "gigpo":
+            own = self.gigpo
+            episode, step = (term.model_copy(update={"scale": "std" if own.normalise else "none"}) for term in terms)
+            step = step.model_copy(update={"weight": own.weight, "gamma": own.gamma})
+            return (episode, step) if own.weight else (episode,)
+        if self.advantage == "reinforce_plus_plus":
+            return tuple(term.model_copy(update={"gamma": self.gamma}) for term in terms)
+        return terms
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a frozen reference policy is scored."""
         return self.kl.where != "off"
@@ -195,7 +216,7 @@ class AlgorithmConfig(Section):
     @property
     def needs_state_key(self) -> bool:
         """Whether environments must tell the digest of each state."""
-        return self.advantage == "gigpo" and self.gigpo.weight > 0
+        return any("state" in term.key for term in self.credit_terms)
 
     # --- filling in and refusing -------------------------------------------------------------------------------------
 
@@ -233,10 +254,12 @@ class AlgorithmConfig(Section):
         advantage, critic = self.advantage, self.needs_critic
         without = f"algorithm.advantage {advantage}"
         fields = type(self).model_fields
+        terms = self.credit_terms
+        unscaled = advantage == "terms" and all(term.scale == "none" for term in terms)
         clip = {name: PRESETS[self.preset].get(name, fields[name].default) for name in ("clip_low", "clip_high")}
         return [
             (
-                self.whiten and advantage not in WHITENED,
+                self.whiten and advantage not in WHITENED and not unscaled,
                 f"algorithm.whiten would normalise twice: {without} is already relative to its group; set whiten to "
                 "false",
             ),
@@ -289,6 +312,20 @@ class AlgorithmConfig(Section):
             (
                 self.gigpo != GiGPOConfig() and advantage != "gigpo",
                 f"algorithm.gigpo is set but {without} does not use it: set advantage to gigpo, or drop the section",
+            ),
+            (
+                bool(self.terms) and advantage != "terms",
+                f"algorithm.terms is set but {without} does not use it: set advantage to terms, or drop them",
+            ),
+            (
+                advantage == "terms" and not self.terms,
+                "algorithm.advantage terms adds up algorithm.terms, and there are none: give some, e.g. [{unit: turn, "
+                "score: to_go, key: [state]}]",
+            ),
+            (
+                self.kl.where == "reward" and not critic and all(t.parts or t.unit == "criterion" for t in terms),
+                f"algorithm.kl.where reward takes the penalty off the sum of rewards, and {without} reads parts of it "
+                "alone: set kl.where to loss or off",
             ),
         ]
 

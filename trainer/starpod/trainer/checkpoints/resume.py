@@ -13,7 +13,14 @@ from starpod.trainer.models.config import RUN_TIME
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.section import ConfigError
 
-GUARDED = ("environment.id", "environment.version", "environment.options", "environments", "algorithm.advantage")
+GUARDED = (
+    "environment.id",
+    "environment.version",
+    "environment.options",
+    "environments",
+    "algorithm.advantage",
+    "algorithm.terms",
+)
 """Keys that make another experiment of a run, and so need a confirmation."""
 
 

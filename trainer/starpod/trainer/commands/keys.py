@@ -48,7 +48,7 @@ def explain(wanted: str = "") -> str:
 def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
     """A section as it is by default and all below it, each with its dotted key, in the order of their fields.
 
-    Where users name sections themselves, one stands for them, under NAME.
+    Where users name sections themselves, one stands for them, under NAME; for those of a list, under [].
     """
     yield prefix, section
     for name, value in section:
@@ -59,6 +59,8 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
         if isinstance(value, dict) and issubclass(kind[1], Section):
             required = {each: "" for each, field in kind[1].model_fields.items() if field.is_required()}
             yield f"{key}.NAME", kind[1](**required)
+        if isinstance(value, tuple) and isinstance(kind[0], type) and issubclass(kind[0], Section):
+            yield f"{key}[]", kind[0]()
 
 
 def own_keys(section: Section) -> list[str]:

@@ -6,7 +6,7 @@ tokens of its samples, one after the other. A model reads samples, few or many o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -252,7 +252,8 @@ class RolloutBatch:
     values_BT: the critic's value of the context before each token; None without a critic.
     bootstrap_B: value of the state after the last turn; 0 where the task itself ended or nothing is bootstrapped.
     groups_B: id of the episode's group.
-    state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents: likewise.
+    state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, parts (of rewards),
+        criteria: likewise, as in `Turn`.
     """
 
     mask_BT: Tensor
@@ -266,6 +267,8 @@ class RolloutBatch:
     ref_logprobs_BT: Tensor | None = None
     state_keys: Sequence[Sequence[bytes]] = ()
     agents: Sequence[Sequence[str]] = ()
+    parts: Sequence[Sequence[Mapping[str, float]]] = ()
+    criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
         """These episodes alone, padded as before."""

@@ -35,6 +35,7 @@ class Turn:
     actions: what was parsed from it and sent, in order. well_formed: whether it followed the response grammar.
     reward: the sum of `parts`. parts: named rewards: "environment", "format", shaping functions.
     valid, effective: how many of the actions the environment called so. executed: how many it ran.
+    criteria: the checklist that the environment reported: what held after the turn, by name.
     info: the environment's side data.
     generating, stepping: seconds spent waiting for the engine and for the environment.
     """
@@ -56,6 +57,7 @@ class Turn:
     executed: int = 0
     valid: int = 0
     effective: int = 0
+    criteria: dict[str, bool] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     agent_id: str = ""
     generating: float = 0.0
@@ -67,6 +69,7 @@ class Turn:
             self.executed += outcome.executed
             self.valid += outcome.valid
             self.effective += outcome.effective
+        self.criteria = transition.criteria
         self.info = transition.info
         if parts := transition.reward_parts:
             self.info["reward_parts"] = parts

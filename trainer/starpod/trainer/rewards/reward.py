@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 from starpod.client import Transition
 from starpod.client.spelling import nearest
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rewards.criteria import CriteriaConfig, score_criteria
 from starpod.trainer.rewards.reasoning import ReasoningConfig, score_reasoning
 from starpod.trainer.rewards.scene import CannotRead
 from starpod.trainer.section import Section
@@ -32,7 +33,7 @@ from starpod.trainer.section import Section
 GROUP = "starpod.rewards"
 """The entry-point group of shaping functions."""
 
-OWN_PARTS = ("environment", "format", "overlong", "reasoning")
+OWN_PARTS = ("environment", "format", "overlong", "reasoning", "criteria")
 
 Shaping = Callable[..., float]
 
@@ -67,6 +68,13 @@ class RewardConfig(Section):
         default={}, description="Shaping functions by name: weight, or weight and parameters."
     )
     reasoning: ReasoningConfig = ReasoningConfig()
+    criteria: CriteriaConfig = CriteriaConfig()
+
+    @property
+    def names(self) -> set[str]:
+        """The parts that every turn has."""
+        paid = (True, self.format_penalty, self.overlong_penalty, self.reasoning.weight, self.criteria.weight)
+        return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
 
     @field_validator("shaping", mode="before")
     @classmethod
@@ -114,6 +122,8 @@ class Rewards:
             except CannotRead as error:
                 raise RewardError(f"rewards.reasoning cannot be used here: {error}") from error
             parts["reasoning"] = config.reasoning.weight * value
+        if config.criteria.weight:
+            parts["criteria"] = config.criteria.weight * score_criteria(config.criteria, turn, episode)
         for name, function in self._shaping.items():
             parts[name] = self._shape(name, function, turn, transition, episode)
         return parts

@@ -1,0 +1,57 @@
+"""A corridor whose rooms each ask for one right action: what one turn is worth is known, and so is who earned it.
+
+starpod train benchmarks/training/corridor.yaml algorithm.advantage=mt_grpo
+"""
+
+from __future__ import annotations
+
+import random
+
+from pydantic import Field
+
+from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
+
+RIGHT = {"red": "Left", "blue": "Right", "green": "Up", "black": "Down", "white": "Left", "gold": "Up"}
+"""The action that a sign asks for. A policy has to find out."""
+
+
+class CorridorOptions(EnvironmentOptions):
+    rooms: int = Field(4, ge=1, le=16, description="Rooms, and turns of an episode.")
+
+
+class Corridor(Environment):
+    """Each room has a sign and takes one action, right or wrong; the way goes on either way."""
+
+    spec = EnvironmentSpec(
+        id="corridor-v1",
+        version="1.0.0",
+        title="A corridor of signs",
+        actions=("Left", "Right", "Up", "Down"),
+        limits=Limits(max_turns=16, max_actions_per_turn=1),
+    )
+    Options = CorridorOptions
+    options: CorridorOptions
+
+    def reset(self, rng: random.Random) -> None:
+        self.signs = [rng.choice(sorted(RIGHT)) for _ in range(self.options.rooms)]
+        self.passed: list[bool] = []
+
+    def step(self, action: object) -> Outcome:
+        self.passed.append(action == RIGHT[self.signs[len(self.passed)]])
+        done = len(self.passed) == len(self.signs)
+        return Outcome(
+            reward=self.passed[-1] / len(self.signs),
+            terminated=done,
+            success=all(self.passed) if done else None,
+            criteria={f"room {room}": right for room, right in enumerate(self.passed, 1)},
+        )
+
+    def render(self, mode: str = "text") -> str:
+        room = len(self.passed)
+        return f"{room + 1} {self.signs[room]}" if room < len(self.signs) else "The end."
+
+    def state_key(self) -> bytes:  # what was done in earlier rooms changes nothing from here on
+        return digest(" ".join([str(len(self.passed)), *self.signs]))
+
+    def expert_action(self) -> str:
+        return RIGHT[self.signs[len(self.passed)]]

@@ -1,0 +1,195 @@
+"""Advantages without a critic: the sum of an estimator's credit terms. Groups, turns, states and agents are told by
+their ids, never by place or content."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.algorithms.gae import gae
+from starpod.trainer.algorithms.terms import CreditTerm
+from starpod.trainer.algorithms.turns import Units, turn_table
+from starpod.trainer.data.batch import RolloutBatch
+
+EPSILON = 1e-6
+"""Added to a standard deviation before dividing by it."""
+
+ROUNDING = 1e-12
+"""A standard deviation up to this share of the group's largest value, or of 1 where all are smaller, is 0: the same
+rewards added in another order differ by some 1e-16."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatistics:
+    """Of each item's own group, for n items. float64.
+
+    mean_n; std_n: with ddof=1, 0 in a group of one; count_n: as floats; deviation_n: value minus mean, exactly 0 where
+    std_n is.
+    """
+
+    mean_n: Tensor
+    std_n: Tensor
+    count_n: Tensor
+    deviation_n: Tensor
+
+
+def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
+    """values_n: one number per item. groups_n: integer id of each item's group, in any order."""
+    values_n = values_n.double()
+    _, index_n = torch.unique(groups_n, return_inverse=True)
+    size = int(index_n.max()) + 1 if index_n.numel() else 0
+
+    def total(items_n: Tensor) -> Tensor:
+        return items_n.new_zeros(size).index_add(0, index_n, items_n)
+
+    count_g = total(torch.ones_like(values_n))
+    mean_g = total(values_n) / count_g
+    deviation_n = values_n - mean_g[index_n]
+    std_g = (total(deviation_n.square()) / (count_g - 1).clamp(min=1)).sqrt()
+    largest_g = torch.ones_like(mean_g).scatter_reduce(0, index_n, values_n.abs(), "amax")
+    # A term that divides by the deviation would make an advantage out of rounding.
+    differ_g = std_g > ROUNDING * largest_g
+    std_g = torch.where(differ_g, std_g, 0.0)
+    deviation_n = torch.where(differ_g[index_n], deviation_n, 0.0)
+    return GroupStatistics(mean_g[index_n], std_g[index_n], count_g[index_n], deviation_n)
+
+
+def credit(terms: Sequence[CreditTerm], rollout: RolloutBatch, rewards_BT: Tensor) -> Tensor:
+    """Advantages [B, T], 0 where the mask is False: the sum of the terms.
+
+    rewards_BT: as in the rollout, or with a penalty in them. Raises ValueError if a term's key is the state and one has
+    no state key.
+    """
+    first, *others = (term.weight * _advantages(term, rollout, rewards_BT) for term in terms)
+    return sum(others, start=first)
+
+
+def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> Tensor:
+    """One term without its weight: [B, T]."""
+    if term.unit == "criterion":
+        return _of_criteria(term, rollout)
+    if term.parts:
+        rewards_BT = _rewards_of(term.parts, rollout)
+    units = _units(term, rollout)
+    scores_BK = _scores(term, units, rewards_BT)
+    advantages_BK = torch.zeros_like(scores_BK)
+    advantages_BK[units.mask_BK] = compare(term, scores_BK[units.mask_BK], _peers(term, rollout, units))
+    return units.spread(advantages_BK)
+
+
+def compare(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
+    """The score of each of n units against its peers, those with the same id: 0 where they are too few or all equal."""
+    if term.baseline == "none":
+        return scores_n
+    statistics = group_statistics(scores_n, peers_n)
+    items_n, count_n = statistics.deviation_n, statistics.count_n
+    if term.baseline == "others":
+        items_n = items_n * count_n / (count_n - 1).clamp(min=1)
+    if term.scale == "std":
+        items_n = items_n / (statistics.std_n + EPSILON)
+    elif term.scale == "mean":
+        positive_n = statistics.mean_n > EPSILON
+        items_n = torch.where(positive_n, items_n / torch.where(positive_n, statistics.mean_n, 1.0), 0.0)
+    return torch.where((items_n.abs() < term.smallest) | (count_n < term.min_peers), 0.0, items_n)
+
+
+# --- units, scores, peers ---------------------------------------------------------------------------------------------
+
+
+def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
+    mask_BT, turns_BT = rollout.mask_BT, rollout.turns_BT
+    match term.unit:
+        case "turn":
+            return turn_table(mask_BT, turns_BT)
+        case "token":
+            return Units.of(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device).expand_as(turns_BT))
+        case "agent":
+            names: dict[str, int] = {}
+            agents = [[names.setdefault(name, len(names)) for name in own] for own in rollout.agents]
+            return Units.of(mask_BT, _on_tokens(agents, mask_BT, turns_BT).long())
+        case _:
+            return Units.of(mask_BT, torch.zeros_like(turns_BT))
+
+
+def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor) -> Tensor:
+    """[B, K] for K units."""
+    match term.score:
+        case "return":
+            returns_B = torch.where(units.mask_BT, rewards_BT, 0.0).sum(1)
+            return returns_B.unsqueeze(1).expand(units.mask_BK.shape)
+        case "to_go":
+            rewards_BK = units.total(rewards_BT)
+            return gae(rewards_BK, torch.zeros_like(rewards_BK), units.mask_BK, gamma=term.gamma)
+        case _:
+            return units.total(rewards_BT)
+
+
+def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
+    """An id for each unit: those with the same one are compared."""
+    row_n, _ = units.mask_BK.nonzero(as_tuple=True)
+    groups_n = rollout.groups_B[row_n]
+    if not term.key:
+        return groups_n
+    turn_n = units.least(rollout.turns_BT)[units.mask_BK]
+    known: dict[tuple[object, ...], int] = {}
+    peers = []
+    for group, row, turn in zip(groups_n.tolist(), row_n.tolist(), turn_n.tolist(), strict=True):
+        labels: dict[str, object] = {"turn": turn}
+        if "agent" in term.key:
+            labels["agent"] = rollout.agents[row][turn]
+        if "state" in term.key:
+            labels["state"] = _state(rollout, row, turn)
+        peers.append(known.setdefault((group, *(labels[name] for name in term.key)), len(known)))
+    return torch.tensor(peers, device=groups_n.device)
+
+
+def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:
+    keys = rollout.state_keys[row] if row < len(rollout.state_keys) else ()
+    if turn >= len(keys) or not keys[turn]:
+        raise ValueError(
+            f"algorithm.advantage compares states, and turn {turn} of episode {row} has no state_key; the environment "
+            "must report it, and its sessions must be opened so that it does"
+        )
+    return keys[turn]
+
+
+def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
+    """One item per turn of each episode, on its sampled tokens: [B, T], float64; anything elsewhere."""
+    most = max(map(len, items))
+    table = torch.tensor([[*own, *[0.0] * (most - len(own))] for own in items], dtype=torch.float64)
+    return table.to(turns_BT.device).gather(1, torch.where(mask_BT, turns_BT, 0))
+
+
+def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
+    """These parts of each turn's reward at its last sampled token: [B, T], float64."""
+    table = turn_table(rollout.mask_BT, rollout.turns_BT)
+    sums = [[sum(turn.get(name, 0.0) for name in parts) for turn in own] for own in rollout.parts]
+    return torch.where(table.last_BT, _on_tokens(sums, rollout.mask_BT, rollout.turns_BT), 0.0)
+
+
+# --- checklists -------------------------------------------------------------------------------------------------------
+
+
+def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
+    """CM2's credit by item: a criterion is open from the turn that first reports it until it is met, or to the end. It
+    is compared within the group, and those turns get what comes of it."""
+    table = turn_table(rollout.mask_BT, rollout.turns_BT)
+    peers: defaultdict[tuple[int, str], int] = defaultdict(lambda: len(peers))
+    spans, scores, ids = [], [], []
+    for row, (group, own) in enumerate(zip(rollout.groups_B.tolist(), rollout.criteria, strict=True)):
+        for name in sorted({name for turn in own for name in turn}):
+            first = next(index for index, turn in enumerate(own) if name in turn)
+            met = next((index for index, turn in enumerate(own) if turn.get(name)), None)
+            spans.append((row, first, len(own) if met is None else met + 1))
+            scores.append(0.0 if met is None else term.gamma ** (met - first))
+            ids.append(peers[group, name])
+    advantages_BK = torch.zeros(table.mask_BK.shape, dtype=torch.float64)
+    if spans:
+        results = compare(term, torch.tensor(scores, dtype=torch.float64), torch.tensor(ids)).tolist()
+        for (row, first, end), result in zip(spans, results, strict=True):
+            advantages_BK[row, first:end] += result
+    return table.spread(advantages_BK.to(table.mask_BK.device))

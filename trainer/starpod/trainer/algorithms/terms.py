@@ -1,0 +1,118 @@
+"""Credit terms: what estimators without a critic are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from starpod.trainer.section import Section
+
+Key = Literal["turn", "state", "agent"]
+CRITERIA = "criteria"
+"""The reward part that pays for a checklist."""
+
+
+class CreditTerm(Section):
+    """Compares units of episodes with their peers. An estimator without a critic is a sum of such terms.
+
+    Each unit gets a score, less the mean of its peers' scores, divided and weighed; its tokens get the result.
+    """
+
+    unit: Literal["episode", "agent", "turn", "token", "criterion"] = Field(
+        default="episode",
+        description="What has a score: an episode, an agent's turns in it, a turn, a token; or a criterion of a "
+        "checklist, with the turns from its first report until it was met.",
+    )
+    score: Literal["return", "reward", "to_go", "met"] = Field(
+        default="return",
+        description="The episode's return; the unit's own rewards; the discounted ones from the unit on; or whether "
+        "the criterion was met, discounted by the turns that it took.",
+    )
+    parts: tuple[str, ...] = Field(default=(), description="Reward parts that count in the score; empty: all.")
+    key: tuple[Key, ...] = Field(
+        default=(),
+        description="What peers have in common beside their start state: the index of the turn, the state before it, "
+        "the agent.",
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per unit (to_go) or turn (met).")
+    baseline: Literal["mean", "others", "none"] = Field(
+        default="mean", description="Taken off the score: the mean of all peers, or of the other ones."
+    )
+    scale: Literal["none", "std", "mean"] = Field(
+        default="none", description="Divides by the peers' standard deviation, or by their mean where it is positive."
+    )
+    weight: float = Field(default=1.0, gt=0, description="Factor of the term in the sum.")
+    min_peers: int = Field(default=2, ge=2, description="Units below which peers are too few and get 0.")
+    smallest: float = Field(default=0.0, ge=0, description="Results of a smaller size count as 0.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CreditTerm:
+        unit, score = self.unit, self.score
+        turnless = "state" if "state" in self.key else "turn"
+        for wrong, sentence in (
+            (
+                (unit == "criterion") != (score == "met"),
+                f"a term of unit {unit} cannot have score {score}: met is the score of unit criterion, and of no other",
+            ),
+            (
+                unit == "criterion" and bool(self.parts or self.key),
+                "a term of unit criterion compares the same criterion in the episodes of a group: drop parts and key",
+            ),
+            (
+                unit == "episode" and score != "return",
+                f"a term of unit episode has one score, its return, and not {score}: set score to return, or the unit "
+                "to turn",
+            ),
+            (
+                unit == "agent" and score == "to_go",
+                "a term of unit agent has turns all over the episode and nothing that is to go: set score to reward "
+                "or return",
+            ),
+            (
+                unit in ("episode", "agent") and bool({"turn", "state"} & {*self.key}),
+                f"a term of unit {unit} spans many turns and has no {turnless} of its own: drop it from key, or set "
+                "the unit to turn",
+            ),
+            (
+                unit == "episode" and "agent" in self.key,
+                "a term of unit episode spans all agents: drop agent from key, or set the unit to agent",
+            ),
+            (len({*self.key}) < len(self.key), "a term's key names something twice: drop one"),
+            (
+                self.gamma != 1 and score not in ("to_go", "met"),
+                f"a term with score {score} discounts nothing: set gamma to 1, or score to to_go",
+            ),
+            (
+                self.baseline == "none" and (bool(self.key) or self.scale != "none" or self.min_peers > 2),
+                "a term with baseline none compares with nobody: drop key, scale and min_peers, or give a baseline",
+            ),
+        ):
+            if wrong:
+                raise ValueError(sentence)
+        return self
+
+    def most_peers(self, group_size: int) -> int | None:
+        """The most units that a group of so many episodes can compare; None where that is not known."""
+        told = {"turn": "turn", "agent": "agent"}.get(self.unit)
+        return group_size if self.unit in ("episode", "criterion") or told in self.key else None
+
+
+TERMS: dict[str, Sequence[CreditTerm]] = {
+    "grpo": (CreditTerm(scale="std"),),
+    "dr_grpo": (CreditTerm(),),
+    "maxrl": (CreditTerm(scale="mean"),),
+    "rloo": (CreditTerm(baseline="others"),),
+    # Advantages below this size teach nothing.
+    "loop": (CreditTerm(baseline="others", smallest=0.01),),
+    "reinforce_plus_plus": (CreditTerm(unit="token", score="to_go", baseline="none"),),
+    "reinforce_plus_plus_baseline": (CreditTerm(),),
+    "gigpo": (CreditTerm(), CreditTerm(unit="turn", score="to_go", key=("state",))),
+    "mt_grpo": (CreditTerm(scale="std"), CreditTerm(unit="turn", score="reward", key=("turn",), scale="std")),
+    "dr_mas": (CreditTerm(unit="agent", key=("agent",), scale="std"),),
+    "cm2_trajectory": (CreditTerm(parts=(CRITERIA,)),),
+    "cm2_turn": (CreditTerm(unit="turn", score="reward", parts=(CRITERIA,), key=("turn",), min_peers=5),),
+    "cm2_step": (CreditTerm(unit="criterion", score="met", min_peers=5),),
+}
+"""The terms of each estimator without a critic."""
