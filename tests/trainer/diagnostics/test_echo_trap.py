@@ -109,6 +109,17 @@ def test_signals_that_success_contradicts_are_told_as_what_they_are() -> None:
     assert [w.text.partition(":")[0] for w in over] == ["Withdrawn"] * 3
 
 
+def test_high_success_need_not_rise_to_contradict_a_signal() -> None:
+    curves = {"std": fall(0.4, 0.1, 40), "entropy": fall(0.5, 0.05, 40)}
+    trap = EchoTrap(MonitorConfig())
+    high = play(trap, range(1, 80), **curves, success=lambda step: (0.83, 0.86, 0.84)[step % 3])
+    assert [w.signal for w in high] == ["reward_std", "entropy"]
+    for warning in high:
+        assert "while success holds at 84 %" in warning.text and "To do" not in warning.text
+    fallen = play(trap, range(80, 100), **curves, success=lambda step: 0.7)
+    assert [w.text.partition(":")[0] for w in fallen] == ["Echo Trap"]
+
+
 def test_a_fall_from_the_best_is_a_trap_before_it_reaches_the_start() -> None:
     curves = {"std": fall(0.4, 0.02, 60), "entropy": fall(0.5, 0.02, 60)}
     success = lambda step: 0.1 if step < 12 else 0.67 if step < 80 else 0.45  # noqa: E731

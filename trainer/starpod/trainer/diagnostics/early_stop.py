@@ -72,8 +72,9 @@ class EarlyStop:
         start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
         if success.solved:
             return f"the task is learnt ({now} success)"
-        if success.risen:
-            return f"success rose from {start} to {now}, and these start states teach nothing more"
+        if success.holds:
+            course = f"rose from {start} to {now}" if success.risen else f"holds at {now}"
+            return f"success {course}, and these start states teach nothing more"
         if success.never:
             return (
                 f"the policy never learnt (success was never above {best}). A longer warm start, easier start states "

@@ -97,9 +97,9 @@ class EchoTrap:
 
     A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
     back past the bound by the factor `release`. Where the task is solved, falling signals do not warn. While success
-    is above its start they are told as what they then are: a policy that becomes sure of what works. Only a policy that
-    succeeded and does so no longer is called trapped. Signals that are missing from a step's metrics are left as they
-    were.
+    is above its start, or high, they are told as what they then are: a policy that becomes sure of what works. Only a
+    policy that succeeded and does so no longer is called trapped. Signals that are missing from a step's metrics are
+    left as they were.
 
     Beside the four, groups of identical replies are told of: what differs in their returns is luck.
     """
@@ -207,8 +207,9 @@ class EchoTrap:
         track.firing = True
         success = self._success
         start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
-        if success.risen and not signal.rises:
-            text = f"{_moved(signal, ratio)} while success rose from {start} to {now}: {SURE}."
+        if success.holds and not signal.rises:
+            course = f"rose from {start} to {now}" if success.risen else f"holds at {now}"
+            text = f"{_moved(signal, ratio)} while success {course}: {SURE}."
         elif success.never and not signal.rises:
             text = (
                 f"{_moved(signal, ratio)}, and success was never above {best}: the policy settles before it has "
@@ -239,7 +240,7 @@ class EchoTrap:
             told, self._trapped = self._trapped, False
             text = "Withdrawn: the warning of an Echo Trap; fewer than {} of its signals hold."
             return EchoWarning(step, "echo_trap", 1.0, text.format(self._config.verdict)) if told else None
-        if self._trapped or self._success.risen or self._success.never:
+        if self._trapped or self._success.holds or self._success.never:
             return None
         parts = [(signal, self._ratio(signal.name) or 0.0) for signal in firing]
         found = ", ".join(f"{signal.words} at {_share(signal, ratio)}" for signal, ratio in parts)

@@ -10,6 +10,8 @@ from starpod.trainer.diagnostics.config import EchoTrapConfig
 
 RISE = 0.05
 """Success this much above its start has risen. A policy that never had as much has nothing to lose."""
+HIGH = 0.75
+"""A policy with so much success need not rise any more to be well."""
 FALL = 0.1
 """Success this much below its best falls, wherever it began."""
 
@@ -54,16 +56,21 @@ class SuccessTrack:
         return None if self.start is None else max(self._best, self.start)
 
     @property
-    def risen(self) -> bool:
-        """Whether it is above its start and not far below its best: no policy does so while it collapses."""
-        if self.start is None or self.now is None or self.best is None:
+    def holds(self) -> bool:
+        """Whether it has risen or is high, and is not far below its best: no policy does so while it collapses."""
+        if self.now is None or self.best is None:
             return False
-        return self.now >= self.start + RISE and self.now > self.best - FALL
+        return (self.risen or self.now >= HIGH) and self.now > self.best - FALL
+
+    @property
+    def risen(self) -> bool:
+        """Whether it is above its start."""
+        return self.start is not None and self.now is not None and self.now >= self.start + RISE
 
     @property
     def rising(self) -> bool:
-        """Whether it has risen, and found its best within the last window."""
-        return self.risen and self._since_best < self._config.window
+        """Whether it has risen, holds, and found its best within the last window."""
+        return self.risen and self.holds and self._since_best < self._config.window
 
     @property
     def never(self) -> bool:
