@@ -127,8 +127,8 @@ def main() -> None:
             ):
                 time.sleep(1.0)
             indexing = time.perf_counter() - began
-            site.terminate()
-            site.restart()
+            site.close()
+            site = serve(folder)
             address = site.address.rstrip("/")
             pages = {
                 f"list of {asked.runs + 2:,} runs": "/",

@@ -205,6 +205,15 @@ def test_fork_here(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
     assert "Solved." in visitor.text
 
 
+def test_pictures_of_an_episode(visitor: Visitor) -> None:
+    visitor.get(EPISODE)
+    links = [html.unescape(link) for link in re.findall(r'<img src="([^"]+)"', visitor.text)]
+    frames = [visitor.http.get(link).content for link in links]
+    assert len(frames) == FATAL + 2 and len(set(frames)) == len(frames)
+    assert all(frame.startswith(b"\x89PNG") for frame in frames)
+    assert visitor.http.get(links[-1].replace(f"turn={FATAL + 1}", "turn=9")).status_code == 404
+
+
 def test_which_turn_lost_it(visitor: Visitor) -> None:
     visitor.get(EPISODE)
     assert visitor.send("/turns", policy="expert", count="8") == 200

@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
@@ -27,6 +26,7 @@ from starpod.ui.fleet import (
     fork_episode,
     game_action,
     game_page,
+    picture,
     start_game,
     turns_page,
 )
@@ -38,17 +38,17 @@ from starpod.ui.reading import BadFile
 from starpod.ui.runs import run_page, runs_page
 
 COOKIE = "starpod-ui"
+HEADERS = headers(scripts="'self'", styles="'self' 'unsafe-inline'", images="'self' data:")
 _HEARTBEAT = 15
 """Seconds after which a stream without news says that it lives."""
 
 
-def create_app(runs: Path, *, games: Games | None = None, hosts: Collection[str] = (), token: str = "") -> FastAPI:
-    """The site over a folder of runs. It indexes them while it runs.
+def create_app(index: Index, *, games: Games | None = None, hosts: Collection[str] = (), token: str = "") -> FastAPI:
+    """The site over an index, which it brings up to date while it runs, and closes.
 
     games: sessions on servers; None where none was named. hosts: names by which it may be called. token: what a
     visitor has to bring, once; empty: nothing.
     """
-    index = Index(runs)
     indexer = Indexer(index)
     site = Site(index, indexer, games)
 
@@ -78,6 +78,7 @@ def create_app(runs: Path, *, games: Games | None = None, hosts: Collection[str]
         ("POST", "/play/session/{game}/{what}", game_action),
         ("GET", "/play/{environment}", environment_page),
         ("POST", "/play/{environment}", start_game),
+        ("GET", "/picture", picture),
         ("POST", "/fork", fork_episode),
         ("POST", "/turns", turns_page),
     ]
@@ -99,7 +100,7 @@ def create_app(runs: Path, *, games: Games | None = None, hosts: Collection[str]
             response = answer
         else:
             response = await call(request)
-        for name, value in headers(scripts="'self'", styles="'self' 'unsafe-inline'").items():
+        for name, value in HEADERS.items():
             response.headers[name] = value
         return response
 

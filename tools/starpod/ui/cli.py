@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import secrets
+import signal
+import threading
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +17,7 @@ import click
 from starpod.client.catalog import access_options, expect_address
 from starpod.client.transport import Transport
 from starpod.report.site import link, listen, serve
+from starpod.ui.index import NAME, Index
 
 
 @click.command()
@@ -28,36 +32,64 @@ from starpod.report.site import link, listen, serve
     metavar="NAME",
     help="A name by which browsers may call the site, besides localhost and addresses. Repeatable.",
 )
+@click.option("--index", default="", metavar="FILE", help=f"The index; :memory: for no file. [default: RUNS/{NAME}]")
+@click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
 @access_options
-def ui(access: Transport, runs: Path, address: str, host: str, port: int, hosts: tuple[str, ...]) -> None:
+def ui(
+    access: Transport,
+    runs: Path,
+    address: str,
+    host: str,
+    port: int,
+    hosts: tuple[str, ...],
+    index: str,
+    end_with_stdin: bool,
+) -> None:
     """Show runs, episodes and servers in a browser.
 
     RUNS is the folder of a run, or of many (default: runs). Prints one line with the address when ready. Where others
     can reach it, the address holds a token that the browser keeps; who has it sees all and plays with the server's
     token.
     """
-    if not runs.is_dir():
+    if not (runs.is_dir() or end_with_stdin):  # a trainer's folder comes when its run begins
         raise click.UsageError(f"{runs} is no folder: name the folder of your runs, such as that of --run-dir")
     if address:
         expect_address(address)
+    if end_with_stdin:  # which it does with whoever holds its other end
+        threading.Thread(target=_await_end, daemon=True).start()
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
     try:
-        asyncio.run(_serve(runs, address, access, host=host, port=port, hosts={host, *hosts}, token=token))
+        games = (address, access) if address else None
+        asyncio.run(_serve(runs, index, games, host=host, port=port, hosts={host, *hosts}, token=token))
     except OSError as error:
         raise click.ClickException(str(error)) from error
 
 
 async def _serve(
-    runs: Path, address: str, access: Transport, *, host: str, port: int, hosts: Collection[str], token: str
+    runs: Path,
+    index: str,
+    server: tuple[str, Transport] | None,
+    *,
+    host: str,
+    port: int,
+    hosts: Collection[str],
+    token: str,
 ) -> None:
     from starpod.ui.app import create_app
     from starpod.ui.games import Games
 
     with closing(listen(host, port)) as listener:
-        games = Games(address, access) if address else None
-        app = create_app(runs, games=games, hosts=hosts, token=token)
+        games = Games(*server) if server else None
+        app = create_app(Index(runs, index), games=games, hosts=hosts, token=token)
         print(link(listener, host) + (f"?token={token}" if token else ""), flush=True)
         await serve(app, listener)
+
+
+def _await_end() -> None:
+    # Not through sys.stdin, whose lock would abort the interpreter at exit.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _is_loopback(host: str) -> bool:

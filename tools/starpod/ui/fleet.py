@@ -157,6 +157,16 @@ async def fork_episode(site: Site, request: Request) -> Response:
     return _to(await games.keep(game))
 
 
+async def picture(site: Site, request: Request) -> Response:
+    """The state before a turn of an episode, drawn by the server."""
+    episode, task, link = _episode(site, request.query_params)
+    place = whole(request.query_params.get("turn", ""), len(episode.turns))
+    frames = await games_of(site).frames(link, episode, task)
+    if place is None or place >= len(frames):
+        raise HTTPException(404, "There is no such turn.")
+    return Response(frames[place], media_type="image/png")
+
+
 async def turns_page(site: Site, request: Request) -> Response:
     """Success of continuations from each turn of an episode."""
     given = await _form(site, request, "fork")

@@ -25,6 +25,8 @@ MOST_GAMES = 100
 """Sessions that are kept open; the one that was used longest ago is closed for another."""
 MOST_EPISODES = 512
 """Continuations that are played for one request."""
+MOST_FRAMES = 32
+"""Episodes whose pictures are kept."""
 POLICIES = {"expert": "the environment's expert", "random": "random actions"}
 """Who can continue an episode."""
 COUNTS = (4, 8, 16, 32)
@@ -156,6 +158,8 @@ class Games:
         self._fleet: Fleet | None = None
         self._connecting = asyncio.Lock()
         self._games: OrderedDict[str, Game] = OrderedDict()
+        self._frames: OrderedDict[str, list[bytes]] = OrderedDict()
+        self._drawing = asyncio.Lock()
 
     async def fleet(self) -> Fleet:
         """Raises StarpodError where no server can be used."""
@@ -264,6 +268,32 @@ class Games:
             await _close([game.session])
             raise
         return game
+
+    async def frames(self, key: str, episode: Episode, task: Task) -> list[bytes]:
+        """A picture of the state before each turn and of the last one, by replay. key: of the episode, under which they
+        are kept. Raises NotPossible where the environment draws none, or the server shows something else."""
+        async with self._drawing:  # a page asks for all of them at once
+            return await self._draw(key, episode, task)
+
+    async def _draw(self, key: str, episode: Episode, task: Task) -> list[bytes]:
+        if key not in self._frames:
+            game = await self.replay(episode, task, 0)
+            try:
+                if "png" not in game.spec.render_modes:
+                    raise NotPossible(f"{game.spec.id} draws no pictures.")
+                frames = [await game.session.render("png")]
+                for turn in episode.turns:
+                    if game.session.observation.text != turn.observation:
+                        raise NotPossible("The server shows something else than the episode has.")
+                    if turn.actions:
+                        await game.session.step(turn.actions)
+                    frames.append(await game.session.render("png"))
+            finally:
+                await _close([game.session])
+            self._frames[key] = [frame for frame in frames if isinstance(frame, bytes)]
+            while len(self._frames) > MOST_FRAMES:
+                self._frames.popitem(last=False)
+        return self._frames[key]
 
     async def branch(self, game: Game, policy: str, count: int) -> Branches:
         """Forks the game's state `count` times and lets a policy play on, each with luck of its own.

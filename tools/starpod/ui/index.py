@@ -114,22 +114,29 @@ class Curve:
 class Index:
     """The database in a folder of runs. Any thread may use it; each call has a connection of its own.
 
-    Where the folder cannot be written, the index is kept in memory and `problem` says so.
+    file: in the folder unless said; ":memory:" for none. Where it cannot be written, the index is in memory and
+    `problem` says so.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: str = "") -> None:
         self.folder = folder
         self.problem = ""
-        self._target = str(folder / NAME)
+        self._target = file or str(folder / NAME)
         self._uri = False
         self._keep: sqlite3.Connection | None = None
         try:
-            self._prepare()
+            if file == ":memory:":
+                self._use_memory()
+            else:
+                self._prepare()
         except (sqlite3.Error, OSError) as error:
-            self.problem = f"{folder / NAME} cannot be written ({error}): the index is in memory"
-            self._target, self._uri = f"file:starpod-{id(self)}?mode=memory&cache=shared", True
-            self._keep = self.connect()  # a database in memory lives as long as one connection to it
-            self._create(self._keep)
+            self.problem = f"{self._target} cannot be written ({error}): the index is in memory"
+            self._use_memory()
+
+    def _use_memory(self) -> None:
+        self._target, self._uri = f"file:starpod-{id(self)}?mode=memory&cache=shared", True
+        self._keep = self.connect()  # a database in memory lives as long as one connection to it
+        self._create(self._keep)
 
     def close(self) -> None:
         if self._keep is not None:

@@ -57,6 +57,12 @@ if (turns.length) {
   addEventListener('hashchange', () => show(turns.findIndex(turn => '#' + turn.id === location.hash), false));
 }
 
+// Pictures that the server cannot draw again are left out.
+for (const image of document.querySelectorAll('.strip img')) {
+  if (image.complete && !image.naturalWidth) image.remove();
+  else image.addEventListener('error', () => image.remove());
+}
+
 // Keys of a game, and copying.
 document.addEventListener('keydown', event => {
   if (event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey) return;

@@ -6,6 +6,8 @@ import asyncio
 import os
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Resume although KEY (such as environment.id) differs from the run's. Repeatable.",
 )
+@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser, at the address that is printed.")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -54,6 +57,7 @@ def train(
     resume: bool,
     resume_or_start: bool,
     changes: tuple[str, ...],
+    with_site: bool,
     dry_run: bool,
     list_configurations: bool,
     keys: str | None,
@@ -97,7 +101,7 @@ def train(
     if run_dir is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
     name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return run_training(resolved, run_dir or Path("runs") / name, resume=resume)
+    return run_training(resolved, run_dir or Path("runs") / name, resume=resume, with_site=with_site)
 
 
 def _check_memory(config: Config) -> int:
@@ -122,8 +126,10 @@ def _check_memory(config: Config) -> int:
     return 0
 
 
-def run_training(config: Config, path: Path, *, resume: bool) -> int:
+def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = False) -> int:
     """Trains, writes the report, and returns the exit status.
+
+    with_site: `starpod ui` shows the folder meanwhile.
 
     Raises UsageError for a configuration that turns out to be wrong before the first iteration.
     """
@@ -161,8 +167,11 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
             raise click.ClickException(f"{_unreachable(config, error)}; {_next(path)}") from error
 
     parallel = Parallel.start(config.device)
-    with make_screen(config.monitor.screen if parallel.is_main else "off") as screen:
-        screen.start(config.title or _environments(config), make_plan(config, path))
+    with (
+        _live_site(path) if with_site and parallel.is_main else nullcontext("") as site,
+        make_screen(config.monitor.screen if parallel.is_main else "off") as screen,
+    ):
+        screen.start(config.title or _environments(config), make_plan(config, path) | ({"live": site} if site else {}))
         interrupts = Interrupts(notify=screen.warn)
         try:
             with interrupts:
@@ -183,6 +192,20 @@ def run_training(config: Config, path: Path, *, resume: bool) -> int:
             screen.done({**said, "report": str(write_report(path)), **commands(path)})
     parallel.end(interrupts.status)
     return interrupts.status
+
+
+@contextmanager
+def _live_site(path: Path) -> Iterator[str]:
+    """The address of a live site that shows the run while the context lasts. Raises ClickException."""
+    from starpod.trainer.section import ConfigError
+    from starpod.trainer.services import ServiceFailed, started
+
+    try:
+        # The folder is made later, and only if the run begins.
+        with started("the live site", "ui", str(path), "--port", "0", "--index", ":memory:") as address:
+            yield address
+    except (ConfigError, ServiceFailed) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _unreachable(config: Config, error: Exception) -> str:

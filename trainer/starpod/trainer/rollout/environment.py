@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -18,8 +15,7 @@ from starpod.client.transport import as_addresses
 from starpod.trainer.agents.base import Task
 from starpod.trainer.rollout.curriculum import CurriculumConfig
 from starpod.trainer.section import ConfigError, Section
-
-STOP_SECONDS = 10.0
+from starpod.trainer.services import started
 
 
 class EnvironmentConfig(Section):
@@ -87,10 +83,6 @@ class EnvironmentConfig(Section):
         return self.model_copy(update={"options": {**self.options, **options}})
 
 
-class ServiceFailed(Exception):
-    """`starpod serve` did not come up. The message holds what it wrote on standard error."""
-
-
 def check_installed(config: EnvironmentConfig) -> None:
     """Raises ConfigError where this machine is to serve an environment that no installed package has.
 
@@ -103,44 +95,12 @@ def check_installed(config: EnvironmentConfig) -> None:
         raise ConfigError(f"environment.id: {unknown_environment(config.id, installed).message}")
 
 
-@contextlib.contextmanager
-def local_services(environments: Sequence[str], *, workers: int = 1, arguments: Sequence[str] = ()) -> Iterator[str]:
+def local_services(
+    environments: Sequence[str], *, workers: int = 1, arguments: Sequence[str] = ()
+) -> AbstractContextManager[str]:
     """Runs `starpod serve` while the context lasts and yields its address.
 
-    environments: what it hosts. workers: server processes. arguments: handed on as they are.
-    Raises ServiceFailed with the server's own words if it does not become ready, ConfigError where it was called wrong.
+    environments: what it hosts. workers: server processes. arguments: handed on as they are. Raises as `started` does.
     """
-    command = [sys.executable, "-m", "starpod.cli.main", "serve", *environments]
-    # The services end when the trainer's end of the pipe closes, even if it is killed. A preexec_fn could ask for
-    # that, but Python code between fork and exec is unsafe beside gRPC's threads.
-    command += ["--port", "0", "--workers", str(workers), "--end-with-stdin", *arguments]
-    with (
-        tempfile.TemporaryFile(mode="w+") as log,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            # Ctrl-C is the trainer's: it saves, with the services still there, and stops them itself.
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline().strip()
-            if not line:
-                process.wait(STOP_SECONDS)
-                log.seek(0)
-                # Exit status 2: the call was wrong, as with every command.
-                raise (ConfigError if process.returncode == 2 else ServiceFailed)(
-                    f"the environment service did not start (`{' '.join(command)}`): "
-                    + (log.read().strip() or f"it ended with status {process.returncode} and said nothing")
-                )
-            yield line.split()[-1]
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    words = ("serve", *environments, "--port", "0", "--workers", str(workers), *arguments)
+    return started("the environment service", *words)
