@@ -84,6 +84,7 @@ def _lose(fleet: SyncFleet, seed: int, options: dict[str, Any]) -> Episode | Non
         if transition.terminated and not transition.success:
             episode.turns.append(a_turn(observation=session.observation.text, actions=[action], text=action))
             episode.take(transition)
+            episode.final_observation = transition.observation.text
             return episode
     return None
 

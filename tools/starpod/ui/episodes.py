@@ -16,7 +16,7 @@ from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.ui.games import COUNTS, POLICIES
-from starpod.ui.index import OUTCOMES, SORTS, Filter
+from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
 from starpod.ui.reading import mapping, read_episode
 
@@ -41,6 +41,7 @@ def episodes_page(site: Site, request: Request) -> Response:
     kept = {name: value for name, value in asked.items() if name not in ("page",) and value}
     return render(
         "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=wanted,
+        many=bool(wanted.text) and count > COUNTED,
         pages_url=lambda place: query("/episodes", **kept, page=place), facets=site.index.facets(run["run"]),
         outcomes=OUTCOMES, sorts=SORTS, kinds=KINDS, link=episode_link, group_link=group_link,
     )  # fmt: skip

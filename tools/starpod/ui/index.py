@@ -18,8 +18,10 @@ T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
 """Of the file, in the folder of the runs."""
-VERSION = 1
+VERSION = 2
 """Of the tables; an index of another version is made again."""
+COUNTED = 10_000
+"""Episodes up to which those that hold some words are counted."""
 POINTS = 1024
 """Most points that are kept of a run's curves, each the mean of as many iterations as it takes."""
 
@@ -44,15 +46,16 @@ CREATE TABLE episodes (
     seed TEXT NOT NULL, outcome TEXT NOT NULL, end TEXT NOT NULL, malformed INTEGER NOT NULL,
     truncated INTEGER NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL, reward REAL NOT NULL
 );
-CREATE INDEX episodes_by_step ON episodes (run, step, grp, member, kind, outcome);
-CREATE INDEX episodes_by_reward ON episodes (run, reward, outcome);
-CREATE INDEX episodes_by_outcome ON episodes (run, outcome, step);
+-- Each holds all that a filter looks at, so that episodes that do not fit are not read.
+CREATE INDEX episodes_by_step ON episodes (run, step, grp, member, kind, outcome, malformed, truncated, environment);
+CREATE INDEX episodes_by_reward ON episodes (run, reward, kind, outcome, malformed, truncated, environment, step);
+CREATE INDEX episodes_by_seed ON episodes (run, seed);
 CREATE INDEX episodes_of_file ON episodes (file, grp, member);
 CREATE VIRTUAL TABLE words USING fts5 (text, content='', detail=none);
 """
 
 SORTS = {
-    "newest": "step DESC, grp, member",
+    "newest": "step DESC, grp DESC, member DESC",
     "oldest": "step, grp, member",
     "best": "reward DESC, id",
     "worst": "reward, id",
@@ -224,17 +227,21 @@ class Index:
         where, values = wanted.where()
         order = SORTS.get(wanted.sort, SORTS["newest"])
         with self.reading() as database:
+            # The inner query is answered by an index alone, however many episodes come before these.
             rows = database.execute(
-                "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes "
-                f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
+                "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes WHERE id IN "
+                f"(SELECT id FROM episodes WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
                 (*values, most, first),
             ).fetchall()
         return [dict(row) for row in rows]
 
     def count(self, wanted: Filter) -> int:
+        """How many fit; of a search for words `COUNTED` + 1 where there are more than `COUNTED`."""
         where, values = wanted.where()
+        bound = f"LIMIT {COUNTED + 1}" if wanted.text else ""
+        counted = f"SELECT count(*) FROM (SELECT 1 FROM episodes WHERE {where} {bound})"
         with self.reading() as database:
-            return int(database.execute(f"SELECT count(*) FROM episodes WHERE {where}", values).fetchone()[0])
+            return int(database.execute(counted, values).fetchone()[0])
 
     def facets(self, run: int) -> dict[str, list[Any]]:
         """The kinds, environments and steps of a run's episodes, to choose from."""
