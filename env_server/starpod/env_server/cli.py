@@ -112,6 +112,7 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     help="A name by which callers reach HTTP, besides localhost and addresses: other Host headers are refused. "
     "Repeatable.",
 )
+@click.option("--mcp", is_flag=True, help="Serve MCP, too: at /mcp/ENVIRONMENT/NAME of HTTP's address.")
 @click.option(
     "--environment-module",
     "modules",
@@ -276,6 +277,7 @@ def serve(
     http_port: int | None,
     http_hosts: tuple[str, ...],
     http_endpoints: str,
+    mcp: bool,
     **settings: Any,
 ) -> None:
     """Serves environments over gRPC until SIGTERM or Ctrl-C.
@@ -294,8 +296,8 @@ def serve(
         if size > default and (least := size + OTHER_BYTES) > limits.max_message_bytes:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {least}")
-    if http_hosts and http_port is None:
-        raise click.UsageError("--http-host needs --http PORT")
+    if (http_hosts or mcp) and http_port is None:
+        raise click.UsageError("--http-host and --mcp need --http PORT")
     if (token_sessions or token_calls_per_second or token_streams) and not settings["token_file"]:
         raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
     configure_logs("json" if log_format == "json" else "text", log_level)
@@ -314,7 +316,7 @@ def serve(
         config = ServerConfig(
             limits=limits,
             endpoints=_addresses(endpoints),
-            http=None if http_port is None else HTTP(http_port, _addresses(http_endpoints), http_hosts),
+            http=None if http_port is None else HTTP(http_port, _addresses(http_endpoints), http_hosts, mcp),
             sandbox=Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read),
             quota=Quota(token_sessions, token_calls_per_second, token_streams),
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,

@@ -48,11 +48,13 @@ class HTTP:
 
     endpoints: host:port of all workers' HTTP, this one's included; empty if there is one.
     hosts: names by which callers may reach it, besides localhost and addresses.
+    mcp: serves MCP at /mcp, too.
     """
 
     port: int
     endpoints: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    mcp: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:
     from starpod.env_server.http.server import HTTPServer
+    from starpod.env_server.mcp.service import MCPService
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class EnvironmentServer:
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
         self._http: HTTPServer | None = None
+        self._mcp: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -210,6 +212,9 @@ class EnvironmentServer:
         if self._server:
             stopping.append(self._server.stop(grace))
         await asyncio.gather(*stopping)
+        if self._mcp:
+            self._mcp.cancel()
+            await asyncio.wait([self._mcp])
         if self._health_server:
             await self._health_server.stop(None)
         self.worker.shut_down(list(self._service.tables.values()))
@@ -240,12 +245,24 @@ class EnvironmentServer:
             self._open_calls,
             hosts=(self.config.host, *http.hosts),
             endpoints=http.endpoints,
+            mcp=await self._start_mcp() if http.mcp else None,
         )
         try:
             self._http = HTTPServer(service, self.config, http.port)
         except OSError as error:
             raise ServerError(f"cannot listen for HTTP on port {http.port}: {error}") from error
         await self._http.start()
+
+    async def _start_mcp(self) -> MCPService:
+        try:
+            from starpod.env_server.mcp.service import MCPService
+        except ImportError as error:
+            hint = "from a clone of the repository: pip install '.[mcp]'"
+            raise ServerError(f"--mcp needs its extra; {hint}") from error
+        service, ready = MCPService(self._service, self.worker), asyncio.Event()
+        self._mcp = asyncio.create_task(service.run(ready))
+        await ready.wait()
+        return service
 
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME, *self.worker.registry.ids):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import Message
@@ -21,6 +21,9 @@ from starpod.env_server.timing import begin, clock
 from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
+if TYPE_CHECKING:
+    from starpod.env_server.mcp.service import MCPService
+
 HEALTH, OPENAPI = "/v1/health", "/openapi.json"
 _SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
@@ -36,12 +39,14 @@ class HTTPService:
         *,
         hosts: tuple[str, ...],
         endpoints: tuple[str, ...],
+        mcp: MCPService | None = None,
     ) -> None:
         self._service = service
         self._worker = worker
         self._calls = calls
         self._hosts = frozenset(name.lower() for name in ("localhost", *hosts))
         self._endpoints = endpoints
+        self._mcp = mcp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._worker.share.accepted()
@@ -53,6 +58,10 @@ class HTTPService:
                 return
             if exchange.path == OPENAPI:
                 await exchange.respond(openapi())
+                return
+            if self._mcp is not None and f"{exchange.path}/".startswith("/mcp/"):
+                self._mcp.check(exchange)
+                await self._serve_mcp(self._mcp, exchange, scope, send)
                 return
             found = find(exchange.path)
             if found is None:
@@ -128,8 +137,28 @@ class HTTPService:
                 failure = self._service.failure("Stream", error)
             await events.fail(failure)
 
+    async def _serve_mcp(self, mcp: MCPService, exchange: Exchange, scope: Scope, send: Send) -> None:
+        with self._service.tracer.span("MCP", exchange.metadata):
+            try:
+                tenant = self._calls.begin(exchange.metadata)
+                try:
+                    body = await self._receive(exchange, None, tenant)
+                    await mcp.serve(scope, body.take(), send, tenant)
+                finally:
+                    self._calls.end(tenant)
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                self._worker.metrics.error("MCP", refused.error.reason)
+                await exchange.fail(refused.error, refused.status)
+                return
+            except CallError as error:
+                failure = self._service.failure("MCP", error)
+            await exchange.fail(failure)
+
     async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:
-        if exchange.verb == "GET":
+        if exchange.verb != "POST":
             return Body(b"")
         exchange.check_body(max_bytes(route.request if route else pb.StreamRequest, self._worker.limits))
         if self._calls.in_turn(tenant):

@@ -1,0 +1,1 @@
+"""Environments as MCP servers: the action space as tools, beside reset, observe, fork and close."""

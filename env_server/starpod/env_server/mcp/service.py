@@ -1,0 +1,254 @@
+"""The MCP server of a worker: tool calls become calls of the contract, on a session for each name in the URL."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from google.protobuf.message import Message
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+)
+
+from starpod.env_server import convert
+from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.http.encoding import STREAM_VALUES
+from starpod.env_server.http.exchange import Exchange, Refused, Scope, Send
+from starpod.env_server.limits import Tenant
+from starpod.env_server.mcp.tools import actions_of, failure_of, list_tools, picture_of, result_of
+from starpod.env_server.requests import count_json
+from starpod.env_server.service import EnvironmentService, server_version
+from starpod.env_server.worker import Worker
+from starpod.v1 import environment_pb2 as pb
+
+PATH = "/mcp"
+_MCP_SESSIONS = 4_096
+"""Sessions of MCP at once, each of which holds tasks. The protocol since 2026-07-28 has none."""
+_CALLER = "starpod.caller"
+_MCP_SESSION = "mcp-session-id"
+_TOOL_CALL = b'"tools/call"'
+
+
+@dataclass(eq=False)
+class _Played:
+    """The session behind a name, and what was last asked of it in which MCP session.
+
+    turn: one call at a time, in the order in which they come.
+    """
+
+    session_id: str = ""
+    epoch: int = 0
+    step_index: int = 0
+    last: tuple[Any, ...] = ()
+    result: CallToolResult | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """Who calls which environment, and by which name it knows its session."""
+
+    tenant: Tenant
+    environment: str
+    name: str
+
+
+class MCPService:
+    """Serves MCP's streamable HTTP at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME. Use while `run` runs."""
+
+    def __init__(self, service: EnvironmentService, worker: Worker) -> None:
+        self._service = service
+        self._worker = worker
+        self._played: dict[tuple[str, str, str], _Played] = {}
+        server: Server[Any] = Server(
+            "starpod", version=server_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
+        )
+        limits = worker.limits
+        self._manager = StreamableHTTPSessionManager(
+            server,
+            json_response=True,
+            session_idle_timeout=limits.default_lease_seconds,
+            max_request_body_size=limits.max_message_bytes,
+            max_sessions=min(limits.max_sessions, _MCP_SESSIONS),
+        )
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Serves until it is cancelled."""
+        async with self._manager.run():
+            ready.set()
+            await asyncio.Event().wait()
+
+    def check(self, exchange: Exchange) -> None:
+        """Refuses what is no request of MCP here, by its headers. Raises Refused."""
+        if exchange.verb not in ("POST", "DELETE"):
+            error = bad_argument("method", "is GET; this server sends nothing that was not asked for")
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, error, (("allow", "POST, DELETE"),))
+
+    async def serve(self, scope: Scope, body: bytes, send: Send, tenant: Tenant) -> None:
+        """Answers a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT and BAD_ARGUMENT."""
+        if _TOOL_CALL not in body:  # which count as the calls that they become
+            self._worker.count_received(tenant, len(body))
+            tenant.take_calls(1, len(body))
+        if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
+            raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
+        environment, _, name = scope["path"].removeprefix(PATH).strip("/").partition("/")
+        if not environment and len(ids := self._worker.registry.ids) == 1:
+            environment = ids[0]
+        found = self._worker.registry.find(environment, "")
+        scope[_CALLER] = _Caller(tenant, found.spec.id, name)
+        sent = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if sent:
+                await asyncio.Event().wait()  # until it is cancelled: the caller is not watched
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._manager.handle_request(scope, receive, send)
+
+    # --- handlers of the SDK -----------------------------------------------------------------------------------------
+
+    async def _list_tools(self, context: Any, _: PaginatedRequestParams | None) -> ListToolsResult:
+        caller: _Caller = context.request.scope[_CALLER]
+        return ListToolsResult(tools=list_tools(self._spec(caller)))
+
+    async def _call_tool(self, context: Any, params: CallToolRequestParams) -> CallToolResult:
+        caller: _Caller = context.request.scope[_CALLER]
+        mcp_session = context.request.headers.get(_MCP_SESSION, "")
+        work = asyncio.get_running_loop().create_task(
+            self._play(caller, mcp_session, context.request_id, params.name, params.arguments or {})
+        )
+        self._worker.keep(work)  # who gives up cancels its wait, not the work
+        return await asyncio.shield(work)
+
+    async def _play(
+        self, caller: _Caller, mcp_session: str, request_id: Any, tool: str, arguments: dict[str, Any]
+    ) -> CallToolResult:
+        try:
+            name = caller.name or mcp_session
+            if not name:
+                raise bad_argument(
+                    "url", f"names no session; call {PATH}/{caller.environment}/NAME, with a NAME of yours"
+                )
+            played = self._find(caller.tenant, caller.environment, name)
+            async with played.turn:
+                asked = (mcp_session, request_id, tool, repr(arguments))
+                if mcp_session and asked == played.last and played.result is not None:
+                    return played.result
+                result = await self._call(caller, played, tool, arguments)
+                played.last, played.result = asked, result
+                return result
+        except Exception as error:
+            return failure_of(self._service.failure("MCP", error))
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def _call(self, caller: _Caller, played: _Played, tool: str, arguments: dict[str, Any]) -> CallToolResult:
+        match tool:
+            case "reset":
+                return await self._reset(caller, played, arguments)
+            case "observe":
+                mode = "png" if arguments.get("image") else "text"
+                return picture_of(await self._ask(caller, pb.RenderRequest(session_id=played.session_id, mode=mode)))
+            case "fork":
+                return await self._fork(caller, played, arguments)
+            case "close":
+                await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
+                played.session_id = ""
+                return result_of(None, {"closed": True})
+        actions = actions_of(self._spec(caller), tool, arguments)
+        index = _number("step_index", arguments.get("step_index", played.step_index), 2**32)
+        step = pb.StepRequest(session_id=played.session_id, epoch=played.epoch, step_index=index, actions=actions)
+        reply: pb.StepResponse = await self._ask(caller, step)
+        played.step_index = reply.next_step_index
+        facts = {"next_step_index": reply.next_step_index}
+        return result_of(reply.transition.observation, facts, reply.transition)
+
+    async def _reset(self, caller: _Caller, played: _Played, arguments: dict[str, Any]) -> CallToolResult:
+        fields: dict[str, Any] = {}
+        if arguments.get("seed") is not None:
+            fields["seed"] = _number("seed", arguments["seed"], 2**64)
+        options = arguments.get("options")
+        if options is not None and not isinstance(options, dict):
+            raise bad_argument("options", "is no object")
+        want = pb.Want(image=arguments.get("image") is True)
+        alive = await self._alive(caller, played)
+        if alive:
+            request: Any = pb.ResetRequest(session_id=played.session_id, epoch=played.epoch, want=want, **fields)
+        else:
+            request = pb.OpenRequest(environment_id=caller.environment, want=want, **fields)
+        if options:
+            request.options.update(options)
+        reply = await self._ask(caller, request)
+        session = reply.session if alive else reply.sessions[0]
+        self._take(played, session)
+        facts = {"seed": str(session.seed), "next_step_index": session.step_index}
+        return result_of(session.observation, facts, text=reply.instructions)
+
+    async def _fork(self, caller: _Caller, played: _Played, arguments: dict[str, Any]) -> CallToolResult:
+        name = arguments.get("name")
+        if not isinstance(name, str) or not name or "/" in name or len(name) > 128:
+            raise bad_argument("name", "is no name of at most 128 characters without a slash")
+        copy = self._find(caller.tenant, caller.environment, name)
+        if copy is played or await self._alive(caller, copy):
+            raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
+        fork = pb.ForkRequest(session_id=played.session_id, epoch=played.epoch, step_index=played.step_index)
+        reply: pb.ForkResponse = await self._ask(caller, fork)
+        self._take(copy, reply.sessions[0])
+        return result_of(None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index})
+
+    async def _alive(self, caller: _Caller, played: _Played) -> bool:
+        session_ids = [played.session_id]
+        return (
+            bool(played.session_id) and not (await self._ask(caller, pb.RenewRequest(session_ids=session_ids))).missing
+        )
+
+    async def _ask(self, caller: _Caller, request: Message) -> Any:
+        """The reply to a call of the contract, by the same way as over gRPC."""
+        if getattr(request, "session_id", "-") == "":
+            raise CallError("UNKNOWN_SESSION", "no episode has begun: call reset")
+
+        async def read(_: Tenant) -> Message:
+            return request
+
+        method = type(request).__name__.removesuffix("Request")
+        return await self._service.answer(method, caller.tenant, request.ByteSize(), read)
+
+    def _spec(self, caller: _Caller) -> pb.EnvironmentSpec:
+        return convert.spec_to(self._worker.registry.find(caller.environment, ""))
+
+    def _find(self, tenant: Tenant, environment: str, name: str) -> _Played:
+        key = (tenant.id, environment, name)
+        played = self._played.get(key)
+        if played is None:
+            if len(self._played) >= self._worker.limits.max_sessions:
+                self._forget()
+            played = self._played[key] = _Played()
+        return played
+
+    def _forget(self) -> None:
+        """Forgets names whose session is gone: there are no more names than sessions."""
+        alive = {session_id for table in self._service.tables.values() for session_id in table}
+        self._played = {
+            key: played for key, played in self._played.items() if played.session_id in alive or played.turn.locked()
+        }
+        if len(self._played) >= self._worker.limits.max_sessions:
+            raise CallError("OVERLOADED", "all sessions are in use", {"limit": "max_sessions"}, retry_after=0.5)
+
+    @staticmethod
+    def _take(played: _Played, session: pb.Session) -> None:
+        played.session_id, played.epoch, played.step_index = session.session_id, session.epoch, session.step_index
+
+
+def _number(name: str, value: object, end: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+        raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
+    return value
