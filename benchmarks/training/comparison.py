@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,6 +28,10 @@ RETURN = "evaluation/return"
 _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "return")}
 """Of these, the value's name there, and how the names of its interval begin."""
 
+STEPS = "step"
+SPENT = {"environment steps": ("turns_mean",), "sampled tokens": ("turns_mean", "tokens_per_turn")}
+"""What charts can be drawn over beside STEPS: how much was collected so far, as the episodes times these metrics."""
+
 DEFAULT_METRICS = (
     EVALUATION,
     "collect/reward_std_in_group",
@@ -42,9 +47,12 @@ def write_comparison(
     path: Path,
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
+    over: Sequence[str] = (STEPS,),
     title: str = "Comparison",
 ) -> list[Path]:
     """Writes a page, and beside it SVG files that stand alone: one per chart, `<page>-<metric>.svg`, and one of all.
+
+    over: what each metric is drawn over, STEPS or names of SPENT.
 
     run_dirs: label to the folders of its seeds. Lines are means over seeds, thin lines the seeds; bands are 95 %
     intervals of the mean (Student's t), or the evaluation's own interval where there is one seed. Returns the paths
@@ -52,17 +60,17 @@ def write_comparison(
     """
     kinds = {label: [RunFolder(folder) for folder in folders] for label, folders in run_dirs.items()}
     charts = {}
-    for name in metrics:
+    for name, axis in product(metrics, over):
         series = [
             line
             for colour, (label, folders) in enumerate(kinds.items())
-            if (line := _series(label, folders, name, colour % COLOURS)) is not None
+            if (line := _series(label, folders, name, axis, colour % COLOURS)) is not None
         ]
         known = metric(name)
         rules = _rules(kinds, _EVALUATED[name][0], known.kind) if name in _EVALUATED else []
-        chart = line_chart(known.label, series, rules=rules, kind=known.kind, width=600, height=280)
+        chart = line_chart(known.label, series, rules=rules, kind=known.kind, x_label=axis, width=600, height=280)
         if chart:
-            charts[name] = chart
+            charts[name if axis == STEPS else f"{name} {axis}"] = chart
     body = (
         f'<h1>{escape(title)}</h1><p class="muted">Lines are means over seeds, bands their 95 % intervals, thin lines '
         f'the seeds.</p>{_table(kinds)}<div class="charts large">'
@@ -80,16 +88,19 @@ def write_comparison(
     return written
 
 
-def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int) -> Series | None:
-    curves = [finite(_curve(folder, name)) for folder in folders]
-    curves = [points for points in curves if points]
+def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colour: int) -> Series | None:
+    drawn = [(folder, points) for folder in folders if (points := finite(_curve(folder, name)))]
+    curves = [points for _, points in drawn]
     if not curves:
         return None
+    spent = [_spent(folder, axis) for folder, _ in drawn]
     dots = name in _EVALUATED
     if not dots:
         curves = [smooth(points) for points in curves]
     if len(curves) == 1:
-        return Series(label, curves[0], colour, band=_own_interval(folders[0], name) if dots else (), dots=dots)
+        (at_step,) = spent
+        band = [(at_step(x), low, high) for x, low, high in _own_interval(drawn[0][0], name)] if dots else ()
+        return Series(label, [(at_step(x), y) for x, y in curves[0]], colour, band=band, dots=dots)
     at: defaultdict[float, list[float]] = defaultdict(list)
     for points in curves:
         for x, y in points:
@@ -99,14 +110,27 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, colour: int) ->
     share = metric(name).kind == "share"
     low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
     intervals = {x: mean_interval(at[x]) for x in common}
+    places = {x: fmean(at_step(x) for at_step in spent) for x in common}
     return Series(
         label,
-        [(x, fmean(at[x])) for x in common],
+        [(places[x], fmean(at[x])) for x in common],
         colour,
-        band=[(x, max(low, low_end), min(high, high_end)) for x, (low, high) in intervals.items()],
-        faint=curves,
+        band=[(places[x], max(low, low_end), min(high, high_end)) for x, (low, high) in intervals.items()],
+        faint=[[(at_step(x), y) for x, y in points] for at_step, points in zip(spent, curves, strict=True)],
         dots=dots,
     )
+
+
+def _spent(folder: RunFolder, axis: str) -> Callable[[float], float]:
+    """How much a run had collected at a step."""
+    if axis == STEPS:
+        return lambda step: step
+    total, found = 0.0, {0.0: 0.0}
+    for line in folder.read_metrics():
+        values = line["metrics"]
+        total += math.prod(values.get(f"collect/{name}") or 0.0 for name in ("episodes", *SPENT[axis]))
+        found[line["step"]] = total
+    return lambda step: found[step]
 
 
 def _curve(folder: RunFolder, name: str) -> list[Point]:

@@ -3,6 +3,7 @@
     python -m benchmarks.training.learning frozen_lake       the default job, three seeds, beside the reference ladder
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
+    python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
 
@@ -26,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.training.comparison import EVALUATION, RETURN, write_comparison
+from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, write_comparison
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import is_graded, return_with_interval
@@ -65,8 +66,8 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("Dr. GRPO", "dr_grpo", 0),
             ("GiGPO", "gigpo", 0),
             ("MT-GRPO", "mt_grpo", 0),
-            ("CM2 by episode", "cm2_trajectory", 0.25),
-            ("CM2 by turn", "cm2_turn", 0.25),
+            ("CM2 by episode", "cm2_trajectory", 1),
+            ("CM2 by turn", "cm2_turn", 1),
             ("CM2 by criterion", "cm2_step", 0),
         )
     ),
@@ -85,8 +86,10 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
 }
 
 TRAP = (EVALUATION, "collect/reward_std_in_group", "policy/entropy", "update/grad_norm")
-METRICS = {"echo_trap": TRAP, "echo_trap_parts": TRAP, "webshop": (RETURN, EVALUATION)}
+METRICS = {"credit": (RETURN, EVALUATION), "echo_trap": TRAP, "echo_trap_parts": TRAP, "webshop": (RETURN, EVALUATION)}
 """What the picture shows where success alone does not tell it."""
+OVER = {"credit": tuple(SPENT)}
+"""What it is drawn over, where that is not the iterations."""
 
 
 def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
@@ -154,7 +157,9 @@ def main() -> None:
         RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
         page = arguments.runs / name / f"learning_{name}.html"
-        _, together, *charts = write_comparison(folders, page, metrics=METRICS.get(name, (EVALUATION,)))
+        _, together, *charts = write_comparison(
+            folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=OVER.get(name, (STEPS,))
+        )
         for chart in (together,) if name in METRICS else charts:
             shutil.copy(chart, RESULTS)
         console.print(_table(name, results))

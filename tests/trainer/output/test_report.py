@@ -1,5 +1,7 @@
 """Charts, the report and the comparison."""
 
+import html
+import json
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.training.comparison import RETURN, write_comparison
+from benchmarks.training.comparison import EVALUATION, RETURN, write_comparison
 from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
@@ -199,6 +201,27 @@ def test_runs_and_seeds_in_one_picture(tmp_path: Path) -> None:
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert len(root.findall(".//*[@class='line s0']")) == len(root.findall(".//*[@class='line s1']")) == 1
         assert len(root.findall(".//*[@class='faint s1']")) == 2
+
+
+def test_curves_over_what_was_collected(tmp_path: Path) -> None:
+    for name, episodes in (("few", 64.0), ("many", 128.0)):
+        folder = write_run(tmp_path / name, steps=50)
+        lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+        counted = {"collect/episodes": episodes, "collect/turns_mean": 2.0, "collect/tokens_per_turn": 5.0}
+        folder.metrics.write_text("".join(json.dumps({**x, "metrics": x["metrics"] | counted}) + "\n" for x in lines))
+    few, many = tmp_path / "few", tmp_path / "many"
+    axes = ("environment steps", "sampled tokens")
+    written = write_comparison(
+        {"few": [few], "both": [few, many]}, tmp_path / "a.html", metrics=[EVALUATION], over=axes
+    )
+    assert [path.name for path in written[2:]] == [
+        f"a-evaluation-success-{axis.replace(' ', '-')}.svg" for axis in axes
+    ]
+    page = html.unescape(written[0].read_text())
+    hovered = [json.JSONDecoder().raw_decode(page, found.start())[0] for found in re.finditer(r'\{"x":', page)]
+    for chart, axis_name, factor in zip(hovered, axes, (1, 5), strict=True):
+        ends = {line["label"]: line["points"][-1][2] for line in chart["lines"]}
+        assert (chart["x"], ends) == (axis_name, {"few": 50 * 64 * 2 * factor, "both": 50 * 96 * 2 * factor})
 
 
 def test_a_metric_that_no_run_has_gets_no_chart(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""The corridor in which estimators are compared: each room is right or wrong by itself."""
+
+from benchmarks.training.corridor import Corridor
+from starpod.env_server.episode import Episode, Want
+from tests.environments import episodes
+
+
+def walk(actions: list[str], seed: int = 3) -> list[tuple[float, dict[str, bool], bytes]]:
+    """Reward, criteria and the next state's key of each turn."""
+    episode: Episode = episodes.start(Corridor, seed=seed)
+    played = []
+    for action in actions:
+        transition = episode.turn([action], Want(state_key=True))
+        assert transition.details is not None
+        played.append((transition.reward, dict(transition.details.criteria or {}), transition.observation.state_key))
+    return played
+
+
+def test_every_room_pays_its_share_and_what_was_done_changes_no_later_state() -> None:
+    one, other = walk(["Down"] * 4), walk(["Left"] * 4)
+    assert [key for _, _, key in one] == [key for _, _, key in other]
+    assert [reward for reward, _, _ in one] != [reward for reward, _, _ in other]
+    for played in (one, other):
+        for room, (reward, criteria, _) in enumerate(played, 1):
+            assert list(criteria) == [f"room {passed}" for passed in range(1, room + 1)]
+            assert reward == criteria[f"room {room}"] / 4
+
+
+def test_the_expert_succeeds() -> None:
+    episode: Episode = episodes.start(Corridor, seed=5)
+    while not episode.end_reason:
+        last = episode.turn([episode.environment.expert_action()], Want())
+    assert last.success
