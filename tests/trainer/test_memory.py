@@ -63,6 +63,16 @@ def test_a_run_that_needs_more_than_a_gpu_has_is_told_from_one_that_fits(qwen: s
     assert estimated(load_config("webshop_ragen", asked), Place("cuda", 80 * GIB, world=4)).fits
 
 
+def test_sampling_during_updates_takes_a_copy_of_what_is_trained(qwen: str) -> None:
+    def own(*words: str) -> float:
+        asked = [f"model.name={qwen}", "engine=torch", *words]
+        return sizes(estimated(load_config("webshop_ragen", asked))).get("weights to sample from during updates", 0)
+
+    assert own() == 0
+    assert own("collect.max_staleness=1") == pytest.approx(3_085_938_688 * 4 / GIB)
+    assert own("collect.max_staleness=1", "model.lora.rank=8") < 0.2
+
+
 def test_what_lowers_memory_lowers_the_estimate(qwen: str) -> None:
     def held(*words: str, world: int = 1) -> dict[str, float]:
         asked = [f"model.name={qwen}", "engine=torch", *words]

@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from starpod.trainer import setup
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.models.config import LoraConfig, ModelConfig
+from starpod.trainer.models.policy import build_policy
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
+from tests.trainer.models.tiny_policy import tiny_policy
 
 
 async def open_run(config: Config, path: Path, parallel: Parallel) -> None:
@@ -55,3 +59,18 @@ def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyP
     told = CliRunner().invoke(train, [])
     assert told.exit_code == 2
     assert "--run-dir" in told.output
+
+
+def test_a_copy_to_sample_from_has_its_own_of_what_is_trained_and_shares_what_is_frozen(tmp_path: Path) -> None:
+    tiny_policy().save(tmp_path)
+    config = ModelConfig(name=str(tmp_path), lora=LoraConfig(rank=4))
+    for policy in (tiny_policy(), build_policy(config, texts=None, critic="none", seed=1)):
+        copied = setup.sampling_copy(policy)
+        pairs = list(zip(policy.parameters(), copied.parameters(), strict=True))
+        assert all((one is other) != one.requires_grad for one, other in pairs)
+        assert all(one.equal(other) for one, other in pairs)
+        with torch.no_grad():
+            for parameter in policy.trained_parameters():
+                parameter += 1
+        Parallel().copy_weights(policy.model, copied.model)
+        assert all(one.equal(other) for one, other in pairs)

@@ -157,3 +157,20 @@ async def test_closing_ends_what_is_in_play(server: ServerProcess, template: Tem
         await ahead.close()
         assert len(ahead) == 0 and sorted(engine.forgotten) == ["train/0/0", "train/0/1"]
         await ahead.close()
+
+
+async def test_what_no_group_survives_ends_the_run_before_its_turn(server: ServerProcess, template: Template) -> None:
+    def say(request: Request, context: str) -> str:
+        if "train/1/" in request.conversation:
+            raise RuntimeError("the engine is gone")
+        return reply("Down")
+
+    engine = ScriptedEngine(template, say)
+    async with Fleet(server.address) as fleet:
+        ahead = Ahead(collector(fleet, engine), 1, Parallel())
+        ahead.admit([Start(0, 1), Start(1, 1)])
+        await ahead.take([Start(0, 1)])
+        ahead.admit([Start(2, 1)])
+        with pytest.raises(RuntimeError, match="the engine is gone"):
+            await ahead.take([Start(2, 1)])
+        await ahead.close()

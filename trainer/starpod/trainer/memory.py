@@ -183,10 +183,14 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
         copied = 0 if shared and model.dtype == "float32" else (rounded if shared else shape.parameters)
         cache = math.prod(cache_shape(shape.config, slots, longest)) * dtype.itemsize
         fused = place.kind == "cpu" and model.dtype == "float32"
-        return [
+        items = [
             Item("engine's weights", copied * dtype.itemsize + (shape.parameters * FLOAT32 if fused else 0)),
             Item(f"engine's cache, {slots} replies at once", cache, "engine.cache_gib, engine.slots"),
         ]
+        if shared and config.collect.max_staleness:
+            own = FLOAT32 * (shape.adapters or shape.parameters)
+            items.append(Item("weights to sample from during updates", own, "collect.max_staleness=0"))
+        return items
     bucket = min(handed, SHARD_BYTES) + shape.largest * FLOAT32
     if engine.name == "vllm_remote":
         on_device = bucket if place.kind == "cpu" else shape.largest * FLOAT32

@@ -155,8 +155,11 @@ async def open_run(
         policy.to(parallel.device)
         # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
         # would be from weights between two versions: then there is a whole copy, brought up to date between updates.
-        shares = parallel.world == 1 and not (config.collect.max_staleness and config.engine.name == "torch")
-        sampler = policy if shares else copy.deepcopy(policy)
+        sampler = policy
+        if parallel.world > 1:
+            sampler = copy.deepcopy(policy)
+        elif config.collect.max_staleness and config.engine.name == "torch":
+            sampler = sampling_copy(policy)
         parallel.shard(policy)
         templates = {
             each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening) for each in served
@@ -234,6 +237,11 @@ async def open_run(
                 )
             )
         yield run
+
+
+def sampling_copy(policy: Policy) -> Policy:
+    """A policy with trained parameters of its own. What is frozen it shares, as no update changes it."""
+    return copy.deepcopy(policy, {id(each): each for each in policy.parameters() if not each.requires_grad})
 
 
 def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:

@@ -74,6 +74,9 @@ class Ahead:
 
         Every wait for an episode ends by `Collector.deadline`, every wait for a server by the fleet's patience.
         """
+        for group in self._admitted.values():
+            if group.playing is not None and group.playing.done():
+                group.playing.result()  # what no group can survive ends the run now, not when its turn comes
         playing = [self._admitted[start.id].playing for start in starts]
         groups = await asyncio.gather(*(task for task in playing if task is not None))
         for start in starts:
