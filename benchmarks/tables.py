@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks from the figures (JSON) that the programs left there.
+"""Writes the tables of docs/benchmarks, and that of README.md, from the figures (JSON) that the programs left there.
 
 python -m benchmarks.tables
 """
@@ -15,7 +15,11 @@ from typing import Any
 
 from benchmarks.webshop import report
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "benchmarks"
+README = ROOT / "README.md"
+MARKS = ("<!-- figures -->\n", "<!-- end of figures -->")
+"""What README.md has around its table."""
 
 
 @cache
@@ -195,6 +199,25 @@ def sessions() -> str:
     )
 
 
+def hosting() -> str:
+    return table(
+        ["FrozenLake-v1, CPU time of the server", "A step", "A session more", "Opening one"],
+        [
+            [
+                "Gymnasium in a loop of one's own" if name == "in process" else name,
+                duration(each["step_us"] / 1e6),
+                memory(each["session_kb"]) if "session_kb" in each else "",
+                duration(each["open_ms"] / 1e3) if "open_ms" in each else "",
+            ]
+            for name, each in figures("hosting")["results"].items()
+        ],
+    )
+
+
+def memory(kibibytes: float) -> str:
+    return f"{kibibytes / 1024:.0f} MiB" if kibibytes >= 1024 else f"{kibibytes:.0f} KiB"
+
+
 def soak() -> str:
     measured = figures("soak")
     growing = [name for name, trend in measured["trends"].items() if trend["grows"]]
@@ -341,6 +364,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "A message of gRPC": polling,
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
+            "The cost of hosting": hosting,
             "Thirty minutes": soak,
             "A thousand servers": placement,
         },
@@ -372,7 +396,46 @@ def page(name: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def chosen() -> str:
+    """The table of README.md: a few figures, and the commands that measure them."""
+    many, churn, runs = rate("starpod, step_many"), figures("soak"), figures("learning_frozen_lake")
+    peers = [times(many / rate(peer)) for peer in ("openenv-core", "openenv-core, tuned")]
+    grows = [name for name, trend in churn["trends"].items() if trend["grows"]]
+    ends = [[percent(run[when]["success"]).removesuffix(" %") for run in runs] for when in ("before", "after")]
+    largest = figures("webshop")["results"][-1]
+    throughput = "python -m benchmarks.serving.throughput"
+    rows = [
+        ("What", "Measured", "Command"),
+        ("---", "---", "---"),
+        ("A frozen lake, 256 sessions in columns", f"{many:,.0f} steps/s", f"`{throughput}`"),
+        ("beside openenv-core as `openenv init` writes it; tuned by hand", "; ".join(peers), f"`{throughput}`"),
+        (
+            "Half an hour of churn at 70 % load",
+            f"{churn['done']['steps']:,} steps, {', '.join(grows) or 'nothing'} grows",
+            f"`{churn['command']}`",
+        ),
+        (
+            "`make train`: success before and after, three seeds",
+            ", ".join(f"{min(each, key=float)} to {max(each, key=float)} %" for each in ends),
+            "`python -m benchmarks.training.learning frozen_lake`",
+        ),
+        (
+            f"WebShop, {largest['products']:,} products: search over the wire, median",
+            duration(largest["wire"]["search"]["p50"]),
+            "`python -m benchmarks.webshop.catalogues`",
+        ),
+    ]
+    return "".join(f"| {' | '.join(cells)} |\n".replace("| --- | --- | --- |", "|---|---|---|") for cells in rows)
+
+
+def readme() -> str:
+    """README.md with its table made anew."""
+    above, rest = README.read_text(encoding="utf-8").split(MARKS[0])
+    return above + MARKS[0] + chosen() + MARKS[1] + rest.split(MARKS[1])[1]
+
+
 def main() -> None:
+    README.write_text(readme(), encoding="utf-8")
     for name in NAMES:
         (RESULTS / f"{name}.md").write_text(page(name), encoding="utf-8")
 

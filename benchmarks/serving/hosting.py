@@ -1,6 +1,6 @@
 """What hosting costs: one step and one session of FrozenLake-v1, played by Gymnasium itself and hosted in each class.
 
-python -m benchmarks.serving.hosting [--steps 2000] [--json FILE]
+    python -m benchmarks.serving.hosting [--steps 4000] [--json FILE]
 
 CPU time, of the server and its children, because wall time tells how busy the machine is.
 """
@@ -8,15 +8,16 @@ CPU time, of the server and its children, because wall time tells how busy the m
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import click
 import gymnasium
 
-from benchmarks.machine import cpu_seconds, descendants
+from benchmarks.machine import cpu_seconds, descendants, machine
 from starpod.client import SyncFleet
-from tests.support import start_server
+from tests.support import ROOT, start_server
 
 CLASSES = ("inline", "thread", "process")
 ACTIONS = ("1", "2", "0", "3")
@@ -69,18 +70,28 @@ def hosted(kind: str, steps: int, sessions: int) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--steps", default=4000, show_default=True, type=click.IntRange(100))
+@click.option("--steps", default=4000, show_default=True, type=click.IntRange(1))
 @click.option("--sessions", default=20, show_default=True, type=click.IntRange(1))
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the figures here.")
-def main(steps: int, sessions: int, file: Path | None) -> None:
+@click.option(
+    "--json",
+    "file",
+    type=click.Path(path_type=Path),
+    default=ROOT / "docs" / "benchmarks" / "hosting.json",
+    help="Write the figures here.",
+)
+def main(steps: int, sessions: int, file: Path) -> None:
     """Measures what a step and a session of a hosted environment cost the server."""
     figures = {"in process": {"step_us": in_process(steps) * 1e6}}
     for kind in CLASSES:
         figures[kind] = hosted(kind, steps, sessions)
     for name, row in figures.items():
         click.echo(f"{name:10} " + "  ".join(f"{key} {value:.1f}" for key, value in row.items()))
-    if file:
-        file.write_text(json.dumps(figures, indent=2) + "\n")
+    content = {
+        "command": f"python -m benchmarks.serving.hosting {' '.join(sys.argv[1:])}".strip(),
+        "machine": machine(),
+        "results": figures,
+    }
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

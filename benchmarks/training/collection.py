@@ -169,13 +169,13 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
 async def teach(fleet: Fleet, environment: EnvironmentConfig, actions: Sequence[str], steps: int) -> Policy:
     """A tiny policy that answers in the format, with any action."""
     quick = environment.model_copy(update={"options": {**environment.options, "shortest": 0.0}})
-    config = WarmStartConfig(steps=steps, episodes=300, lr=0.005, actions="random", noise=0.0)
+    config = WarmStartConfig(steps=steps, episodes=300, actions="random", noise=0.0)
     demonstrations = await collect_demonstrations(fleet, config, quick.task(actions), range(1000, 1300))
     writer = DemonstrationWriter(config, PROMPT, actions)
     policy = build_policy(ModelConfig(), texts=list(writer.texts(demonstrations)), critic="none", seed=1)
     template = Template(policy.tokenizer, prefill=PROMPT.opening)
     episodes = [writer.episode(demonstration, template, index) for index, demonstration in enumerate(demonstrations)]
-    loss = await asyncio.to_thread(imitate, policy, episodes, config, Parallel(), micro_batch_tokens=8192)
+    loss = await asyncio.to_thread(imitate, policy, episodes, config, Parallel(), lr=0.005, micro_batch_tokens=8192)
     print(f"the policy has learnt the format to {loss:.2f} nats per token", file=sys.stderr)
     return policy
 

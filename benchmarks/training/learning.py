@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("experiments", nargs="+", choices=sorted(EXPERIMENTS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs go")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changed in every run")
     arguments = parser.parse_args()
     console = Console()
@@ -154,14 +155,14 @@ def main() -> None:
                 folder = arguments.runs / name / f"{slug}-{seed}"
                 results.append(run(variant, seed, folder, arguments.set))
                 folders.setdefault(variant.name, []).append(folder)
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
         page = arguments.runs / name / f"learning_{name}.html"
         _, together, *charts = write_comparison(
             folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=OVER.get(name, (STEPS,))
         )
         for chart in (together,) if name in METRICS else charts:
-            shutil.copy(chart, RESULTS)
+            shutil.copy(chart, arguments.out)
         console.print(_table(name, results))
 
 

