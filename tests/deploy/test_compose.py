@@ -19,6 +19,20 @@ pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(1800
 
 # Groups enough for four replicas, and collections long enough to be disturbed.
 JOB = (*SMALL, "collect.groups=16", "collect.group_size=8", "stop.iterations=6")
+# Enough to learn the format, without which all replies earn the same and no update follows.
+MODEL_JOB = (
+    "bandit_llm",
+    "collect.groups=2",
+    "algorithm.filter.value=1.0",
+    "warm_start.steps=10",
+    "warm_start.episodes=16",
+    "warm_start.batch_size=4",
+    "evaluation.episodes=2",
+    "monitor.screen=plain",
+    "stop.iterations=2",
+    "stop.minutes=null",
+)
+PROFILES = ("--profile", "browser", "--profile", "vllm")
 IMAGES = ("starpod-environment", "starpod-trainer")
 USER = os.getuid() or 1000
 PUBLIC_BASE_MB = 130
@@ -42,14 +56,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     try:
         yield compose
     finally:
-        compose("--profile", "browser", "down", "--volumes", "--timeout", "5")
+        compose(*PROFILES, "down", "--volumes", "--timeout", "5")
 
 
 @pytest.fixture
 def compose(built: Compose) -> Iterator[Compose]:
     """The project with nothing running, before and after."""
     yield built
-    built("--profile", "browser", "down", "--volumes", "--timeout", "5")
+    built(*PROFILES, "down", "--volumes", "--timeout", "5")
     assert built.containers() == []
 
 
@@ -70,14 +84,15 @@ def assert_same(run: Path, undisturbed: Path) -> None:
     assert learnt(run) == learnt(undisturbed)
 
 
-def test_the_override_replaces_the_trainer_alone(built: Compose) -> None:
-    plain = yaml.safe_load(built("config"))["services"]
-    both = yaml.safe_load(built("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml", "config"))["services"]
-    assert both["trainer"]["build"]["target"] == "trainer-gpu"
-    assert both["trainer"]["command"] == plain["trainer"]["command"]
+def test_the_override_replaces_trainers_and_vllm(built: Compose) -> None:
+    files = ("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml")
+    plain, both = (yaml.safe_load(built(*words, "--profile", "vllm", "config"))["services"] for words in ((), files))
     changed = {name for name in plain if both[name]["image"] != plain[name]["image"]}
-    assert changed == {"trainer"}
-    assert both["trainer"]["read_only"] is True
+    assert changed == {"trainer", "trainer-vllm", "vllm"}
+    for name in changed:
+        assert both[name]["build"]["target"] == "trainer-gpu"
+        assert both[name]["command"] == plain[name]["command"]
+        assert both[name]["read_only"] is True
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -173,3 +188,25 @@ def test_the_shop_is_open(compose: Compose, service: str) -> None:
                 assert action is not None
                 transition = session.step(action)
             assert transition.reward > 0
+
+
+def test_a_vllm_server_samples_for_the_trainer(compose: Compose) -> None:
+    """The bundled model, for two iterations, by a server that gets each policy's weights and that environments cannot
+    reach."""
+    compose("--profile", "vllm", "build", "trainer-vllm", timeout=1500)
+    job = {"STARPOD_JOB": " ".join(MODEL_JOB), "STARPOD_RUN": "llm"}
+    compose("--profile", "vllm", "up", "--detach", "trainer-vllm", timeout=900, **job)
+    (vllm,) = compose.containers("vllm")
+    assert inspect(vllm)["NetworkSettings"]["Ports"] in ({}, None)
+    (environments,) = compose.containers("symbolic")
+    reach = "import socket; socket.create_connection(('vllm', 8000), 5)"
+    python = ["docker", "exec", environments, "/opt/starpod/bin/python", "-c", reach]
+    assert subprocess.run(python, capture_output=True, timeout=60).returncode != 0, "environments reach its endpoints"
+    compose.wait("trainer-vllm", 1200)
+    run = Path(compose.variables["STARPOD_RUNS"]) / "llm"
+    metrics = [line["metrics"] for line in lines(run / "metrics.jsonl")]
+    assert len(metrics) == 2 and all(each["collect/tokens_per_turn"] > 0 for each in metrics)
+    logs = subprocess.run(["docker", "logs", vllm], capture_output=True, text=True, timeout=30)
+    updated = [each for each in metrics if not each["update/skipped"]]
+    assert updated and max(each["policy/logprob_gap_mean"] for each in updated) < 1e-3, "another policy was sampled"
+    assert (logs.stdout + logs.stderr).count("Reloading weights") >= 1 + len(updated)

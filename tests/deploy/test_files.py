@@ -71,7 +71,7 @@ def test_prometheus_scrapes_the_servers_of_compose() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     (discovery,) = job["dns_sd_configs"]
-    servers = {name for name, service in OURS.items() if name != "trainer"}
+    servers = {name for name, each in OURS.items() if "environment.Dockerfile" in each["build"]["dockerfile"]}
     assert set(discovery["names"]) == servers
     for name in servers:
         assert any(port.endswith(f":{discovery['port']}") for port in OURS[name]["ports"])
@@ -126,11 +126,29 @@ def test_a_service_is_built_from_a_stage_that_there_is(name: str) -> None:
     assert build["args"]["BASE_IMAGE"].startswith("${STARPOD_BASE_IMAGE:-python:")
 
 
-def test_the_override_gives_the_trainer_a_gpu() -> None:
-    (trainer,) = services("docker-compose.gpu.yml").values()
-    assert f" AS {trainer['build']['target']}\n" in (DEPLOY / "docker" / "trainer.Dockerfile").read_text()
-    (device,) = trainer["deploy"]["resources"]["reservations"]["devices"]
-    assert device["capabilities"] == ["gpu"]
+def test_the_override_gives_trainers_and_vllm_a_gpu() -> None:
+    override = services("docker-compose.gpu.yml")
+    asked = {}
+    for name, service in override.items():
+        assert f" AS {service['build']['target']}\n" in (ROOT / OURS[name]["build"]["dockerfile"]).read_text()
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+        asked[name] = device["device_ids"]
+    assert asked["trainer-vllm"] != asked["vllm"], "each needs a GPU of its own"
+
+
+def test_vllm_is_reached_by_its_trainer_alone() -> None:
+    """Its development endpoints ask for no key."""
+    services_ = services()
+    vllm, trainer = services_["vllm"], services_["trainer-vllm"]
+    assert "ports" not in vllm
+    (network,) = vllm["networks"]
+    assert [name for name, each in services_.items() if network in each.get("networks", ())] == ["trainer-vllm", "vllm"]
+    config = dict(word.split("=", 1) for word in trainer["command"].split() if "=" in word)
+    assert config["engine.urls"] == f"[http://vllm:{vllm['command'].split()[-1]}]"
+    folder = config["engine.handover_folder"]
+    shared = [{v.rpartition(":")[2]: v for v in each["volumes"]}[folder] for each in (vllm, trainer)]
+    assert shared[0] == shared[1] and vllm["user"] == trainer["user"]
 
 
 def run(file: str, *words: object) -> subprocess.CompletedProcess[str]:

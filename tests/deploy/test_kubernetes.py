@@ -24,7 +24,10 @@ def test_manifests_are_right(name: str) -> None:
         assert list(releases(manifests)) == []
 
 
-@pytest.mark.parametrize(("run", "environments"), [("trainer", "environments"), ("trainer-vllm", "secure")])
+@pytest.mark.parametrize(
+    ("run", "environments"),
+    [("trainer", "environments"), ("trainer-vllm", "secure"), ("trainer-vllm-cpu", "environments")],
+)
 def test_a_trainer_finds_the_environments_that_are_installed(run: str, environments: str) -> None:
     config = yaml.safe_load(find(read(run), "ConfigMap")["data"]["config.yaml"])["environment"]
     served = [
@@ -67,8 +70,9 @@ def test_the_trainer_may_call_the_environments_and_nobody_else_may() -> None:
     assert list(certificates(environments + run)) == []
 
 
-def test_vllm_hears_the_trainer_alone() -> None:
-    manifests = read("trainer-vllm")
+@pytest.mark.parametrize("run", ["trainer-vllm", "trainer-vllm-cpu"])
+def test_vllm_hears_the_trainer_alone(run: str) -> None:
+    manifests = read(run)
     (vllm,) = (container for where, container, _ in containers(manifests) if where.endswith("/vllm"))
     assert vllm["restartPolicy"] == "Always", "a sidecar, or the Job would never end"
     assert flag(vllm, "host") == "127.0.0.1"
@@ -78,6 +82,15 @@ def test_vllm_hears_the_trainer_alone() -> None:
     assert config["model"] in words(vllm)
     mounts = [{m["name"]: m["mountPath"] for m in c["volumeMounts"]} for _, c, _ in containers(manifests)]
     assert [m["handover"] for m in mounts if "handover" in m] == [config["engine"]["handover_folder"]] * 2
+
+
+def test_vllm_takes_gpus_or_cores() -> None:
+    """Threads by the limit: vLLM would else bind one to each core of the node."""
+    for run, gpus in (("trainer-vllm", {"nvidia.com/gpu"}), ("trainer-vllm-cpu", set())):
+        (vllm,) = (container for where, container, _ in containers(read(run)) if where.endswith("/vllm"))
+        assert set(vllm["resources"]["limits"]) == {"cpu", "memory"} | gpus
+        threads = {each["name"]: each.get("valueFrom") for each in vllm.get("env", [])}.get("OMP_NUM_THREADS")
+        assert threads == (None if gpus else {"resourceFieldRef": {"resource": "limits.cpu"}})
 
 
 def test_alerts_are_those_of_prometheus() -> None:
@@ -125,4 +138,4 @@ def test_programs_are_where_the_images_have_them() -> None:
         assert 'ENTRYPOINT ["/opt/starpod/bin/starpod"]' in text
         assert "WORKDIR /opt/starpod\n" in text and "python -m venv --without-pip ." in text
     asked = {word for name in RENDERED for _, c, _ in containers(read(name)) for word in words(c) if "/bin/" in word}
-    assert asked <= {f"/opt/starpod/bin/{program}" for program in ("starpod", "torchrun", "vllm")}
+    assert asked <= {f"/opt/starpod/bin/{program}" for program in ("starpod", "torchrun")}

@@ -84,12 +84,6 @@ MISTAKES: dict[str, tuple[Callable[[list[Manifest]], Iterator[str]], str, Callab
         lambda m: pod(m)["containers"][0]["args"].insert(0, "--processes=4"),
         "torchrun: unrecognized arguments",
     ),
-    "an option of vLLM that our page does not know": (
-        checks.commands,
-        "trainer-vllm",
-        lambda m: pod(m)["initContainers"][1]["args"].append("--logprobs=raw"),
-        "vllm has no",
-    ),
     "a configuration with an unknown key": (
         checks.configurations,
         "trainer",

@@ -1,4 +1,4 @@
-"""A real `vllm serve`, driven over HTTP: it does what every engine has to do, and its failures are sentences."""
+"""A real vLLM server as `starpod vllm` starts it: it does what every engine has to do; its failures are sentences."""
 
 import asyncio
 import contextlib
@@ -28,16 +28,15 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 SERVE = (
-    "--skip-tokenizer-init --dtype float32 --enforce-eager --max-num-seqs 16 --no-enable-chunked-prefill "
-    f"--max-model-len {MAX_CONTEXT} --max-num-batched-tokens 512 --enable-prompt-tokens-details"
+    f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512 "
+    "--enable-prompt-tokens-details"
 ).split()
-CONTROLLED = ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
 START_SECONDS = 240
 
 
 @dataclass
 class Server:
-    """A running `vllm serve`, the leader of a process group of its own."""
+    """A running `starpod vllm`, the leader of a process group of its own."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -51,17 +50,9 @@ def serving(model: Path, *words: str, port: int = 0) -> Iterator[Server]:
     if not port:
         with held_port() as port:
             pass
-    environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-    }
-    # What `vllm serve` runs: that command looks for a distribution named vllm, and the one for CPUs has another name.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port), *SERVE, *words], env=environment, start_new_session=True
-    )
+    command = [sys.executable, "-m", "starpod.cli.main", "vllm", str(model), "--port", str(port), *SERVE, *words]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     server = Server(f"http://127.0.0.1:{port}", process)
     try:
         wait_until_up(server)
@@ -106,7 +97,7 @@ def model(shared_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    with serving(model, *CONTROLLED) as server:
+    with serving(model) as server:
         yield server
 
 
@@ -126,7 +117,7 @@ class TestServedVllm(EngineConformance):
 
 
 async def test_a_server_without_the_endpoints_says_how_to_start_it(model: Path) -> None:
-    with serving(model, "--logprobs-mode", "processed_logprobs") as plain:
+    with serving(model, "--no-enable-scale-out") as plain:
         engine = remote(plain)
         try:
             with pytest.raises(EngineError, match="--enable-scale-out"):
@@ -136,7 +127,7 @@ async def test_a_server_without_the_endpoints_says_how_to_start_it(model: Path) 
 
 
 async def test_a_server_that_hangs_or_is_killed_is_an_engine_error(model: Path) -> None:
-    with serving(model, *CONTROLLED) as server:
+    with serving(model) as server:
         engine = remote(server, timeout=15, retries=0)
         try:
             assert len((await engine.generate(ask([5, 9]))).tokens) == 8
@@ -161,7 +152,7 @@ async def test_a_server_that_is_killed_and_started_anew_gets_the_weights_again(m
     requests = [ask([5, index], tokens=60) for index in range(4)]
     with held_port() as port:
         pass
-    with serving(model, *CONTROLLED, port=port) as server:
+    with serving(model, port=port) as server:
         engine = remote(server, retries=60)
         await engine.pause()
         await engine.load(1, changed(policy, 1))
@@ -173,7 +164,7 @@ async def test_a_server_that_is_killed_and_started_anew_gets_the_weights_again(m
         server.process.wait()
     try:
         with contextlib.ExitStack() as stack:
-            await asyncio.to_thread(lambda: stack.enter_context(serving(model, *CONTROLLED, port=port)))
+            await asyncio.to_thread(lambda: stack.enter_context(serving(model, port=port)))
             replies = await asyncio.wait_for(asyncio.gather(*calls), 120)
             assert engine.stats().restarts == 1
             assert_same(replies, expected)

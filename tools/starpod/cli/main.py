@@ -53,6 +53,7 @@ SUBCOMMANDS = {
     "export": Subcommand(
         "starpod.trainer.commands.export:export", "Write a trained model for transformers.", extra="trainer"
     ),
+    "vllm": Subcommand("starpod.trainer.commands.vllm:vllm", "Start a vLLM server to sample from.", extra="trainer"),
     "eval": Subcommand("starpod.trainer.commands.eval:evaluate", "Measure how well a policy plays.", extra="trainer"),
     "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),
     "ui": Subcommand("starpod.ui.cli:ui", "Show runs, episodes and servers in a browser.", extra="ui"),

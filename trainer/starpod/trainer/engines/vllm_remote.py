@@ -1,14 +1,8 @@
 """vLLM servers over HTTP: tokens in and out, and control of weights through their development endpoints.
 
-Written against vllm 0.20 to 0.33. Each server is started, with any model of the same architecture, as
-
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out
-
-without the last word where `vllm serve --help` does not know it: such versions have the endpoints anyway. On a CPU add
-`--no-enable-chunked-prefill --max-num-batched-tokens 4096`, at least the context: a prompt in pieces makes the worker
-turn back its random stream, which CPU generators cannot. For `handover: nccl` add `--weight-transfer-config
-'{"backend": "nccl"}'`. The development endpoints let anyone who reaches them replace the weights: they belong on a
-private network.
+Written against vllm 0.20 to 0.33, started by `starpod vllm`, with any model of the same architecture. For
+`handover: nccl` add `--weight-transfer-config '{"backend": "nccl"}'`. The development endpoints let anyone who reaches
+them replace the weights, with or without `--api-key`: they belong on a private network.
 """
 
 from __future__ import annotations
@@ -30,7 +24,10 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 
-START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --enable-scale-out"
+START = (
+    "starpod vllm MODEL, or VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
+    "--enable-scale-out"
+)
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 """Seconds before a call is made again; each wait is twice as long as the one before."""

@@ -1,0 +1,82 @@
+"""`starpod vllm`: a vLLM server that the engine `vllm_remote` can drive."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import click
+import torch
+
+from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.models.config import SMOLLM2, ModelError
+
+LEAST_BATCH = 4096
+"""Tokens that a CPU server takes in one step: at least the longest context, because no prompt may come in pieces."""
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("model")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--max-model-len",
+    "context",
+    type=click.IntRange(1),
+    default=SamplingConfig().max_episode_tokens,
+    show_default=True,
+    help="Tokens of the longest context: sampling.max_episode_tokens of the runs.",
+)
+def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
+    """Start a vLLM server of MODEL for runs with engine=vllm_remote: smollm2, a Hugging Face name or a folder.
+
+    ARGUMENTS are further options of `vllm serve`, such as --host and --port. Whoever reaches the server can replace
+    its weights: it listens on 127.0.0.1 unless told otherwise.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise click.ClickException("this command needs the package vllm; docs/training.md tells how to install it")
+    words = ["--host=127.0.0.1", "--dtype=float32", f"--max-model-len={context}", "--logprobs-mode=processed_logprobs"]
+    if _has_scale_out():
+        words.append("--enable-scale-out")
+    environment = {"VLLM_SERVER_DEV_MODE": "1", **os.environ}
+    if not torch.cuda.is_available():
+        # A prompt in pieces makes the worker turn back its random stream, which CPU generators cannot.
+        batch = max(context, LEAST_BATCH)
+        words += ["--enforce-eager", "--no-enable-chunked-prefill", f"--max-num-batched-tokens={batch}"]
+        environment = _whole_cpu() | environment
+    # `vllm serve` looks for a distribution named vllm, and the one for CPUs has another name. Of an option that stands
+    # there twice, the last one counts.
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    os.execve(sys.executable, [*program, f"--model={_source(model)}", *words, *arguments], environment)
+
+
+def _source(model: str) -> str:
+    """What vLLM loads. Raises ClickException."""
+    if model != SMOLLM2:
+        return model
+    from starpod.trainer.models.bundled import bundled_folder
+
+    try:
+        return str(bundled_folder())
+    except ModelError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _has_scale_out() -> bool:
+    """Whether this vLLM samples from token ids only when told so at its start."""
+    try:
+        found = importlib.util.find_spec("vllm.entrypoints.scale_out.factories")
+    except ModuleNotFoundError:
+        return False
+    return found is not None and "enable_scale_out" in Path(found.origin or "").read_text(encoding="utf-8")
+
+
+def _whole_cpu() -> dict[str, str]:
+    """Settings for as many threads as OMP_NUM_THREADS says, or one for each core that this process may use.
+
+    By itself vLLM keeps one core free, which halves its speed on two.
+    """
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    bind = "nobind" if "OMP_NUM_THREADS" in os.environ else cores
+    return {"VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
