@@ -1,5 +1,7 @@
 """`starpod train --ui`: the run in a browser while it trains."""
 
+import html
+import re
 import subprocess
 import sys
 import time
@@ -9,12 +11,16 @@ import httpx
 import pytest
 
 from tests.e2e.test_train import SMALL
+from tests.support import ServerProcess
 
 
-def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was looked at while it trained."""
+    folder = tmp_path_factory.mktemp("live") / "lake"
     command = [sys.executable, "-m", "starpod.cli.main", "train", *SMALL, "stop.iterations=3", "--ui"]
     with subprocess.Popen(
-        [*command, "--run-dir", str(tmp_path / "lake")], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*command, "--run-dir", str(folder)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stderr is not None
         address = next(line.split()[-1] for line in process.stderr if line.strip().startswith("live: "))
@@ -27,7 +33,33 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     assert process.returncode == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
-    assert not list((tmp_path / "lake").glob(".starpod-index*"))
+    return folder
+
+
+def test_a_run_is_shown_while_it_trains_and_the_site_leaves_nothing(lake: Path) -> None:
+    assert not list(lake.glob(".starpod-index*"))
+
+
+def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess) -> None:
+    site = ServerProcess(
+        [sys.executable, "-m", "starpod.cli.main", "ui", str(lake), "--address", server.address, "--index", ":memory:"]
+    )
+    try:
+        with httpx.Client(base_url=site.address, timeout=200.0) as http:
+            links: list[str] = []
+            while not links:
+                page = http.get("/episodes?run=lake&kind=train&sort=longest").text
+                links = re.findall(r'href="(/episode\?[^"]+)"', page)
+                time.sleep(0.1)
+            page = http.get(html.unescape(links[0])).text
+            form = next(each for each in page.split("<form") if 'action="/turns"' in each)
+            fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form))
+            reply = http.post("/turns", data={**fields, "policy": "checkpoint", "count": "4"})
+        assert reply.status_code == 200, reply.text
+        assert "the run&#39;s best checkpoint" in reply.text
+        assert len(re.findall(r'aria-label="Success before turn', reply.text)) == page.count('aria-label="Turn ')
+    finally:
+        site.close()
 
 
 def test_a_start_that_is_refused_leaves_no_trace(tmp_path: Path) -> None:

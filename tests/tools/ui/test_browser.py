@@ -11,10 +11,12 @@ import pytest
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from tests.tools.ui.conftest import wait_until
+from tests.tools.ui.test_games import EPISODE, FATAL, address, lost
 from tests.tools.ui.test_site import GROUP, PAGES
 from tests.trainer.diagnostics.synthetic import metrics_at
 
 selenium = pytest.importorskip("selenium.webdriver")
+__all__ = ["address", "lost"]  # fixtures
 CHROMIUM = os.environ.get("STARPOD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = os.environ.get("STARPOD_CHROMEDRIVER") or shutil.which("chromedriver")
 pytestmark = [
@@ -109,3 +111,33 @@ def test_a_page_follows_its_run_without_losing_what_was_opened(browser: Any, sit
         assert browser.execute_script("return document.querySelector('#metrics details').open")
     finally:
         shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("path", ["/fleet", "/play/sokoban-v1", EPISODE])
+def test_a_page_of_the_server_fits_and_complains_of_nothing(browser: Any, address: str, path: str) -> None:
+    test_a_page_fits_and_complains_of_nothing(browser, address, path)
+
+
+def test_a_game_is_played_by_keyboard(browser: Any, address: str) -> None:
+    browser.get(f"{address}/play/sokoban-v1")
+    seed = find(browser, "input[name=seed]")[0]
+    seed.send_keys("3\n")
+    wait_until(lambda: "/play/session/" in browser.current_url)
+    for turn in range(1, 3):
+        find(browser, "body")[0].send_keys("\ue013")  # up
+        wait_until(lambda turn=turn: f"turn <b>{turn}</b>" in browser.page_source)
+    assert find(browser, ".scene img")[0].size["width"] > 100
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    find(browser, "body")[0].send_keys("u")
+    wait_until(lambda: "turn <b>1</b>" in browser.page_source)
+    find(browser, "body")[0].send_keys("h")
+    wait_until(lambda: "The expert would play" in browser.page_source)
+
+
+def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
+    browser.get(address + EPISODE)
+    wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
+    assert len(find(browser, ".strip img")) == FATAL + 2
+    find(browser, f"#t{FATAL + 1} form button")[0].send_keys("\n")
+    wait_until(lambda: "forked from this episode" in browser.page_source)
+    assert f"turn <b>{FATAL}</b>" in browser.page_source

@@ -130,6 +130,16 @@ def test_filters(indexed: tuple[Path, Index, Indexer], wanted: dict[str, Any], c
     assert index.count(asked) == len(index.episodes(asked)) == count
 
 
+def test_words_are_looked_for_in_one_run(indexed: tuple[Path, Index, Indexer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many episodes of other runs hold them, and however often."""
+    folder, index, indexer = indexed
+    shutil.copytree(folder / "calm", folder / "second")
+    monkeypatch.setattr("starpod.ui.index.SEARCHED", 4)
+    indexer.update()
+    for run in index.runs():
+        assert index.count(Filter(run["run"], text="goal")) == 4
+
+
 def test_orders(indexed: tuple[Path, Index, Indexer]) -> None:
     _, index, _ = indexed
     run = only(index)["run"]

@@ -15,7 +15,7 @@ from starpod.report import form as forms
 from starpod.report.site import whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
-from starpod.ui.games import COUNTS, POLICIES, Branches, Game, Games
+from starpod.ui.games import CHECKPOINT, COUNTS, POLICIES, Branches, Game, Games
 from starpod.ui.page import Site, query, render
 from starpod.ui.reading import mapping, read_episode
 
@@ -123,7 +123,7 @@ async def game_action(site: Site, request: Request) -> Response:
             case "undo":
                 await games.undo(game)
             case "branch":
-                policy, count = _continuation(given)
+                policy, count = _continuation(given, POLICIES)
                 game.branches.append(await games.branch(game, policy, count))
             case "close":
                 await games.forget(game)
@@ -133,11 +133,11 @@ async def game_action(site: Site, request: Request) -> Response:
     return _to(game)
 
 
-def _continuation(given: Mapping[str, str]) -> tuple[str, int]:
+def _continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
     """Raises HTTPException 400."""
     policy, count = given.get("policy", ""), whole(given.get("count", ""), max(COUNTS))
-    if policy not in POLICIES or not count:
-        raise HTTPException(400, f"Choose one of {', '.join(POLICIES)} and 1 to {max(COUNTS)} continuations.")
+    if policy not in policies or not count:
+        raise HTTPException(400, f"Choose one of {', '.join(policies)} and 1 to {max(COUNTS)} continuations.")
     return policy, count
 
 
@@ -171,11 +171,14 @@ async def turns_page(site: Site, request: Request) -> Response:
     """Success of continuations from each turn of an episode."""
     given = await _form(site, request, "fork")
     episode, task, link = _episode(site, given)
-    policy, count = _continuation(given)
-    found = await games_of(site).branch_each_turn(episode, task, policy, count)
+    policies = {**POLICIES, CHECKPOINT: "the run's best checkpoint"}
+    policy, count = _continuation(given, policies)
+    folder = site.folder(given["run"])
+    found = await games_of(site).branch_each_turn(episode, task, policy, count, folder)
     return render(
         "turns.html", site=site, run={"path": given["run"]}, episode=episode, branches=found, link=link, count=count,
-        policy=POLICIES[policy], verdict=_verdict(found, episode),
+        luck="with the episode's own luck" if policy == CHECKPOINT else "each with luck of its own",
+        policy=policies[policy], verdict=_verdict(found, episode),
     )  # fmt: skip
 
 
@@ -207,7 +210,8 @@ def _episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
     folder = site.folder(run["path"])
     episode = Episode.from_json(read_episode(folder / "episodes" / row["name"], row["start"]))
     config = mapping(folder / "config.yaml", [])
-    environment, evaluation = config.get("environment") or {}, config.get("evaluation") or {}
+    environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
+    evaluation = environment.get("evaluation") or config.get("evaluation") or {}
     options = dict(environment.get("options") or {})
     if row["kind"] != "train":
         options |= evaluation.get("options") or {}

@@ -9,12 +9,13 @@ import random
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from starpod.client import Action, Fleet, Limits, Session, Snapshot, StarpodError, ToolCall, Want
 from starpod.client.transport import Transport
-from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.play import play
@@ -28,7 +29,9 @@ MOST_EPISODES = 512
 MOST_FRAMES = 32
 """Episodes whose pictures are kept."""
 POLICIES = {"expert": "the environment's expert", "random": "random actions"}
-"""Who can continue an episode."""
+"""Who can go on from any state."""
+CHECKPOINT = "checkpoint"
+"""The run's own best checkpoint, which goes on with an episode of the run only: it has to know the turns before."""
 COUNTS = (4, 8, 16, 32)
 """How many continuations can be asked for."""
 SEPARATOR = "||"
@@ -160,6 +163,7 @@ class Games:
         self._games: OrderedDict[str, Game] = OrderedDict()
         self._frames: OrderedDict[str, list[bytes]] = OrderedDict()
         self._drawing = asyncio.Lock()
+        self._policy: tuple[tuple[Path, str], Agents] | None = None
 
     async def fleet(self) -> Fleet:
         """Raises StarpodError where no server can be used."""
@@ -171,6 +175,8 @@ class Games:
             return self._fleet
 
     async def close(self) -> None:
+        if self._policy is not None:
+            await self._policy[1].close()
         if self._fleet is not None:
             await self._fleet.close()
 
@@ -314,21 +320,22 @@ class Games:
             episodes = await asyncio.gather(*(play(agent, copy) for agent, copy in zip(agents, copies, strict=True)))
         finally:
             await _close(copies)
-        if failed := next((each for each in episodes if each.failed), None):
-            raise NotPossible(f"A continuation failed: {failed.error}")
-        lines = [
-            (" ".join(action for turn in each.turns for action in turn.actions), each.own_return, each.success)
-            for each in episodes
-        ]
-        return Branches(policy, len(game.turns), lines)
+        return Branches(policy, len(game.turns), [_line(each, 0) for each in episodes])
 
-    async def branch_each_turn(self, episode: Episode, task: Task, policy: str, count: int) -> list[Branches]:
-        """Continuations from every state of an episode, the last action excepted: which turn lost it?"""
+    async def branch_each_turn(
+        self, episode: Episode, task: Task, policy: str, count: int, run: Path
+    ) -> list[Branches]:
+        """Continuations from the state before each turn of an episode: which turn lost it?
+
+        run: the folder of the run, for its checkpoint, which samples under the luck that the episode had.
+        """
         if len(episode.turns) * count > MOST_EPISODES:
             raise NotPossible(
                 f"{len(episode.turns)} turns with {count} continuations each are more than {MOST_EPISODES} episodes: "
                 "ask for fewer."
             )
+        if policy == CHECKPOINT:
+            return await self._sample_each_turn(episode, task, count, run)
         game = await self.replay(episode, task, 0)
         found = []
         try:
@@ -341,6 +348,67 @@ class Games:
         finally:
             await _close([game.session])
         return found
+
+    async def _sample_each_turn(self, episode: Episode, task: Task, count: int, run: Path) -> list[Branches]:
+        spec = await self.spec(task.environment)
+        task = replace(task, actions=tuple(spec.action_space.names))
+        agents = await self._load(run)
+        return [await self._sample(episode, task, turn, count, agents) for turn in range(len(episode.turns))]
+
+    async def _sample(self, episode: Episode, task: Task, turns: int, count: int, agents: Agents) -> Branches:
+        """Continuations by the checkpoint, which is told the replies of the turns before as its own."""
+        sessions = await (await self.fleet()).open(
+            task.environment,
+            seed=episode.seed,
+            dynamics_seed=episode.dynamics_seed,
+            count=count,
+            options=task.options or None,
+            want=agents.want,
+            limits=task.limits,
+            version=f"=={episode.version}" if episode.version else "",
+        )
+        past = episode.turns[:turns]
+        # The number of a group decides what is sampled.
+        groups = [1 + turns * MOST_EPISODES + number for number in range(count)]
+        try:
+            episodes = await asyncio.gather(
+                *(
+                    play(agents.agent(session, task, group), session, group=group, past=past)
+                    for session, group in zip(sessions, groups, strict=True)
+                )
+            )
+        finally:
+            await _close(sessions)
+        if any([turn.reply for turn in each.turns[:turns]] != [turn.reply for turn in past] for each in episodes):
+            raise NotPossible(f"The checkpoint is asked other prompts than the episode had before turn {turns + 1}.")
+        return Branches(CHECKPOINT, turns, [_line(each, turns) for each in episodes])
+
+    async def _load(self, run: Path) -> Agents:
+        """The run's best checkpoint; kept until another run's is asked for, or it is another one."""
+        try:
+            best = (run / "checkpoints" / "best").read_text(encoding="utf-8")
+        except OSError:
+            best = ""
+        if self._policy is None or self._policy[0] != (run, best):
+            try:
+                from starpod.trainer.agents.pretrained import PretrainedAgents  # with torch, in the extra `trainer`
+
+                agents = await asyncio.to_thread(PretrainedAgents, str(run), Sampling())
+            except (ImportError, AgentRefused) as error:
+                raise NotPossible(f"The checkpoint cannot be loaded here: {error}") from None
+            if self._policy is not None:
+                await self._policy[1].close()
+            self._policy = ((run, best), agents)
+        return self._policy[1]
+
+
+def _line(episode: Episode, turns: int) -> tuple[str, float, bool | None]:
+    """Of what was played after so many turns: actions, return, success. Raises NotPossible."""
+    if episode.failed:
+        raise NotPossible(f"A continuation failed: {episode.error}")
+    later = episode.turns[turns:]
+    own = sum(turn.parts.get("environment", turn.reward) for turn in later)
+    return " ".join(action for turn in later for action in turn.actions), own, episode.success
 
 
 async def _close(sessions: Sequence[Session]) -> None:

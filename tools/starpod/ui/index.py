@@ -18,10 +18,12 @@ T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
 """Of the file, in the folder of the runs."""
-VERSION = 2
+VERSION = 3
 """Of the tables; an index of another version is made again."""
 COUNTED = 10_000
 """Episodes up to which those that hold some words are counted."""
+SEARCHED = 100_000
+"""Episodes, the last ones that were read, among which those that hold some words are looked for."""
 POINTS = 1024
 """Most points that are kept of a run's curves, each the mean of as many iterations as it takes."""
 
@@ -69,7 +71,7 @@ OUTCOMES = ("solved", "unsolved", "failed", "unknown")
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Which episodes a page shows. Empty and None: any. text: words that all occur in replies, actions or
-    observations; each may be the beginning of a longer one."""
+    observations, each perhaps as the beginning of a longer one, among the last `SEARCHED` that do."""
 
     run: int
     outcome: str = ""
@@ -96,8 +98,8 @@ class Filter:
                 values.append(value)
         parts += [f"{column} > 0" for column in ("malformed", "truncated") if getattr(self, column)]
         if words := re.findall(r"[^\W_]+", self.text):
-            parts.append("id IN (SELECT rowid FROM words WHERE words MATCH ?)")
-            values.append(" AND ".join(f'"{word}"*' for word in words))
+            parts.append(f"id IN (SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT {SEARCHED})")
+            values.append(" AND ".join([run_word(self.run), *(f'"{word}"*' for word in words)]))
         return " AND ".join(parts), values
 
 
@@ -273,6 +275,11 @@ class Index:
                 (run, name, grp),
             ).fetchall()
         return [dict(row) for row in rows]
+
+
+def run_word(run: int) -> str:
+    """The word by which a run's episodes are found among those of all runs. Nobody else writes it."""
+    return f"starpodrun{run}x"
 
 
 def _wasteful(database: sqlite3.Connection) -> bool:

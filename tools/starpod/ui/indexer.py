@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.report.charts import smooth
-from starpod.ui.index import POINTS, Index, spread
+from starpod.ui.index import POINTS, Index, run_word, spread
 from starpod.ui.reading import (
     BadFile,
     episode_lines,
@@ -331,13 +331,15 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         if (mean := json.loads(row["metrics"]).get("collect/success", [None])[0]) is not None
     ]
     written = points[-1]["time"] if points else float(facts.get("time") or 0.0)
+    tasks = _part(config, "environments")
     environment, stop = _part(config, "environment"), _part(config, "stop")
+    environments = ", ".join(str(_part(tasks, name).get("id") or name) for name in tasks)
     shown = final or (evaluations[-1] if evaluations else {})
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
     return {
         "title": str(facts.get("title") or ""),
-        "environment": str(environment.get("id") or ""),
+        "environment": environments or str(environment.get("id") or ""),
         "algorithm": str(_part(config, "algorithm").get("preset") or ""),
         "model": str(facts.get("model") or ""),
         "started": facts.get("time") or written,
@@ -426,7 +428,7 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
                 continue
             environments.add(columns[2])
             rows.append((number, run, file, kind, step, start, *columns))
-            texts.append((number, text))
+            texts.append((number, f"{run_word(run)} {text}"))
     except BadFile as error:
         problems.append(str(error))
     database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 17)})", rows)
