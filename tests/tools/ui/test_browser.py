@@ -58,6 +58,8 @@ def find(browser: Any, css: str) -> list[Any]:
 
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_fits_and_complains_of_nothing(browser: Any, site: str, path: str) -> None:
+    browser.get("about:blank")
+    browser.get_log("browser")  # what pages before complained of
     browser.get(site + path)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
     assert browser.execute_script(CONTRAST) > 7
