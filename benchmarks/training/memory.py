@@ -19,7 +19,7 @@ import torch
 
 from starpod.trainer.config import Config, load_config
 from starpod.trainer.data.episode import Episode, Group, Turn
-from starpod.trainer.engines.base import Request
+from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.memory import GIB, estimate_memory, place_of
 from starpod.trainer.models.config import TINY
@@ -61,7 +61,7 @@ def take_step(config: Config) -> None:
 
     policy = build()
     longest = config.sampling.max_episode_tokens
-    asyncio.run(sample(config, policy, rng))
+    engine = asyncio.run(sample(config, policy, rng))
     learner = Learner(policy, config.algorithm, config.optimizer, Parallel(), max_length=longest, make_reference=build)
     if config.algorithm.needs_reference:
         learner.freeze_reference(None)
@@ -83,10 +83,11 @@ def take_step(config: Config) -> None:
             members.append(Episode(number, member, "random", turns=[turn], end="terminal"))
         groups.append(Group(number, members))
     learner.learn(groups, version=1)
+    asyncio.run(engine.close())
 
 
-async def sample(config: Config, policy: Policy, rng: random.Random) -> None:
-    """A reply to a context of full length in each slot."""
+async def sample(config: Config, policy: Policy, rng: random.Random) -> Engine:
+    """The engine after a reply to a context of full length in each slot."""
     longest = config.sampling.max_episode_tokens
     engine = build_engine(config.engine, policy, max_context=longest)
     requests = [
@@ -94,7 +95,7 @@ async def sample(config: Config, policy: Policy, rng: random.Random) -> None:
         for _ in range(engine.stats().slots)
     ]
     await asyncio.gather(*map(engine.generate, requests))
-    await engine.close()
+    return engine
 
 
 if __name__ == "__main__":

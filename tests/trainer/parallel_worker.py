@@ -1,5 +1,6 @@
 """What each rank of test_parallel.py runs, and what it is compared with in one process."""
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -8,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, load_checkpoint
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, Scores, build_policy
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.update import Learner, OptimizerConfig
+from tests.trainer.tiny_learner import VERSION, group_of
 
 STEPS = 4
 HALF = 2
@@ -89,6 +94,35 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
     }
 
 
+def adapt(parallel: Parallel, base: Path, dtype: str) -> dict[str, Any]:
+    """Two updates of adapters with a KL term. What a checkpoint would hold, and what an engine would be handed."""
+    values = {"name": str(base), "lora": {"rank": 2}, "dtype": dtype, "base_dtype": dtype}
+    policy = build_policy(ModelConfig.model_validate(values), texts=None, critic="shared", seed=0)
+    groups = [group_of(policy, number, (1.0, 0.0, 0.5)) for number in range(2)]
+    parallel.shard(policy)
+    algorithm = AlgorithmConfig.model_validate({"preset": "starpo-ppo", "kl": {"where": "loss", "coefficient": 0.1}})
+    # Epsilon keeps Adam from making steps of rounding errors.
+    optimizer = OptimizerConfig(lr=1.0, critic_lr=1.0, eps=1.0)
+    learner = Learner(policy, algorithm, optimizer, parallel, max_length=64)
+    learner.learn(groups, version=VERSION - 1)
+    learner.freeze_reference(None)
+    metrics = learner.learn(groups, version=VERSION - 1)
+    # Copies: in one process they are the model's own memory.
+    state, reference = (
+        copy.deepcopy(parallel.broadcast_object(each())) for each in (learner.policy_state, learner.reference_state)
+    )
+    tensors, _ = learner.state()
+    learner.learn(groups, version=VERSION - 1)
+    learner.load_policy(state)
+    learner.freeze_reference(reference)
+    again = parallel.broadcast_object(learner.reference_state())
+    assert again.keys() == reference.keys()
+    assert all(torch.equal(tensor, reference[name]) for name, tensor in again.items())
+    handed = {name: weight.float().tolist() for name, weight in weights_of(policy.model)}
+    weights = {name: tensor.tolist() for name, tensor in state.items()}
+    return {"norm": metrics["update/grad_norm"], "weights": weights, "handed": handed, "moments": len(tensors)}
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     parallel = Parallel.start("cpu")
@@ -105,6 +139,8 @@ def main(folder: Path) -> None:
         "whole": train(parallel, folder / "two"),
         "resumed": train(parallel, folder / "unused", folder / "one" / "step-00000002"),
     }
+    for dtype in ("float32", "bfloat16"):
+        results[dtype] = adapt(parallel, folder / "base", dtype)
     if parallel.is_main:
         (folder / "results.json").write_text(json.dumps(results))
     parallel.close()

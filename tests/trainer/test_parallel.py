@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
 from starpod.trainer.parallel import Parallel
-from tests.trainer.parallel_worker import make_policy, train
+from tests.trainer.parallel_worker import adapt, make_policy, train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,6 +82,7 @@ def test_resuming_alone_is_exact(tmp_path):
 @pytest.mark.slow
 def test_two_ranks_do_what_one_does(tmp_path):
     alone = train(Parallel(), tmp_path / "one")
+    make_policy().save(tmp_path / "base")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command += ["tests.trainer.parallel_worker", str(tmp_path)]
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
@@ -98,6 +99,17 @@ def test_two_ranks_do_what_one_does(tmp_path):
             torch.testing.assert_close(
                 torch.tensor(result["weights"][name]), torch.tensor(weight), rtol=1e-3, atol=1e-5
             )
+    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.05)):
+        mine, theirs = adapt(Parallel(), tmp_path / "base", dtype), results[dtype]
+        assert theirs["norm"] == pytest.approx(mine["norm"], rel=10 * tolerance)
+        assert theirs["moments"] == mine["moments"]
+        assert all("lora_" in name or name.startswith("critic.head") for name in theirs["weights"])
+        for kind in ("weights", "handed"):
+            assert theirs[kind].keys() == mine[kind].keys()
+            for name, weight in mine[kind].items():
+                torch.testing.assert_close(
+                    torch.tensor(theirs[kind][name]), torch.tensor(weight), rtol=tolerance, atol=tolerance
+                )
     one, two = (load_checkpoint(tmp_path / name / "step-00000002") for name in ("one", "two"))
     assert {(name, key) for name in one.tensors for key in one.tensors[name]} == {
         (name, key) for name in two.tensors for key in two.tensors[name]

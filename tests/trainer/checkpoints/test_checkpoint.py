@@ -144,6 +144,23 @@ def test_only_what_is_asked_for_is_read(tmp_path):
         assert loaded.tensors.keys() == {"model"}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_tensors_are_read_where_they_are_used_and_no_sooner(tmp_path):
+    size = 64 * 2**20
+    path = Checkpoints(tmp_path).save(1, {"model": {"w": torch.ones(size // 4)}}, {})
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssFile")))
+
+    before = resident()
+    tensor = load_checkpoint(path).tensors["model"]["w"]
+    assert resident() - before < size / 4
+    assert tensor[-1] == 1
+    tensor.add_(1)  # the file is nobody's to change
+    assert load_checkpoint(path).tensors["model"]["w"][0] == 1
+
+
 @pytest.mark.parametrize("state", [{"a": {1: 2}}, {"a": [{"b": {None: 1}}]}])
 def test_keys_that_json_would_change_are_refused(tmp_path, state):
     with pytest.raises(TypeError, match="keys of a checkpoint's state are text"):

@@ -19,6 +19,7 @@ from starpod.trainer.models.policy import Policy
 from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.trainer.engines.fake_core import FakeCore
 from tests.trainer.engines.fake_server import FakeServer
+from tests.trainer.engines.ranks import check_two_ranks
 from tests.waiting import eventually
 
 
@@ -64,13 +65,23 @@ async def test_the_order_of_a_hand_over(policy: Policy, tmp_path: Path) -> None:
     servers = [FakeServer(FakeCore(model=copy_of(policy))) for _ in range(2)]
     async with servers[0].serve() as one, servers[1].serve() as two:
         engine = connect(one, two, handover_folder=str(tmp_path))
-        await engine.pause()
-        await engine.load(1, changed(policy))
-        assert not list(tmp_path.rglob("*.safetensors"))
-        await engine.resume()
+        for version in (1, 2):
+            await engine.pause()
+            await engine.load(version, changed(policy))
+            # The present ones stay, for a server that is started anew.
+            assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == [f"weights-{version}"]
+            await engine.resume()
         await engine.close()
     assert not list(tmp_path.iterdir())
-    assert [server.core.log for server in servers] == [["pause", "reload", "resume"]] * 2
+    assert [server.core.log for server in servers] == [["pause", "reload", "resume"] * 2] * 2
+
+
+@pytest.mark.slow
+async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(tmp_path: Path) -> None:
+    server = FakeServer(FakeCore(model=copy_of(make_policy(head=32))))
+    async with server.serve() as url:
+        await check_two_ranks(url, tmp_path)
+    assert server.core.log == ["pause", "reload", "resume"] * 2
 
 
 async def test_a_conversation_stays_on_one_server(policy: Policy) -> None:

@@ -162,12 +162,15 @@ class Parallel:
     # --- the model ---------------------------------------------------------------------------------------------------
 
     def shard(self, model: nn.Module) -> None:
-        """Shares the parameters, gradients and, later, optimiser states out among the ranks. Nothing for one process.
+        """Brings the model to `device`, and shares the parameters, gradients and, later, optimiser states out among the
+        ranks.
 
-        All ranks must hold the same weights, on `device`. Optimisers are made afterwards. Each decoder layer is
-        gathered when it is run; `forward` and `score` are the methods through which the model is run.
+        All ranks must hold the same weights; of those in CPU memory a GPU gets this rank's part alone. Optimisers are
+        made afterwards. Each decoder layer is gathered when it is run; `forward` and `score` are the methods through
+        which the model is run.
         """
         if self.world == 1:
+            model.to(self.device)
             return
         mesh = init_device_mesh(self.device.type, (self.world,))
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -188,7 +191,7 @@ class Parallel:
 
         A sharded model can only be run by all ranks at once; an engine that samples at its own pace runs a replica.
         """
-        self.reshard(model)
+        reshard(model)
         targets = replica.state_dict(keep_vars=True)
         with torch.no_grad():
             for name, tensor in model.state_dict(keep_vars=True).items():
@@ -201,7 +204,7 @@ class Parallel:
 
         without: names to leave out. In one process it is the model's own memory.
         """
-        self.reshard(model)
+        reshard(model)
         state = model.state_dict(keep_vars=True)
         return self.gather({name: tensor for name, tensor in state.items() if name not in without})
 
@@ -212,7 +215,7 @@ class Parallel:
 
         without: names that the state may lack. Raises ValueError for other names or shapes than the model's.
         """
-        self.reshard(model)
+        reshard(model)
         own = model.state_dict(keep_vars=True)
         self.load({name: tensor for name, tensor in own.items() if name in state or name not in without}, state)
 
@@ -242,16 +245,10 @@ class Parallel:
                     raise ValueError(f"the saved state is of another model: {name} has the shape {shapes}")
                 tensor.detach().copy_(_like(state[name], tensor))
 
-    def reshard(self, model: nn.Module) -> None:
-        """Gives up what a pass gathered: after one without a backward the root's parameters still are, and the
-        optimiser knows the shards only."""
-        for module in _sharded(model):
-            module.reshard()
-
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimiser's state dict with parameters by name and whole tensors on the CPU, the same for any number of
         ranks. Complete on rank 0; tensors are missing on the others."""
-        self.reshard(model)
+        reshard(model)
         names = _names(model)
         state: dict[str, Any] = {}
         for parameter, slots in _in_order(optimizer):
@@ -273,7 +270,7 @@ class Parallel:
 
         Raises ValueError if the optimiser has other parameters.
         """
-        self.reshard(model)
+        reshard(model)
         names = _names(model)
         mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         theirs = [group["params"] for group in state["param_groups"]]
@@ -288,7 +285,7 @@ class Parallel:
             {
                 "state": {
                     places[name]: {
-                        slot: _like(value, parameters[name]) if isinstance(value, Tensor) else value
+                        slot: _like(value, parameters[name]).clone() if isinstance(value, Tensor) else value
                         for slot, value in slots.items()
                     }
                     for name, slots in state["state"].items()
@@ -320,6 +317,13 @@ def _units(model: nn.Module) -> list[nn.Module]:
 
 def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def reshard(model: nn.Module) -> None:
+    """Gives up what a pass gathered: after one without a backward the root's parameters still are, and the optimiser
+    knows the shards only."""
+    for module in _sharded(model):
+        module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import TINY, model_title
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.models.precision import round_weights
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
@@ -119,10 +120,10 @@ async def open_run(
 
     Raises ConfigError, RunExists, ServiceFailed, StarpodError and whatever stops a model from being loaded.
     """
-    if parallel.world > 1 and config.engine.name != "torch":
+    if parallel.world > 1 and config.engine.name == "vllm":
         raise ConfigError(
-            f"engine {config.engine.name} is for one process: each of {parallel.world} would pause it and load its "
-            "weights under the others' hands; with torchrun give engine=torch"
+            f"engine vllm is for one process: each of {parallel.world} would start one on the same GPUs; with torchrun "
+            "give engine=torch, or engine=vllm_remote and its servers"
         )
     async with contextlib.AsyncExitStack() as stack:
         folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
@@ -152,15 +153,14 @@ async def open_run(
             return make_policy(config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel)
 
         policy = make_initial_policy()
-        policy.to(parallel.device)
         # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
         # would be from weights between two versions: then there is a whole copy, brought up to date between updates.
         sampler = policy
-        if parallel.world > 1:
-            sampler = copy.deepcopy(policy)
-        elif config.collect.max_staleness and config.engine.name == "torch":
-            sampler = sampling_copy(policy)
+        if parallel.world > 1 and config.engine.name == "torch":
+            sampler = make_replica(policy).to(parallel.device)
         parallel.shard(policy)
+        if parallel.world == 1 and config.collect.max_staleness and config.engine.name == "torch":
+            sampler = sampling_copy(policy)
         templates = {
             each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening) for each in served
         }
@@ -175,7 +175,7 @@ async def open_run(
             make_reference=make_initial_policy,
             seed=derive(config.seed, "minibatches"),
         )
-        engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens)
+        engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel)
         stack.push_async_callback(engine.close)
         if (slots := engine.stats().slots) < config.engine.slots:
             screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
@@ -242,6 +242,14 @@ async def open_run(
 def sampling_copy(policy: Policy) -> Policy:
     """A policy with trained parameters of its own. What is frozen it shares, as no update changes it."""
     return copy.deepcopy(policy, {id(each): each for each in policy.parameters() if not each.requires_grad})
+
+
+def make_replica(policy: Policy) -> Policy:
+    """A copy to sample from: without the critic, its weights in what they are computed in."""
+    replica = copy.deepcopy(policy, {id(policy.critic): None})
+    replica.critic_kind = "none"
+    round_weights(replica.model)
+    return replica
 
 
 def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:

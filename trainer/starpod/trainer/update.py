@@ -245,7 +245,7 @@ class Learner:
         assert self._make_reference is not None
         reference = self._make_reference()
         reference.critic, reference.critic_kind = None, "none"
-        reference.to(self.parallel.device).requires_grad_(False)
+        reference.requires_grad_(False)
         self.parallel.shard(reference)
         if state is None:
             reference.model.load_state_dict(self.policy.model.state_dict())

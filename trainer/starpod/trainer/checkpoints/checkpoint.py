@@ -52,7 +52,10 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint that was read: tensors on the CPU, values as JSON gives them back (tuples are lists)."""
+    """A checkpoint that was read: tensors on the CPU, values as JSON gives them back (tuples are lists).
+
+    The tensors lie in the files, which are read where a tensor is: whoever takes a part of one reads that part.
+    """
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -200,12 +203,15 @@ def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
     try:
         manifest = _read_manifest(path)
         files: Mapping[str, Mapping[str, Any]] = manifest["files"]
-        state = json.loads(_read(path / STATE, files[STATE]))
+        _check(path / STATE, files[STATE])
+        state = json.loads((path / STATE).read_bytes())
         tensors = {}
         for name, ties in manifest["tensors"].items():
             if only is None or name in only:
                 file = f"{name}.safetensors"
-                stored = safetensors.torch.load(_read(path / file, files[file]))
+                _check(path / file, files[file])
+                with safetensors.safe_open(path / file, "pt") as opened:
+                    stored = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
                 tensors[name] = stored | {tied: stored[first] for tied, first in ties.items()}
     except _Damaged as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
@@ -286,16 +292,15 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _read(path: Path, expected: Mapping[str, Any]) -> bytes:
-    """The file's bytes. What was checked is what is used: the file is read once."""
+def _check(path: Path, expected: Mapping[str, Any]) -> None:
+    """Raises _Damaged unless the file is the one that was written. It is read in pieces."""
     if not path.is_file():
         raise _Damaged(f"{path.name} is missing")
-    data = path.read_bytes()
-    if len(data) != expected["bytes"]:
-        raise _Damaged(f"{path.name} has {len(data)} bytes, its manifest says {expected['bytes']}")
-    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise _Damaged(f"{path.name} has {size} bytes, its manifest says {expected['bytes']}")
+    if _digest(path) != expected["sha256"]:
         raise _Damaged(f"{path.name} is damaged: its digest is not the manifest's")
-    return data
 
 
 def _scores(folders: Iterable[Path]) -> dict[Path, float]:

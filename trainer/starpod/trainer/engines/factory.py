@@ -12,13 +12,14 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import plain
+from starpod.trainer.parallel import Parallel
 
 
-def build_engine(config: EngineConfig, policy: Policy, *, max_context: int) -> Engine:
+def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, parallel: Parallel | None = None) -> Engine:
     """The engine that samples from `policy`, with contexts of up to `max_context` tokens, replies included.
 
     `torch` and `vllm` begin with the policy's weights as they are now; a remote server with its own, until the first
-    `load`. Raises EngineError where it cannot be had.
+    `load`. parallel: the ranks that share remote servers. Raises EngineError where it cannot be had.
     """
     match config.name:
         case "torch":
@@ -33,7 +34,7 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int) -> E
         case "vllm_remote":
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 
-            return RemoteVllm(config, max_context=max_context)
+            return RemoteVllm(config, max_context=max_context, parallel=parallel)
 
 
 def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: torch.dtype) -> int:

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import shutil
 import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from starpod.client.transport import Backoff
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
-from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
+from starpod.trainer.engines.weights import make_folder, shapes_of, weights_of, write_weights
+from starpod.trainer.models.precision import compute_dtype
+from starpod.trainer.parallel import Parallel
 
 START = (
     "starpod vllm MODEL, or VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
@@ -122,11 +125,14 @@ class Refused(EngineError):
 class RemoteVllm(ServedEngine):
     """vLLM servers, all with the same weights, behind the five verbs. Each conversation stays on one of them.
 
-    Until the first `load` they sample from the weights that they were started with.
+    Until the first `load` they sample from the weights that they were started with. Of several ranks the first one
+    pauses the servers and hands the weights over, for all; each samples for itself. `pause`, `load` and `resume` are
+    collective, and a sharded model is gathered one parameter at a time.
     """
 
-    def __init__(self, config: EngineConfig, *, max_context: int) -> None:
+    def __init__(self, config: EngineConfig, *, max_context: int, parallel: Parallel | None = None) -> None:
         super().__init__(slots=config.slots, max_context=max_context, restarts=config.restarts)
+        self._parallel = parallel or Parallel()
         try:
             key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""
         except OSError as error:
@@ -137,8 +143,10 @@ class RemoteVllm(ServedEngine):
         self._ids = itertools.count()
         self._checked = asyncio.Lock()
         self._right = False
-        self._model: torch.nn.Module | None = None
-        self._folder = make_folder(config.handover_folder)
+        # Of the present weights, for a server that is started anew; empty before the first ones.
+        self._written: Path | None = None
+        folder = make_folder(config.handover_folder) if self._parallel.is_main else Path()
+        self._folder = self._parallel.broadcast_object(folder)
         self._nccl = NcclSender(self._servers, config.nccl_address) if config.handover == "nccl" else None
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
@@ -205,7 +213,29 @@ class RemoteVllm(ServedEngine):
                     f"the vLLM server at {server.url} samples no token ids: start it as: {START}"
                 ) from error
 
+    async def pause(self) -> None:
+        """As `Engine.pause`: first no rank asks any more."""
+        self._open.clear()
+        await self._meet()
+        await super().pause()
+
+    async def resume(self) -> None:
+        """As `Engine.resume`: once the servers have the weights, on all ranks."""
+        if self._parallel.is_main:
+            await self._control(self._go_on)
+        await self._meet()
+        self._open.set()
+
+    async def _meet(self) -> None:
+        if self._parallel.world > 1:
+            await self._parallel.in_thread(self._parallel.barrier)
+
     async def _halt(self) -> None:
+        if not self._parallel.is_main:
+            return
+        await self._halt_servers()
+
+    async def _halt_servers(self) -> None:
         if any(server.breaks != server.known for server in self._servers):
             self._right = False
         await self._check()
@@ -215,30 +245,41 @@ class RemoteVllm(ServedEngine):
         await self._all("/resume")
 
     async def _restart(self) -> None:
-        """Brings the present weights to servers of which one was started anew."""
+        """Brings the present weights to servers of which one was started anew: any rank may do it, from the folder."""
         self._right = False
-        if self._model is None:
+        if self._nccl is not None and self._version:
+            raise EngineError(
+                "a vLLM server was started anew and is no longer in the group that weights are broadcast to: start all "
+                "servers, then resume the run, or set engine.handover to disk"
+            )
+        if self._written is None:
             return
-        await self._halt()
-        await self._hand_over(self._version, self._model)
+        await self._halt_servers()
+        await self._reload(self._written)
         await self._go_on()
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
-        self._model = model
-        if self._nccl is not None:
-            await self._nccl.send(model)
-            return
         folder = self._folder / f"weights-{version}"
+        if not self._parallel.is_main:
+            await self._parallel.in_thread(_gather, model)
+        elif self._nccl is not None:
+            await self._nccl.send(model)
+        else:
+            before = self._written
+            await self._parallel.in_thread(write_weights, model, folder)
+            await self._reload(folder)
+            if before not in (None, folder):
+                shutil.rmtree(before, ignore_errors=True)
+        self._written = folder if self._nccl is None else None
+
+    async def _reload(self, folder: Path) -> None:
         try:
-            await asyncio.to_thread(write_weights, model, folder)
             await self._all("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         except Refused as error:
             raise EngineError(
                 f"{error}. It has to see the trainer's {folder} under the same name: set engine.handover_folder to a "
                 "folder that both share"
             ) from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     async def _all(self, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> None:
         await asyncio.gather(*(server.post(path, body, query=query) for server in self._servers))
@@ -246,7 +287,13 @@ class RemoteVllm(ServedEngine):
     async def _shut_down(self) -> None:
         for server in self._servers:
             await server.client.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._parallel.is_main:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _gather(model: torch.nn.Module) -> None:
+    """Takes part in what the first rank gathers, and keeps none of it."""
+    deque(weights_of(model), maxlen=0)
 
 
 class NcclSender:
@@ -269,12 +316,9 @@ class NcclSender:
             raise EngineError("engine.handover nccl sends from the policy's GPU memory, and the policy is on the CPU")
         if self._group is None:
             self._group = await self._join(device)
-        names, types, shapes = [], [], []
-        for name, parameter in weights_of(model):
-            names.append(name)
-            types.append(str(parameter.dtype).removeprefix("torch."))
-            shapes.append(list(parameter.shape))
-        update = {"update_info": {"names": names, "dtype_names": types, "shapes": shapes}}
+        names, shapes = zip(*shapes_of(model), strict=True)
+        types = [str(compute_dtype(model)).removeprefix("torch.")] * len(names)
+        update = {"update_info": {"names": list(names), "dtype_names": types, "shapes": list(shapes)}}
         framed = await self._frame("/start_weight_update")
         # The servers wait for the broadcast inside this call.
         calls = [asyncio.ensure_future(server.post("/update_weights", update, once=True)) for server in self._servers]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import plain
-from starpod.trainer.parallel import whole
+from starpod.trainer.parallel import reshard, whole
 
 SHARD_BYTES = 4 * 1024**3
 
@@ -24,10 +24,12 @@ SHARD_BYTES = 4 * 1024**3
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each parameter once, whole, detached, in the type that the model computes in, under its name in the checkpoint.
 
-    Shards of FSDP are gathered, which every rank has to take part in. Adapters of PEFT are added to the layer that they
-    belong to. Tied weights come under their first name, as in a checkpoint.
+    Shards of FSDP are gathered one parameter at a time, as each is asked for, which every rank has to take part in.
+    Adapters of PEFT are added to the layer that they belong to. Tied weights come under their first name, as in a
+    checkpoint.
     """
     dtype = compute_dtype(model)
+    reshard(model)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
@@ -35,7 +37,20 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         layer, below, _ = name.rpartition(".base_layer.weight")
         if below:
             weight = weight + _adapters(model.get_submodule(layer), weight)
-        yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), weight.to(dtype)
+        weight = weight.to(dtype)
+        yield _plain_name(name), weight
+        del weight  # before the next one is gathered
+
+
+def shapes_of(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of what `weights_of` gives, without gathering anything."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name:
+            yield _plain_name(name), list(parameter.shape)
+
+
+def _plain_name(name: str) -> str:
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 def make_folder(parent: str) -> Path:
@@ -64,6 +79,7 @@ def write_weights(model: nn.Module, folder: Path) -> None:
             shard, held, shards = {}, 0, shards + 1
         shard[name] = weight.to("cpu", copy=False).contiguous()
         held += weight.nbytes
+        del weight
     save_file(shard, part / f"model-{shards:05}.safetensors")
     part.rename(folder)
 

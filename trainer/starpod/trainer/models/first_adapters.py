@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.models.policy import Policy, Scores
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel import Parallel, reshard
 
 
 class FirstAdapters:
@@ -49,7 +49,7 @@ class FirstAdapters:
     @torch.no_grad()
     def _exchange(self) -> None:
         # In place, so that whoever shares the weights' memory keeps it.
-        self._parallel.reshard(self._policy)
+        reshard(self._policy)
         for name, present in self._present.items():
             first = self._first[name]
             held = present.detach().clone()
