@@ -170,6 +170,21 @@ def polling() -> str:
     )
 
 
+def http() -> str:
+    results = figures("http")["results"]
+    rows = [
+        [
+            each["way"],
+            f"{each['sessions']}",
+            f"{each['steps_per_second']:,.0f}",
+            duration(each["p50_us"] / 1e6),
+            f"{each['server_cpu_us']:.0f}",
+        ]
+        for each in results
+    ]
+    return table(["One lake", "Sessions", "Steps/s", "Median wait", "Server's CPU µs per step"], rows)
+
+
 def tail() -> str:
     return table(
         ["Share of the closed loop's rate", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"],
@@ -362,6 +377,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "Aims": aims,
             "Slow steps, and a shop": workloads,
             "A message of gRPC": polling,
+            "JSON over HTTP": http,
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "The cost of hosting": hosting,

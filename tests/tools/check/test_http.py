@@ -12,7 +12,7 @@ import pytest
 
 from starpod.check.runner import Result, Unreachable, check
 from starpod.check.suite import REQUIREMENTS
-from starpod.env_server.config import HTTP, ServerConfig
+from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
 from starpod.env_server.http import exchange
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
@@ -84,7 +84,8 @@ def test_tls_and_tokens_over_http(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def walking() -> AsyncIterator[EnvironmentServer]:
-    server = EnvironmentServer(Registry((Walk,)), ServerConfig(port=0, http=HTTP(0)))
+    config = ServerConfig(port=0, limits=ServerLimits(max_sessions=16), http=HTTP(0))
+    server = EnvironmentServer(Registry((Walk,)), config)
     await server.start()
     yield server
     await server.stop(0)
@@ -102,6 +103,11 @@ async def test_a_status_that_is_not_the_codes(walking: EnvironmentServer, monkey
     found = await failures(walking, "C-83", "C-89")
     assert found.keys() == {"C-83", "C-89"}
     assert "expected HTTP status 404 with NOT_FOUND" in found["C-83"]
+
+
+async def test_a_filled_server_is_left_empty(walking: EnvironmentServer) -> None:
+    assert not await failures(walking, "C-92")
+    assert walking.worker.live_sessions == 0
 
 
 async def test_an_error_that_is_no_status(walking: EnvironmentServer, monkeypatch: pytest.MonkeyPatch) -> None:

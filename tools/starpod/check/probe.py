@@ -220,9 +220,11 @@ class Probe:
 
     async def clean_up(self) -> None:
         """Closes what was opened. The probe may be used again."""
+        # In portions: a server takes no more ids than it holds sessions, and some of these may be closed already.
+        ids, most = sorted(self._sessions), self.server.limits.max_sessions or len(self._sessions) or 1
         with contextlib.suppress(grpc.aio.AioRpcError):
-            if self._sessions:
-                await self.target.connection.call(pb.CloseRequest(session_ids=self._sessions))
+            for start in range(0, len(ids), most):
+                await self.target.connection.call(pb.CloseRequest(session_ids=ids[start : start + most]))
         for connection in self._connections:
             await connection.close()
         self._sessions.clear()
