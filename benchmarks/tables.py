@@ -275,6 +275,19 @@ def learning() -> str:
     return table(["`starpod train`", "Seed", "Before", "After", "Wall time"], rows)
 
 
+def mixture() -> str:
+    rows = []
+    for each in figures("learning_mixture"):
+        parts = {"mean": each, **each["environments"]}
+        for name, own in parts.items():
+            beside = own["before"].get("reference", {}).get("random")
+            random = percent(beside["success"]) if beside else ""
+            rows.append(
+                [each["variant"], str(each["seed"]), name, interval(own["before"]), interval(own["after"]), random]
+            )
+    return table(["`starpod train mixture`", "Seed", "Environment", "Before", "After", "random"], rows)
+
+
 def references() -> str:
     names = ("frozen_lake", "sokoban", "countdown", "bandit")
     found = {name: figures(f"learning_{name}")[0]["reference"] for name in names}
@@ -390,6 +403,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
         {
             "Success": learning,
             "Policies without a model": references,
+            "Several environments in one run": mixture,
             "Shopping": shopping,
             "The Echo Trap": echo_trap,
             "Collecting from slow environments": collection,

@@ -22,7 +22,8 @@ from starpod.trainer.output.words import metric
 from starpod.trainer.statistics import mean_interval
 
 EVALUATION = "evaluation/success"
-"""Stands for the success in evaluations.jsonl among the names of metrics."""
+"""Stands for the success in evaluations.jsonl among the names of metrics; `evaluation/success/NAME` for that of one of
+several environments."""
 RETURN = "evaluation/return"
 """Likewise for the environment's own return, where purchases, say, are graded."""
 _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "return")}
@@ -66,9 +67,10 @@ def write_comparison(
             for colour, (label, folders) in enumerate(kinds.items())
             if (line := _series(label, folders, name, axis, colour % COLOURS)) is not None
         ]
-        known = metric(name)
-        rules = _rules(kinds, _EVALUATED[name][0], known.kind) if name in _EVALUATED else []
-        chart = line_chart(known.label, series, rules=rules, kind=known.kind, x_label=axis, width=600, height=280)
+        known, environment = metric(_figure(name)), _environment(name)
+        rules = _rules(kinds, name, known.kind) if _figure(name) in _EVALUATED else []
+        label = f"{known.label}: {environment}" if environment else known.label
+        chart = line_chart(label, series, rules=rules, kind=known.kind, x_label=axis, width=600, height=280)
         if chart:
             charts[name if axis == STEPS else f"{name} {axis}"] = chart
     body = (
@@ -94,7 +96,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     if not curves:
         return None
     spent = [_spent(folder, axis) for folder, _ in drawn]
-    dots = name in _EVALUATED
+    dots = _figure(name) in _EVALUATED
     if not dots:
         curves = [smooth(points) for points in curves]
     if len(curves) == 1:
@@ -107,7 +109,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
             at[x].append(y)
     # A mean over fewer seeds would jump where a run ends early.
     common = [x for x in sorted(at) if len(at[x]) == len(curves)]
-    share = metric(name).kind == "share"
+    share = metric(_figure(name)).kind == "share"
     low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
     intervals = {x: mean_interval(at[x]) for x in common}
     places = {x: fmean(at_step(x) for at_step in spent) for x in common}
@@ -134,24 +136,44 @@ def _spent(folder: RunFolder, axis: str) -> Callable[[float], float]:
 
 
 def _curve(folder: RunFolder, name: str) -> list[Point]:
-    if name in _EVALUATED:
-        value = _EVALUATED[name][0]
-        return [(line["step"], line[value]) for line in folder.read_evaluations() if line.get(value) is not None]
+    if _figure(name) in _EVALUATED:
+        value = _EVALUATED[_figure(name)][0]
+        return [(step, own[value]) for step, own in _evaluations(folder, name) if own.get(value) is not None]
     return curve(folder.read_metrics(), name)
 
 
+def _environment(name: str) -> str:
+    """Of one of several environments; empty where a figure is of all."""
+    return name.removeprefix(f"{EVALUATION}/") if name.startswith(f"{EVALUATION}/") else ""
+
+
+def _figure(name: str) -> str:
+    """The name without an environment."""
+    return EVALUATION if _environment(name) else name
+
+
+def _evaluations(folder: RunFolder, name: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """Steps and figures, of the environment that the name may be of."""
+    environment = _environment(name)
+    return [
+        (line["step"], line.get("environments", {}).get(environment, {}) if environment else line)
+        for line in folder.read_evaluations()
+    ]
+
+
 def _own_interval(folder: RunFolder, name: str) -> list[tuple[float, float, float]]:
-    low, high = (f"{_EVALUATED[name][1]}_{end}" for end in ("low", "high"))
-    return [(line["step"], line[low], line[high]) for line in folder.read_evaluations() if line.get(low) is not None]
+    low, high = (f"{_EVALUATED[_figure(name)][1]}_{end}" for end in ("low", "high"))
+    return [(step, own[low], own[high]) for step, own in _evaluations(folder, name) if own.get(low) is not None]
 
 
-def _rules(kinds: Mapping[str, Sequence[RunFolder]], value: str, kind: Kind) -> list[Rule]:
+def _rules(kinds: Mapping[str, Sequence[RunFolder]], name: str, kind: Kind) -> list[Rule]:
     """The reference policies, where the runs have one in common."""
     reference: dict[str, Any] = {}
     for folders in kinds.values():
         for folder in folders:
-            for line in folder.read_evaluations():
-                reference = line.get("reference") or reference
+            for _, own in _evaluations(folder, name):
+                reference = own.get("reference") or reference
+    value = _EVALUATED[_figure(name)][0]
     return [Rule(each[value], f"{name} {show(each[value], kind)}") for name, each in reference.items() if value in each]
 
 

@@ -4,6 +4,7 @@
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
+    python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
 
@@ -51,6 +52,10 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "bandit": (Variant("StarPO-S", "bandit"),),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
+    "mixture": (
+        Variant("StarPO-S, GRPO", "mixture"),
+        Variant("StarPO-S, one critic", "mixture", ("algorithm.advantage=gae",)),
+    ),
     "filter": tuple(
         Variant(f"{share:.0%} kept", "frozen_lake", (f"algorithm.filter.value={share}", "stop.iterations=40"))
         for share in (0.25, 0.5, 0.75, 1.0)
@@ -86,7 +91,13 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
 }
 
 TRAP = (EVALUATION, "collect/reward_std_in_group", "policy/entropy", "update/grad_norm")
-METRICS = {"credit": (RETURN, EVALUATION), "echo_trap": TRAP, "echo_trap_parts": TRAP, "webshop": (RETURN, EVALUATION)}
+METRICS = {
+    "credit": (RETURN, EVALUATION),
+    "echo_trap": TRAP,
+    "echo_trap_parts": TRAP,
+    "mixture": (EVALUATION, *(f"{EVALUATION}/{name}" for name in ("bandit", "frozen_lake", "sokoban"))),
+    "webshop": (RETURN, EVALUATION),
+}
 """What the picture shows where success alone does not tell it."""
 OVER = {"credit": tuple(SPENT)}
 """What it is drawn over, where that is not the iterations."""
@@ -118,6 +129,13 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         "seconds": float((folder / "seconds").read_text()),
         "before": {key: first[key] for key in keys},
         "after": {key: final[key] for key in keys},
+        "environments": {
+            name: {
+                "before": own,
+                "after": {key: value for key, value in final["environments"][name].items() if key in own},
+            }
+            for name, own in first.get("environments", {}).items()
+        },
         "last": evaluations[-1]["success"],
         "greedy": (final.get("greedy") or {}).get("success"),
         "reference": first.get("reference", {}),

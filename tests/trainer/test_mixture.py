@@ -116,6 +116,10 @@ def test_starts_have_ids_of_their_own_and_the_options_of_the_level() -> None:
     assert mixture.update([Group(0, [played("lake", 0, 0, 1.0)]), Group(1, [played("arms", 1, 0, 0.0)])]) == ["lake"]
     assert mixture.starts(["lake"], cursor) == [Start(2, 10_002, "lake", {"size": 4})]
     assert mixture.levels() == {"lake": 1}
+    untold = played("lake", 3, 0, 1.0)
+    untold.success = None
+    assert mixture.silent([Group(3, [untold])]) == ["lake"]
+    assert mixture.silent([Group(3, [untold, played("lake", 3, 1, 0.0)])]) == []
 
 
 # --- what is never mixed ----------------------------------------------------------------------------------------------

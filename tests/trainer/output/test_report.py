@@ -256,6 +256,19 @@ def test_nothing_to_show_is_no_chart() -> None:
     assert line_chart("a", [Series("b", [])]) == "" and share_chart("a", []) == "" == share_chart("a", [("b", [])])
 
 
+def test_one_of_several_environments_has_a_chart_of_its_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", steps=20)
+    folder = RunFolder(tmp_path / "run")
+    for line in folder.read_evaluations():
+        own = {"success": 0.25, "success_low": 0.2, "success_high": 0.3, "reference": {"random": {"success": 0.125}}}
+        folder.append_evaluation({**line, "environments": {"lake": own}})
+    _, _, chart = write_comparison({"both": [folder.path]}, tmp_path / "page.html", metrics=["evaluation/success/lake"])
+    told = chart.read_text()
+    assert "Success on selection seeds: lake" in told and "random 12 %" in told
+    page = read(write_report(folder.path)).text
+    assert "Environments" in page and "lake 25 % (20 to 30 %)" in page
+
+
 def test_labels_of_close_rules_do_not_overlap() -> None:
     chart = line_chart("a", [Series("b", [(0, 0), (1, 1)])], rules=[Rule(0.5, "one"), Rule(0.501, "two")])
     places = {text: float(y) for y, text in re.findall(r'y="([\d.]+)">(one|two)<', chart)}

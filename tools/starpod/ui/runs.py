@@ -57,6 +57,7 @@ def run_page(site: Site, request: Request) -> Response:
     shown = spread(evaluations, EVALUATIONS)
     body = [
         sections.evaluation(shown, curve.lines),
+        sections.environments(curve.lines, shown, final or None),
         sections.learning(curve.lines),
         sections.echo_trap(curve.lines),
         sections.information(curve.lines),

@@ -131,6 +131,12 @@ class Mixture:
                 successes.setdefault(episode.task, []).append(episode.success is True)
         return [name for name, found in successes.items() if self._curricula[name].update(fmean(found))]
 
+    def silent(self, groups: Sequence[Group]) -> list[str]:
+        """The tasks with a curriculum whose episodes say nothing of success."""
+        telling = {each.task for group in groups for each in group.episodes if each.success is not None}
+        played = dict.fromkeys(each.task for group in groups for each in group.episodes)
+        return [name for name in played if self._curricula[name].enabled and name not in telling]
+
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {

@@ -345,6 +345,10 @@ class Run:
             self.metrics |= metrics_by_task(groups)
         for task, level in self.mixture.levels().items():
             self.metrics[f"environments/{task}/level" if several else "collect/level"] = float(level)
+        for task in self.mixture.silent(groups):
+            self.screen.warn(
+                f"{task or 'the environment'} does not say whether an episode succeeded, so its curriculum never rises"
+            )
         for task in self.mixture.update(groups):
             self.screen.phase(f"{task} goes on at level {self.mixture.levels()[task]}".lstrip())
 
