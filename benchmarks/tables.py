@@ -280,8 +280,8 @@ def mixture() -> str:
     for each in figures("learning_mixture"):
         parts = {"mean": each, **each["environments"]}
         for name, own in parts.items():
-            beside = own["before"].get("reference", {}).get("random")
-            random = percent(beside["success"]) if beside else ""
+            reference = own["reference"] if own is each else own["before"]["reference"]
+            random = percent(reference["random"]["success"])
             rows.append(
                 [each["variant"], str(each["seed"]), name, interval(own["before"]), interval(own["after"]), random]
             )

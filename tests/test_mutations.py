@@ -49,6 +49,18 @@ MUTATIONS = {
         "return statistics.fmean(group.returns)",
         "tests/trainer/algorithms/test_filters.py",
     ),
+    "several environments: one filter for all": (
+        f"{ALGORITHMS}/filters.py",
+        "for alike in by_kind(groups).values()",
+        "for alike in [list(groups)]",
+        "tests/trainer/test_mixture.py",
+    ),
+    "several environments: one whitening for all": (
+        "trainer/starpod/trainer/update.py",
+        "rows.setdefault(kind, []).append(row)",
+        'rows.setdefault("", []).append(row)',
+        "tests/trainer/test_mixture.py",
+    ),
     "token mask: prompts are trained on": (
         "trainer/starpod/trainer/data/batch.py",
         "sample.sampled.extend([False] * len(turn.prompt))",

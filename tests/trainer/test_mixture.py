@@ -109,12 +109,14 @@ def test_other_weights_begin_the_division_anew() -> None:
 
 
 def test_starts_have_ids_of_their_own_and_the_options_of_the_level() -> None:
-    curriculum = {"levels": [{"size": 3}, {"size": 4}], "success": 0.5, "window": 1}
+    curriculum = {"levels": [{"size": 3}, {"size": 4}, {}], "success": 0.5, "window": 1}
     environments = {**TWO, "lake": {"id": "frozen_lake-v1", "curriculum": curriculum}}
     mixture, cursor = Mixture(several(environments=environments).tasks), SeedCursor(Config().seeds.train)
     assert mixture.starts(["lake", "arms"], cursor) == [Start(0, 10_000, "lake", {"size": 3}), Start(1, 10_001, "arms")]
     assert mixture.update([Group(0, [played("lake", 0, 0, 1.0)]), Group(1, [played("arms", 1, 0, 0.0)])]) == ["lake"]
     assert mixture.starts(["lake"], cursor) == [Start(2, 10_002, "lake", {"size": 4})]
+    # What was begun before says nothing of the new level.
+    assert mixture.update([Group(0, [played("lake", 0, 1, 1.0)])]) == []
     assert mixture.levels() == {"lake": 1}
     untold = played("lake", 3, 0, 1.0)
     untold.success = None

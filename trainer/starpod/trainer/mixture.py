@@ -100,6 +100,8 @@ class Mixture:
         self._shares = {name: weight / total for name, weight in weights.items()}
         self._given = dict.fromkeys(weights, 0)
         self._curricula = {task.name: Curriculum(task.environment.curriculum) for task in tasks}
+        # The ids of the next group, and of the first one at each task's present level.
+        self._next, self._level_from = 0, dict.fromkeys(weights, 0)
 
     def divide(self, count: int) -> list[str]:
         """The task of each of the next `count` groups."""
@@ -113,10 +115,11 @@ class Mixture:
 
     def starts(self, names: Sequence[str], cursor: SeedCursor) -> list[Start]:
         """A group for each task named, at the level of its curriculum, with the next seeds."""
-        first = cursor.taken
+        first, seeds = cursor.taken, cursor.take(len(names))
+        self._next = cursor.taken
         return [
             Start(first + index, seed, name, self._curricula[name].options)
-            for index, (name, seed) in enumerate(zip(names, cursor.take(len(names)), strict=True))
+            for index, (name, seed) in enumerate(zip(names, seeds, strict=True))
         ]
 
     def levels(self) -> dict[str, int]:
@@ -124,12 +127,16 @@ class Mixture:
         return {name: curriculum.level for name, curriculum in self._curricula.items() if curriculum.enabled}
 
     def update(self, groups: Sequence[Group]) -> list[str]:
-        """Takes what an iteration played. Returns the tasks that go on at the next level."""
+        """Takes what an iteration played; groups that were begun at an earlier level do not count. Returns the tasks
+        that go on at the next level."""
         successes: dict[str, list[bool]] = {}
         for group in groups:
             for episode in group.episodes:
-                successes.setdefault(episode.task, []).append(episode.success is True)
-        return [name for name, found in successes.items() if self._curricula[name].update(fmean(found))]
+                if group.id >= self._level_from[episode.task]:
+                    successes.setdefault(episode.task, []).append(episode.success is True)
+        risen = [name for name, found in successes.items() if self._curricula[name].update(fmean(found))]
+        self._level_from |= dict.fromkeys(risen, self._next)
+        return risen
 
     def silent(self, groups: Sequence[Group]) -> list[str]:
         """The tasks with a curriculum whose episodes say nothing of success."""
@@ -143,6 +150,7 @@ class Mixture:
             "shares": {name: str(share) for name, share in self._shares.items()},
             "given": dict(self._given),
             "curricula": {name: curriculum.state_dict() for name, curriculum in self._curricula.items()},
+            "level_from": dict(self._level_from),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,3 +160,4 @@ class Mixture:
         for name, curriculum in self._curricula.items():
             if name in state["curricula"]:
                 curriculum.load_state_dict(state["curricula"][name])
+                self._level_from[name] = state["level_from"][name]
