@@ -214,6 +214,7 @@ async def test_tokens_hosts_and_bodies_are_those_of_http(serve: Serve, tmp_path:
         assert (await caller.post("/walk-v1/a", json=ask, headers={**one, "host": "evil.example"})).status_code == 421
         assert (await caller.get("/walk-v1/a", headers=one)).status_code == 405
         assert (await caller.post("/none-v1/a", json=ask, headers=one)).status_code == 404
+        assert (await caller.post(f"/walk-v1/{'n' * 129}", json=ask, headers=one)).status_code == 400
         wide = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"a":[' + b"1," * 100_000 + b"1]}}"
         body = {**one, "content-type": "application/json"}
         assert (await caller.post("/walk-v1/a", content=wide, headers=body)).status_code == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -29,8 +30,9 @@ from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
 PATH = "/mcp"
-_MCP_SESSIONS = 4_096
+_MCP_SESSIONS = 1_024
 """Sessions of MCP at once, each of which holds tasks. The protocol since 2026-07-28 has none."""
+_NAME_CHARACTERS = 128
 _CALLER = "starpod.caller"
 _MCP_SESSION = "mcp-session-id"
 _TOOL_CALL = b'"tools/call"'
@@ -46,7 +48,7 @@ class _Played:
     session_id: str = ""
     epoch: int = 0
     step_index: int = 0
-    last: tuple[Any, ...] = ()
+    last: bytes = b""
     result: CallToolResult | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -99,6 +101,8 @@ class MCPService:
         if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
             raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
         environment, _, name = scope["path"].removeprefix(PATH).strip("/").partition("/")
+        if len(name) > _NAME_CHARACTERS:
+            raise bad_argument("name", f"has {len(name)} characters; use at most {_NAME_CHARACTERS}")
         if not environment and len(ids := self._worker.registry.ids) == 1:
             environment = ids[0]
         found = self._worker.registry.find(environment, "")
@@ -140,7 +144,7 @@ class MCPService:
                 )
             played = self._find(caller.tenant, caller.environment, name)
             async with played.turn:
-                asked = (mcp_session, request_id, tool, repr(arguments))
+                asked = hashlib.sha256(repr((mcp_session, request_id, tool, arguments)).encode()).digest()
                 if mcp_session and asked == played.last and played.result is not None:
                     return played.result
                 result = await self._call(caller, played, tool, arguments)
@@ -195,8 +199,8 @@ class MCPService:
 
     async def _fork(self, caller: _Caller, played: _Played, arguments: dict[str, Any]) -> CallToolResult:
         name = arguments.get("name")
-        if not isinstance(name, str) or not name or "/" in name or len(name) > 128:
-            raise bad_argument("name", "is no name of at most 128 characters without a slash")
+        if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
+            raise bad_argument("name", f"is no name of at most {_NAME_CHARACTERS} characters without a slash")
         copy = self._find(caller.tenant, caller.environment, name)
         if copy is played or await self._alive(caller, copy):
             raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
