@@ -23,6 +23,7 @@ from starpod.trainer.engines.weights import write_weights
 from starpod.trainer.models.policy import Policy
 from tests.support import held_port
 from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, assert_same, changed, make_policy
+from tests.trainer.engines.ranks import check_two_ranks
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -114,6 +115,10 @@ class TestServedVllm(EngineConformance):
         await engine.resume()
         yield engine
         await engine.close()
+
+
+async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(server: Server, tmp_path: Path) -> None:
+    await check_two_ranks(server.url, tmp_path)
 
 
 async def test_a_server_without_the_endpoints_says_how_to_start_it(model: Path) -> None:
