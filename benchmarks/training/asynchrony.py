@@ -1,0 +1,164 @@
+"""Collection during updates against lock step: iterations and success per hour, on environments of 5 to 500 ms a step.
+
+    python -m benchmarks.training.asynchrony [--staleness 0 1 2 4] [--iterations 24] [--rounds 3] [--seeds 1]
+
+Runs of `starpod train` from the same warm start, the same but for `collect.max_staleness`. They take turns: each is
+stopped by SIGTERM when its share of a round is done, and resumed in the next one, so that all see the same machine. A
+step of the environment takes a time from a Pareto distribution with tail index 1, clipped. Evaluations play the same
+lake without delays; clocks count iterations alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from starpod.trainer.output.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
+
+
+def words(staleness: int) -> list[str]:
+    """The run, over the configuration frozen_lake. The service has a thread for each episode that can be in play."""
+    threads = 8 * 16 * (staleness + 1)
+    return [
+        f"environment.serve=[--environment-module,{ENVIRONMENTS},--threads,'{threads}']",
+        f"collect.max_staleness={staleness}",
+        "environment=slow_lake-v1",
+        "environment.options.shortest=0.005",
+        "environment.options.longest=0.5",
+        "evaluation.options.shortest=0",
+        "evaluation.every=5",
+        "evaluation.episodes=128",
+        "evaluation.reference=[]",
+        "evaluation.greedy=false",
+        "warm_start.steps=100",
+        "warm_start.episodes=300",
+        "collect.groups=8",
+        "collect.group_size=16",
+        "stop.minutes=null",
+        "monitor.screen=plain",
+    ]
+
+
+def train(folder: Path, *arguments: str, until: int | None = None) -> None:
+    """Trains to the end, or until so many iterations are done."""
+    command = [sys.executable, "-m", "starpod.cli.main", "train", "frozen_lake", "--run-dir", str(folder)]
+    with subprocess.Popen([*command, *arguments]) as process:
+        while process.poll() is None and (until is None or len(RunFolder(folder).read_metrics()) < until):
+            time.sleep(0.05)
+        process.terminate()
+    if process.returncode not in (0, 128 + signal.SIGTERM):
+        raise SystemExit(f"{folder} failed with status {process.returncode}")
+
+
+def summary(staleness: int, seed: int, success: float, folder: Path) -> dict[str, Any]:
+    """What came of a run."""
+    metrics = [step["metrics"] for step in RunFolder(folder).read_metrics()]
+    evaluations = RunFolder(folder).read_evaluations()
+    clock = [0.0, *itertools.accumulate(each["time/step"] for each in metrics)]
+    curve = [(clock[each["step"]], each["success"]) for each in evaluations]
+    reached = next((when for when, found in curve if found >= success), None)
+
+    def mean(name: str) -> float:
+        return statistics.fmean(each.get(name, 0.0) for each in metrics)
+
+    return {
+        "staleness": staleness,
+        "seed": seed,
+        "seconds": clock[-1],
+        "iterations": len(metrics),
+        "successes": sum(each["collect/success"] * each["collect/episodes"] for each in metrics),
+        "minutes_to_success": reached and reached / 60,
+        "curve": curve,
+        "last": evaluations[-1]["success"],
+        "staleness_mean": mean("collect/staleness_mean"),
+        "staleness_max": max(each.get("collect/staleness_max", 0.0) for each in metrics),
+        "stale_groups": sum(each.get("collect/stale_groups", 0.0) for each in metrics),
+        "overlap": mean("time/overlap_share"),
+        "collecting": mean("time/collect"),
+        "updating": mean("time/update"),
+        "failed": sum(each["collect/failed"] for each in metrics),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3, help="in which the runs take turns")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--success", type=float, default=0.7, help="of an evaluation, whose first time is noted")
+    parser.add_argument("--runs", type=Path, default=Path("runs/asynchrony"), help="where the runs go")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    arguments = parser.parse_args()
+    results = []
+    for seed in range(1, arguments.seeds + 1):
+        begun = arguments.runs / str(seed)
+        folders = {staleness: arguments.runs / f"{seed}-{staleness}" for staleness in arguments.staleness}
+        for folder in (begun, *folders.values()):
+            shutil.rmtree(folder, ignore_errors=True)
+        train(begun, *words(0), f"seed={seed}", "stop.iterations=0")
+        for folder in folders.values():
+            shutil.copytree(begun, folder)
+        for number in range(1, arguments.rounds + 1):
+            until = arguments.iterations * number // arguments.rounds if number < arguments.rounds else None
+            for staleness, folder in folders.items():
+                own = (*words(staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
+                train(folder, *own, "--resume", until=until)
+        results += [summary(staleness, seed, arguments.success, folder) for staleness, folder in folders.items()]
+    content = {"machine": machine(), "success": arguments.success, "results": results}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    head, rows = asynchrony_table(content)
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def asynchrony_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows, a row for each bound; means over its seeds."""
+    rows = []
+    for bound in dict.fromkeys(each["staleness"] for each in content["results"]):
+        mine: Sequence[Mapping[str, Any]] = [each for each in content["results"] if each["staleness"] == bound]
+        reached = [each["minutes_to_success"] for each in mine if each["minutes_to_success"] is not None]
+        hours = sum(each["seconds"] for each in mine) / 3600
+        rows.append(
+            [
+                str(bound) if bound else "0 (lock step)",
+                f"{sum(each['iterations'] for each in mine) / hours:,.0f}",
+                f"{sum(each['successes'] for each in mine) / hours:,.0f}",
+                f"{statistics.fmean(reached):.1f}" if len(reached) == len(mine) else "never",
+                f"{statistics.fmean(each['last'] for each in mine):.0%}".replace("%", " %"),
+                f"{statistics.fmean(each['staleness_mean'] for each in mine):.2f}",
+                f"{max(each['staleness_max'] for each in mine):.0f}",
+                f"{statistics.fmean(each['overlap'] for each in mine):.0%}".replace("%", " %"),
+            ]
+        )
+    head = [
+        "collect.max_staleness",
+        "Iterations/h",
+        "Successes/h",
+        f"Minutes to {content['success']:.0%}".replace("%", " %"),
+    ]
+    return [*head, "Success at the end", "Staleness, mean", "most", "Update overlapped"], rows
+
+
+if __name__ == "__main__":
+    main()
