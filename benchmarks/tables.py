@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.webshop import report
+from starpod.trainer.models.config import SMOLLM2, model_title
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
@@ -267,9 +268,11 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
 
 def learning() -> str:
     rows = []
-    for name in ("frozen_lake", "sokoban", "countdown", "bandit", "filter"):
+    for name in ("frozen_lake", "sokoban", "countdown", "bandit", "bandit_llm", "filter"):
         for each in figures(f"learning_{name}"):
             shown = f"{name}, {each['variant']}" if name == "filter" else name
+            if name == "bandit_llm":
+                shown = f"{name} ({model_title(SMOLLM2)})"
             ends = [interval(each["before"]), interval(each["after"])]
             rows.append([shown, str(each["seed"]), *ends, f"{each['seconds']:.0f} s"])
     return table(["`starpod train`", "Seed", "Before", "After", "Wall time"], rows)
@@ -286,6 +289,17 @@ def mixture() -> str:
                 [each["variant"], str(each["seed"]), name, interval(own["before"]), interval(own["after"]), random]
             )
     return table(["`starpod train mixture`", "Seed", "Environment", "Before", "After", "random"], rows)
+
+
+def iterations() -> str:
+    measured = figures("llm")
+    rows = []
+    for name, each in measured["results"].items():
+        seconds, sampling, sampled = (fmean(each[key]) for key in ("seconds", "sampling", "sampled"))
+        cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", f"{sampled / 64:.1f}", f"{each['peak_gib']:.1f} GiB"]
+        rows.append([name, *cells, ", ".join(percent(share).removesuffix(" %") for share in each["success"]) + " %"])
+    head = ["64 episodes, two threads", "Iteration", "Sampling", "Tokens of a reply", "Peak memory", "Success"]
+    return f"{measured['model']}, the same warm-started weights.\n\n{table(head, rows)}"
 
 
 def references() -> str:
@@ -404,6 +418,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "Success": learning,
             "Policies without a model": references,
             "Several environments in one run": mixture,
+            "An iteration with a pretrained model": iterations,
             "Shopping": shopping,
             "The Echo Trap": echo_trap,
             "Collecting from slow environments": collection,

@@ -5,6 +5,7 @@
     python -m benchmarks.training.learning sokoban bandit countdown webshop
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
+    python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
 
@@ -22,7 +23,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -50,6 +50,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "frozen_lake": (Variant("StarPO-S", "frozen_lake"),),
     "sokoban": (Variant("StarPO-S", "sokoban"),),
     "bandit": (Variant("StarPO-S", "bandit"),),
+    "bandit_llm": (Variant("StarPO-S", "bandit_llm"),),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
     "mixture": (
@@ -114,9 +115,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     if not (folder / "report.html").exists():
         folder.mkdir(parents=True, exist_ok=True)
         before.write_text(asked)
-        began = perf_counter()
         subprocess.run([*command, "--run-dir", str(folder), "--resume-or-start"], check=True)
-        (folder / "seconds").write_text(f"{perf_counter() - began:.1f}\n")
     evaluations = RunFolder(folder).read_evaluations()
     first, final = evaluations[0], RunFolder(folder).read_final()
     if final is None:
@@ -126,7 +125,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     return {
         "variant": variant.name,
         "seed": seed,
-        "seconds": float((folder / "seconds").read_text()),
+        "seconds": RunFolder(folder).read_facts()["ended"]["seconds"],  # a resumed run's parts together
         "before": {key: first[key] for key in keys},
         "after": {key: final[key] for key in keys},
         "environments": {

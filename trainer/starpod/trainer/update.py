@@ -368,8 +368,9 @@ class Learner:
     def _step(self) -> dict[str, float]:
         """Clips the gradients and takes the step."""
         # Apart: the critic's gradient can be a hundred times the policy's, which a common bound would take away.
-        parts = (self.policy.trained_parameters(), self.policy.critic_parameters())
-        norms = [float(self.parallel.clip_grad_norm(part, self.config.max_grad_norm)) for part in parts]
+        parts = (list(self.policy.trained_parameters()), list(self.policy.critic_parameters()))
+        bound = self.config.max_grad_norm
+        norms = [float(self.parallel.clip_grad_norm(part, bound)) if part else 0.0 for part in parts]
         finite = all(map(math.isfinite, norms))
         if finite:
             self.optimizer.step()

@@ -1,0 +1,146 @@
+"""An iteration with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
+
+    make .venv/.smollm .venv-adapters/.ready
+    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 3] [--way now trl before --before PYTHON]
+
+All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, every episode
+trained on in one optimiser step, the same prompts, replies of up to 64 tokens, GRPO advantages, clip 0.2 and 0.28, no
+KL term, AdamW, products in bfloat16 over float32 weights. Not the same: ours reads once what prompts share, adds an
+entropy bonus of 0.001 and compares sampler and trainer; TRL plays through `rollout_func`. Ways that are not measured
+keep their figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from starpod.client import SyncFleet
+from starpod.trainer.models.config import SMOLLM2, model_title
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.rollout.environment import local_services
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "docs" / "benchmarks" / "llm.json"
+GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 64, 4e-5, 1
+ROWS = 8
+"""Episodes that TRL trains on at a time."""
+
+CONFIG = f"""
+model: {{name: MODEL, dtype: bfloat16}}
+threads: {THREADS}
+seed: {SEED}
+environment: {{id: bandit-v1}}
+sampling: {{max_reply_tokens: {REPLY}, max_episode_tokens: 320}}
+engine: {{slots: {GROUPS * GROUP_SIZE}}}
+collect: {{groups: {GROUPS}, group_size: {GROUP_SIZE}}}
+algorithm: {{preset: starpo-s, advantage: grpo, filter: {{strategy: none}}}}
+optimizer: {{lr: {LR}, micro_batch_tokens: 1024}}
+evaluation: {{every: 0, episodes: 1, reference: []}}
+stop: {{iterations: ITERATIONS}}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--way", nargs="+", choices=("now", "trl", "before"), default=("now", "trl"))
+    parser.add_argument("--iterations", type=int, default=3, help="of each")
+    parser.add_argument("--model", type=Path, help="a warm-started model; else one is made first")
+    parser.add_argument("--trl", default=str(ROOT / ".venv-adapters" / "bin" / "python"), help="Python that has TRL")
+    parser.add_argument("--before", metavar="PYTHON", help="way before: Python of an older checkout")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="way before: keys of its own")
+    arguments = parser.parse_args()
+    results = json.loads(RESULT.read_text())["results"] if RESULT.exists() else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        model, iterations = arguments.model or warm_started(work), arguments.iterations
+        if "now" in arguments.way:
+            now = ["algorithm.mini_batch_size=64"]
+            results["starpod"] = train(sys.executable, now, model, iterations, work / "now")
+        if "trl" in arguments.way:
+            results["TRL"] = train_trl(arguments.trl, model, iterations, work)
+        if "before" in arguments.way:
+            results["starpod, before"] = train(arguments.before, arguments.set, model, iterations, work / "before")
+    content = {"machine": machine(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
+    RESULT.write_text(json.dumps(content, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+def warm_started(work: Path) -> Path:
+    """The model of `make train-llm` as it is before the first update."""
+    starpod = [sys.executable, "-m", "starpod.cli.main"]
+    run, out = work / "start", work / "model"
+    words = ["stop.iterations=0", "evaluation.episodes=1", "monitor.screen=plain", f"seed={SEED}"]
+    subprocess.run([*starpod, "train", "bandit_llm", *words, "--run-dir", str(run)], check=True)
+    subprocess.run([*starpod, "export", str(run), str(out)], check=True)
+    shutil.rmtree(run)
+    return out
+
+
+def peak_gib(command: Sequence[str]) -> float:
+    """Runs a command; the largest resident set of it and of what it waited for."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
+    return usage.ru_maxrss / 2**20
+
+
+def train(python: str, changes: Sequence[str], model: Path, iterations: int, folder: Path) -> dict[str, Any]:
+    """Whole iterations of `starpod train`, by its own clock."""
+    config = folder.with_suffix(".yaml")
+    config.write_text(CONFIG.replace("MODEL", str(model)).replace("ITERATIONS", str(iterations)))
+    command = [python, "-m", "starpod.cli.main", "train", str(config), *changes, "monitor.screen=plain"]
+    peak = peak_gib([*command, "--run-dir", str(folder)])
+    steps = [step["metrics"] for step in RunFolder(folder).read_metrics()]
+    return {
+        "seconds": [step["time/step"] for step in steps],
+        "sampling": [step["time/collect"] for step in steps],
+        "sampled": [step["collect/tokens_per_turn"] * GROUPS * GROUP_SIZE for step in steps],
+        "success": [step["collect/success"] for step in steps],
+        "peak_gib": peak,
+    }
+
+
+def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str, Any]:
+    """Whole iterations of TRL's trainer, by the clock of its callbacks."""
+    settings, out = work / "settings.json", work / "trl.json"
+    with local_services(["bandit-v1"]) as address:
+        with SyncFleet([address]) as fleet:
+            (opened,) = fleet.open("bandit-v1", seed=0)
+            session = opened.session
+        prompt = PromptConfig()
+        prompter = Prompter(prompt, session.instructions, (), session.limits)
+        values = {
+            "model": str(model),
+            "address": address,
+            "threads": THREADS,
+            "seed": SEED,
+            "iterations": iterations,
+            "groups": GROUPS,
+            "group_size": GROUP_SIZE,
+            "rows": ROWS,
+            "max_reply_tokens": REPLY,
+            "lr": LR,
+            "system": prompter.system(),
+            "user": prompter.user(1, "{observation}", actions_left=session.limits.max_actions),
+            "opening": prompt.opening,
+            "seeds": list(range(10_000, 10_000 + GROUPS * iterations)),
+        }
+        settings.write_text(json.dumps(values))
+        peak = peak_gib([python, "-m", "benchmarks.training.trl_run", str(settings), str(out)])
+    return json.loads(out.read_text()) | {"peak_gib": peak}
+
+
+if __name__ == "__main__":
+    main()

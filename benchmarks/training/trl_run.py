@@ -1,0 +1,119 @@
+"""TRL's GRPOTrainer on the bandit, over servers of ours. `benchmarks.training.beside_trl` starts it.
+
+python -m benchmarks.training.trl_run SETTINGS.json OUT.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from starpod.client.adapters.text import Reader, Setting
+from starpod.client.adapters.trl import Rollouts, episode_reward
+
+
+class SamePrompt(Rollouts):
+    """Asks in the words of Starpod's trainer, and times sampling with the environment's turns."""
+
+    def __init__(self, setting: Setting, user: str) -> None:
+        super().__init__(setting)
+        self.user = user
+        self.seconds: list[float] = []
+        self.tokens: list[int] = []
+        self.prompts: list[int] = []
+
+    async def _open(self, prompts: list[list[dict[str, Any]]]) -> list[Any]:
+        episodes = await super()._open(prompts)
+        for episode in episodes:
+            episode.first = self.user.replace("{observation}", episode.session.observation.text)
+        return episodes
+
+    def __call__(self, prompts: list[list[dict[str, Any]]], trainer: Any) -> dict[str, Any]:
+        began = perf_counter()
+        result = super().__call__(prompts, trainer)
+        self.seconds.append(perf_counter() - began)
+        self.tokens.append(sum(map(len, result["completion_ids"])))
+        self.prompts.append(sum(map(len, result["prompt_ids"])))
+        return result
+
+
+class Clock(TrainerCallback):
+    """When each iteration ended."""
+
+    def __init__(self) -> None:
+        self.ends = [perf_counter()]
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.ends = [perf_counter()]
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.ends.append(perf_counter())
+
+
+def main() -> None:
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(settings["threads"])
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    # The reply is begun in the prompt, as it is in the other trainer.
+    tokenizer.chat_template += f"{{% if add_generation_prompt %}}{settings['opening']}{{% endif %}}"
+    rows = [
+        {"prompt": [{"role": "system", "content": settings["system"]}, {"role": "user", "content": "", "seed": seed}]}
+        for seed in settings["seeds"]
+    ]
+    rollouts = SamePrompt(Setting(settings["address"], "bandit-v1", reader=Reader(separator=None)), settings["user"])
+    clock = Clock()
+    size = settings["groups"] * settings["group_size"]
+    trainer = GRPOTrainer(
+        settings["model"],
+        reward_funcs=[episode_reward],
+        args=GRPOConfig(
+            str(Path(sys.argv[2]).with_suffix("")),
+            max_steps=settings["iterations"],
+            per_device_train_batch_size=settings["rows"],
+            gradient_accumulation_steps=size // settings["rows"],
+            num_generations=settings["group_size"],
+            max_completion_length=settings["max_reply_tokens"],
+            learning_rate=settings["lr"],
+            lr_scheduler_type="constant",
+            epsilon=0.2,
+            epsilon_high=0.28,
+            beta=0.0,
+            loss_type="dapo",
+            bf16=True,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            shuffle_dataset=False,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            seed=settings["seed"],
+            model_init_kwargs={"dtype": "float32"},
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        rollout_func=rollouts,
+        callbacks=[clock],
+    )
+    trainer.train()
+    success = [entry["starpod/success"] for entry in trainer.state.log_history if "starpod/success" in entry]
+    figures = {
+        "seconds": [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)],
+        "sampling": rollouts.seconds,
+        "sampled": rollouts.tokens,
+        "prompt_tokens": rollouts.prompts,
+        "success": success,
+    }
+    Path(sys.argv[2]).write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
