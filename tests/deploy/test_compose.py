@@ -208,5 +208,6 @@ def test_a_vllm_server_samples_for_the_trainer(compose: Compose) -> None:
     assert len(metrics) == 2 and all(each["collect/tokens_per_turn"] > 0 for each in metrics)
     logs = subprocess.run(["docker", "logs", vllm], capture_output=True, text=True, timeout=30)
     updated = [each for each in metrics if not each["update/skipped"]]
-    assert updated and max(each["policy/logprob_gap_mean"] for each in updated) < 1e-3, "another policy was sampled"
+    # The trainer rounds to bfloat16, and the server does not.
+    assert updated and max(each["policy/logprob_gap_mean"] for each in updated) < 0.02, "another policy was sampled"
     assert (logs.stdout + logs.stderr).count("Reloading weights") >= 1 + len(updated)
