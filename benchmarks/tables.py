@@ -352,6 +352,20 @@ def echo_trap() -> str:
     return f"Before: {before}. Signals are means over the seeds.\n\n{table(head, rows)}"
 
 
+def credit() -> str:
+    runs = figures("learning_credit")
+    rows = []
+    for name in dict.fromkeys(run["variant"] for run in runs):
+        seeds = [run["after"] for run in runs if run["variant"] == name]
+        returns = [each["return_mean"] for each in seeds]
+        shown = ", ".join(f"{each:.2f}" for each in returns)
+        success = ", ".join(percent(each["success"]).removesuffix(" %") for each in seeds)
+        rows.append([name, f"{fmean(returns):.2f} ({shown})", f"{success} %"])
+    before = ", ".join(f"{run['before']['return_mean']:.2f}" for run in runs[: len(seeds)])
+    head = ["`starpod train benchmarks/training/corridor.yaml`", "Share of right rooms", "All rooms right"]
+    return f"Before: {before}, the same for all. After, means over the seeds and each.\n\n{table(head, rows)}"
+
+
 def collection() -> str:
     results = figures("collection")["results"]
     rows = []
@@ -421,6 +435,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "An iteration with a pretrained model": iterations,
             "Shopping": shopping,
             "The Echo Trap": echo_trap,
+            "Estimators without a critic": credit,
             "Collecting from slow environments": collection,
         },
     ),

@@ -72,7 +72,6 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("Dr. GRPO", "dr_grpo", 0),
             ("GiGPO", "gigpo", 0),
             ("MT-GRPO", "mt_grpo", 0),
-            ("CM2 by episode", "cm2_trajectory", 1),
             ("CM2 by turn", "cm2_turn", 1),
             ("CM2 by criterion", "cm2_step", 0),
         )
