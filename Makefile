@@ -136,7 +136,7 @@ $(BENCH_READY): pyproject.toml constraints.txt
 	@echo "Making $(BENCH_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(BENCH_VENV)
 	@$(BENCH_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,load,trainer,bench]'
+	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,load,trainer,bench,dev]'
 	@touch $@
 
 $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt

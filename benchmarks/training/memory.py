@@ -39,7 +39,7 @@ def main() -> None:
     config = load_config(arguments.config, ["device=cpu", *arguments.words])
     torch.set_num_threads(config.threads)
     estimate = estimate_memory(config, place_of("cpu"))
-    take_step(config)
+    asyncio.run(take_step(config))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print("\n".join(estimate.table()))
     print(f"{peak / GIB:9.2f}  measured: {peak / estimate.total:.2f} of the estimate")
@@ -48,7 +48,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps(figures) + "\n")
 
 
-def take_step(config: Config) -> None:
+async def take_step(config: Config) -> None:
     """Samples with the engine and updates the policy, once. A tiny model gets a tokenizer of the full size."""
     rng = random.Random(0)
     texts = None
@@ -61,7 +61,7 @@ def take_step(config: Config) -> None:
 
     policy = build()
     longest = config.sampling.max_episode_tokens
-    engine = asyncio.run(sample(config, policy, rng))
+    engine = await sample(config, policy, rng)
     learner = Learner(policy, config.algorithm, config.optimizer, Parallel(), max_length=longest, make_reference=build)
     if config.algorithm.needs_reference:
         learner.freeze_reference(None)
@@ -83,7 +83,7 @@ def take_step(config: Config) -> None:
             members.append(Episode(number, member, "random", turns=[turn], end="terminal"))
         groups.append(Group(number, members))
     learner.learn(groups, version=1)
-    asyncio.run(engine.close())
+    await engine.close()
 
 
 async def sample(config: Config, policy: Policy, rng: random.Random) -> Engine:

@@ -45,8 +45,8 @@ async def instructions(server: ServerProcess, environment: EnvironmentConfig, se
 
 async def test_evaluations_ask_for_other_things_than_training(server: ServerProcess) -> None:
     count = CONFIG.evaluation.episodes
-    held_out = await instructions(server, CONFIG.held_out, CONFIG.seeds.held_out("final", count))
-    choosing = await instructions(server, CONFIG.held_out, CONFIG.seeds.held_out("selection", count))
+    held_out = await instructions(server, CONFIG.tasks[0].held_out, CONFIG.seeds.held_out("final", count))
+    choosing = await instructions(server, CONFIG.tasks[0].held_out, CONFIG.seeds.held_out("selection", count))
     trained = await instructions(
         server, CONFIG.environment, range(CONFIG.seeds.train.start, CONFIG.seeds.train.start + 1300)
     )
@@ -89,7 +89,7 @@ async def test_replies_and_contexts_fit_into_what_sampling_allows(server: Server
 async def test_the_ladder_of_the_shop(server: ServerProcess) -> None:
     seeds = range(48)
     async with Fleet(server.address) as fleet:
-        task = CONFIG.held_out.task(())
+        task = CONFIG.tasks[0].held_out.task(())
         rungs = {name: await evaluate_reference(fleet, name, task, seeds) for name in ("rule", "expert")}
     assert rungs["expert"]["success"] == rungs["expert"]["return_mean"] == 1.0
     assert rungs["rule"]["turns_mean"] == 3.0 and 0.4 < rungs["rule"]["return_mean"] < 0.8

@@ -241,3 +241,18 @@ def test_a_server_that_is_away_is_a_sentence(lost: tuple[Path, Episode]) -> None
         assert httpx.get(process.address).status_code == 200
     finally:
         process.close()
+
+
+def test_a_server_that_goes_away_is_a_sentence(lost: tuple[Path, Episode]) -> None:
+    starpod = [sys.executable, "-m", "starpod.cli.main"]
+    server = ServerProcess([*starpod, "serve", "bandit"])
+    site = ServerProcess([*starpod, "ui", str(lost[0]), "--address", server.address])
+    page = f"{site.address}play/bandit-v1"
+    try:
+        assert httpx.get(page, timeout=60.0).status_code == 200
+        server.kill()
+        wait_until(lambda: httpx.get(page, timeout=60.0).status_code == 503)
+        assert f"No server at {server.address}" in httpx.get(page, timeout=60.0).text
+    finally:
+        site.close()
+        server.close()

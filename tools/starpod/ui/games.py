@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from starpod.client import Action, Fleet, Limits, Session, Snapshot, StarpodError, ToolCall, Want
+from starpod.client import Action, Fleet, Limits, Session, Snapshot, StarpodError, ToolCall, Unreachable, Want
 from starpod.client.transport import Transport
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
@@ -182,7 +182,10 @@ class Games:
 
     async def spec(self, environment: str) -> pb.EnvironmentSpec:
         """The newest version. Raises NotPossible where no server hosts it, StarpodError."""
-        for spec in await (await self.fleet()).describe():
+        specs = await (await self.fleet()).describe()
+        if not specs:
+            raise Unreachable(f"No server at {self.address} can be reached now: is it still running?")
+        for spec in specs:
             if spec.id == environment:
                 return spec
         raise NotPossible(f"{self.address} does not host {environment}.")
