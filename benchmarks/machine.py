@@ -126,3 +126,15 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def peak_bytes(pid: int | str = "self") -> int:
+    """The most that was resident of a process so far, 0 if it is gone.
+
+    Not `getrusage`'s maximum: a process begins with that of the one that started it.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

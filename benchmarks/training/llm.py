@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import random
-import resource
 import sys
 from pathlib import Path
 from time import perf_counter, process_time
@@ -22,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import machine, peak_bytes
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.engines.base import Request
@@ -60,7 +59,7 @@ def main() -> None:
     figures = {name: sum(each[name] for each in rounds) / len(rounds) for name in rounds[0]}
     if not arguments.without_plain:
         figures["plain sampled tokens/s"] = sample_plainly(policy, arguments)
-    figures["peak GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    figures["peak GiB"] = peak_bytes() / 2**30
     table = Table(title=f"{arguments.groups} groups of {arguments.group_size}, {model_title(arguments.model)}")
     table.add_column("Figure")
     table.add_column("Value", justify="right")

@@ -12,11 +12,11 @@ import argparse
 import asyncio
 import json
 import random
-import resource
 from pathlib import Path
 
 import torch
 
+from benchmarks.machine import peak_bytes
 from starpod.trainer.config import Config, load_config
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.engines.base import Engine, Request
@@ -40,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(config.threads)
     estimate = estimate_memory(config, place_of("cpu"))
     asyncio.run(take_step(config))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes()
     print("\n".join(estimate.table()))
     print(f"{peak / GIB:9.2f}  measured: {peak / estimate.total:.2f} of the estimate")
     if arguments.json is not None:

@@ -32,7 +32,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.machine import machine
+from benchmarks.machine import machine, peak_bytes
 from benchmarks.webshop import episodes, wire
 from benchmarks.webshop.episodes import Played, Waits
 from benchmarks.webshop.original import CLICKS
@@ -113,15 +113,6 @@ def build(products: int, out: Path) -> Build:
             log.seek(0)
             raise RuntimeError(log.read())
         return Build(time.perf_counter() - begin, peak)
-
-
-def peak_bytes(pid: int) -> int:
-    """The most that was resident of a process so far, 0 if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: float, rounds: int, tell: Tell) -> Result:
