@@ -47,7 +47,9 @@ PROGRAMS = {
     "serving.tail": Small("--sessions 4 --seconds 0.2 --rounds 1 --json OUT/a.json"),
     "serving.throughput": Small(f"--sessions 1,2 --seconds 0.05 --rounds 1 --no-report {WAYS}"),
     "serving.workloads": Small("--sessions 2 --seconds 0.1 --no-report", PEERS),
-    "training.asynchrony": Small("--staleness 0 --iterations 1 --runs OUT/runs --out OUT/results", mark="minutes"),
+    "training.asynchrony": Small(
+        "--staleness 0 --iterations 1 --rounds 1 --runs OUT/runs --json OUT/a.json", mark="minutes"
+    ),
     "training.collection": Small(
         "--groups 2 --size 2 --turns 2 --rounds 1 --shortest 0.001 --longest 0.002 --imitate 1 --out OUT", PLOT
     ),
