@@ -42,9 +42,9 @@ PROGRAMS = {
     "serving.http": Small("--sessions 1 --seconds 0.1 --rounds 1 --json OUT/a.json"),
     "serving.languages": Small("--sessions 4 --messages 2 --rounds 1"),
     "serving.polling": Small("--seconds 0.05 --rounds 1 --json OUT/a.json"),
-    "serving.sessions": Small("--sessions 4 --idle 0.1 --environment frozen_lake-v1 --json OUT/a.json"),
+    "serving.sessions": Small("--sessions 4 --idle 0.1 --environment frozen_lake-v1 --json OUT/a.json", mark="minutes"),
     "serving.stages": Small("--rows 2 --batches 4"),
-    "serving.tail": Small("--sessions 4 --seconds 0.2 --rounds 1 --json OUT/a.json"),
+    "serving.tail": Small("--sessions 4 --seconds 0.2 --rounds 1 --json OUT/a.json", mark="minutes"),
     "serving.throughput": Small(f"--sessions 1,2 --seconds 0.05 --rounds 1 --no-report {WAYS}"),
     "serving.workloads": Small("--sessions 2 --seconds 0.1 --no-report", PEERS),
     "training.asynchrony": Small(
@@ -65,11 +65,12 @@ PROGRAMS = {
         "smollm",
     ),
     "training.speed": Small(
-        "--conversations 4 --turns 2 --hidden 64 --layers 1 --rounds 1 --micro-batch-tokens 2048 --json OUT/a.json"
+        "--conversations 4 --turns 2 --hidden 64 --layers 1 --rounds 1 --micro-batch-tokens 2048 --json OUT/a.json",
+        mark="minutes",
     ),
     "ui.scale": Small("--runs 2 --episodes 256 --iterations 20 --json OUT/a.json"),
     "webshop.catalogues": Small("--products 50 --sessions 2 --seconds 0.1 --rounds 1 --no-report", mark="minutes"),
-    "webshop.search": Small("--documents 50 --queries 5 --json OUT/a.json"),
+    "webshop.search": Small("--documents 50 --queries 5 --json OUT/a.json", mark="minutes"),
 }
 ELSEWHERE = {
     "peers.dm_env_rpc_server": "serving.throughput starts it",
