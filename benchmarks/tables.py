@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
 README = ROOT / "README.md"
 MARKS = ("<!-- figures -->\n", "<!-- end of figures -->")
-"""What README.md has around its table."""
+"""Comments around the table in README.md."""
 
 
 @cache

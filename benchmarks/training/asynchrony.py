@@ -68,7 +68,7 @@ def train(folder: Path, *arguments: str, until: int | None = None) -> None:
 
 
 def summary(staleness: int, seed: int, success: float, folder: Path) -> dict[str, Any]:
-    """What came of a run."""
+    """Result of a run."""
     metrics = [step["metrics"] for step in RunFolder(folder).read_metrics()]
     evaluations = RunFolder(folder).read_evaluations()
     clock = [0.0, *itertools.accumulate(each["time/step"] for each in metrics)]

@@ -31,7 +31,7 @@ _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "retur
 
 STEPS = "step"
 SPENT = {"environment steps": ("turns_mean",), "sampled tokens": ("turns_mean", "tokens_per_turn")}
-"""What charts can be drawn over beside STEPS: how much was collected so far, as the episodes times these metrics."""
+"""Quantities that charts can be drawn over beside STEPS: all that was collected so far, as episodes times metrics."""
 
 DEFAULT_METRICS = (
     EVALUATION,

@@ -100,7 +100,7 @@ METRICS = {
 }
 """What the picture shows where success alone does not tell it."""
 OVER = {"credit": tuple(SPENT)}
-"""What it is drawn over, where that is not the iterations."""
+"""Quantities that it is drawn over, where those are not the iterations."""
 
 
 def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:

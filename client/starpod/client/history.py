@@ -17,8 +17,8 @@ from starpod.client.observation import Actions, EndReason
 from starpod.v1 import environment_pb2 as pb
 
 Reply = tuple[bytes, int]
-"""What a call gave: the state key, and a digest of all the rest. Digests are comparable within this process, where
-`hash` is stable and cheap."""
+"""State key of a reply, and a digest of all the rest. Digests are comparable within this process, where `hash` is
+stable and cheap."""
 
 
 @dataclass(slots=True)
@@ -147,13 +147,13 @@ class History:
 
 
 def first_reply(observation: pb.Observation, instructions: str = "") -> Reply:
-    """What Open, Reset, Restore or Fork gave."""
+    """The reply to Open, Reset, Restore or Fork."""
     return observation.state_key, hash((_content(observation), _details(observation), instructions))
 
 
 def step_reply(transition: pb.Transition) -> Reply:
-    """What a step gave, all but the free-form `info`. One text, a reward, flags and an end give the digest of the row
-    of columns that says the same."""
+    """The reply to a step, all but its free-form `info`. One text, a reward, flags and an end have the digest of the
+    row of columns that says the same."""
     flags = tuple(outcome.executed + 2 * outcome.valid + 4 * outcome.effective for outcome in transition.outcomes)
     shares = tuple(outcome.reward for outcome in transition.outcomes)
     digest = hash(
@@ -191,7 +191,7 @@ def _content(observation: pb.Observation) -> object:
 
 
 def _details(observation: pb.Observation) -> tuple[object, ...]:
-    """What most observations lack; empty if all of it is."""
+    """Valid actions, expert's action, score and agent, which most observations lack; empty without any."""
     valid_actions, agent = observation.valid_actions, observation.agent_id
     has_expert, has_score = observation.HasField("expert_action"), observation.HasField("score")
     if not (valid_actions or agent or has_expert or has_score):

@@ -73,6 +73,15 @@ class OpenCalls:
     def end(self, tenant: Tenant) -> None:
         self._count(tenant.id, -1)
 
+    @contextmanager
+    def hold(self, metadata: Iterable[tuple[str, Any]] | None) -> Iterator[Tenant]:
+        """Lets a call in while the context lasts. Raises as `begin` does."""
+        tenant = self.begin(metadata)
+        try:
+            yield tenant
+        finally:
+            self.end(tenant)
+
     def in_turn(self, tenant: Tenant) -> bool:
         """Whether requests of the tenant are read one after the other: it has many calls open, and is not alone."""
         return not self._alone and self._open[tenant.id] > _READ_AHEAD
@@ -97,7 +106,7 @@ class OpenCalls:
 
 
 async def receive_in_time(receive: Callable[[], Awaitable[R]]) -> R:
-    """What `receive` gives. Raises DEADLINE if it takes a minute."""
+    """Awaits `receive` and returns its result. Raises DEADLINE if it takes a minute."""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             return await receive()

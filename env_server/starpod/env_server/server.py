@@ -208,7 +208,7 @@ class EnvironmentServer:
         """Closes every connection and session."""
         if self._reaper:
             self._reaper.cancel()
-        stopping = [each.stop() for each in (self._http,) if each]
+        stopping = [self._http.stop()] if self._http else []
         if self._server:
             stopping.append(self._server.stop(grace))
         await asyncio.gather(*stopping)

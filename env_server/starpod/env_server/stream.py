@@ -43,7 +43,7 @@ _RETRY_SECONDS = 0.1
 
 
 class StreamConnection(Protocol):
-    """What carries a Stream. Both may wait; `read` gives grpc.aio.EOF at the caller's end."""
+    """Transport of a Stream. Both methods may wait; `read` returns grpc.aio.EOF at the caller's end."""
 
     async def read(self) -> Any: ...
 

@@ -72,10 +72,15 @@ def calm(runs: Path) -> Path:
 @pytest.fixture(scope="session")
 def site(runs: Path) -> Iterator[str]:
     """The address of `starpod ui` over `runs`, when it has read them."""
-    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(runs)])
+    yield from serve_site(runs, page="/episodes?run=sweep/trapped&kind=final", shown="20")
+
+
+def serve_site(runs: Path, *words: str, page: str, shown: str) -> Iterator[str]:
+    """Yields the address of `starpod ui` over `runs`, called with these words, once the page shows the text."""
+    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(runs), *words])
     try:
         address = process.address.rstrip("/")
-        wait_until(lambda: "20" in httpx.get(f"{address}/episodes?run=sweep/trapped&kind=final").text)
+        wait_until(lambda: shown in httpx.get(f"{address}{page}").text)
         yield address
     finally:
         process.close()

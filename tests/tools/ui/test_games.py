@@ -16,7 +16,7 @@ from starpod.client import SyncFleet, Want
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.run_folder import RunFolder
 from tests.support import ServerProcess
-from tests.tools.ui.conftest import wait_until
+from tests.tools.ui.conftest import serve_site, wait_until
 from tests.trainer.turns import a_turn
 
 FATAL = 2
@@ -91,14 +91,7 @@ def _lose(fleet: SyncFleet, seed: int, options: dict[str, Any]) -> Episode | Non
 
 @pytest.fixture(scope="module")
 def address(server: ServerProcess, lost: tuple[Path, Episode]) -> Iterator[str]:
-    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--address", server.address]
-    process = ServerProcess(command)
-    try:
-        site = process.address.rstrip("/")
-        wait_until(lambda: "1 episode<" in httpx.get(f"{site}/episodes?run=lake").text)
-        yield site
-    finally:
-        process.close()
+    yield from serve_site(lost[0], "--address", server.address, page="/episodes?run=lake", shown="1 episode<")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ _STATUS = {
     "UNAVAILABLE": (503,),
     "DEADLINE_EXCEEDED": (504,),
 }
-"""What google/rpc/code.proto maps codes to; all others are 500. docs/http.md tells of those besides."""
+"""HTTP statuses of each code by google/rpc/code.proto and docs/http.md; other codes have 500."""
 _FUTURE = "of_the_future"
 
 

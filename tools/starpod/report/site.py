@@ -1,4 +1,4 @@
-"""What the web sites share: protection from other sites, limits on what is read, headers, and the socket.
+"""Parts that the web sites share: protection from other sites, bounds, headers, options and the socket.
 
 Form tokens and the same-origin rule keep others from acting in a visitor's name; known hosts keep out DNS rebinding.
 """
@@ -11,9 +11,13 @@ import ipaddress
 import secrets
 import signal
 import socket
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 MAX_BODY_BYTES = 64 * 1024
 _MAX_DIGITS = 20
@@ -98,6 +102,30 @@ def headers(
         "Cross-Origin-Resource-Policy": "same-origin",
         "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     }
+
+
+def site_options(*, port: int) -> Callable[[Command], Command]:
+    """Adds --host, --port (with this default) and --allow-host to a command, as `host`, `port` and `hosts`."""
+    options = (
+        click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
+        click.option(
+            "--port", default=port, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
+        ),
+        click.option(
+            "--allow-host",
+            "hosts",
+            multiple=True,
+            metavar="NAME",
+            help="A name by which browsers may call the site, besides localhost and addresses. Repeatable.",
+        ),
+    )
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def listen(host: str, port: int) -> socket.socket:

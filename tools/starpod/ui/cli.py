@@ -16,22 +16,14 @@ import click
 
 from starpod.client.catalog import access_options, expect_address
 from starpod.client.transport import Transport
-from starpod.report.site import link, listen, serve
+from starpod.report.site import link, listen, serve, site_options
 from starpod.ui.index import NAME, Index
 
 
 @click.command()
 @click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--address", default="", metavar="SERVER", help="An environment server (host:port) to watch and play on.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option("--port", default=8090, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
-@click.option(
-    "--allow-host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A name by which browsers may call the site, besides localhost and addresses. Repeatable.",
-)
+@site_options(port=8090)
 @click.option("--index", default="", metavar="FILE", help=f"The index; :memory: for no file. [default: RUNS/{NAME}]")
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
 @access_options

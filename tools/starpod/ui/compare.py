@@ -24,7 +24,7 @@ from starpod.ui.reading import mapping, objects
 
 MOST = 8
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
-"""What curves can be drawn over."""
+"""Quantities that curves can be drawn over."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
 """Curves that are drawn beside that of the evaluations, unless others are chosen."""
 SEEDS = 200
@@ -120,7 +120,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _pair(site: Site, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """What the final evaluations of two runs say of each other; `problem` where they do not pair."""
+    """Paired comparison of the final evaluations of two runs; `problem` where they do not pair."""
     pair: dict[str, Any] = {"first": first, "second": second, "problem": "", "environments": []}
     try:
         reports = [read_evaluation(Path(run["folder"])) for run in (first, second)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from fastapi import Request, Response
@@ -76,20 +77,16 @@ def group_page(site: Site, request: Request) -> Response:
         member["parts_at"] = None if same == len(first) == len(turns) else same
     return render(
         "group.html", site=site, run=run, name=name, grp=grp, members=members, link=episode_link,
-        verdict=_filter_verdict(site, run, path, grp) if rows[0]["kind"] == "train" else "",
-        kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]), deviation=_deviation([row["reward"] for row in rows]),
+        verdict=_filter_verdict(path, grp) if rows[0]["kind"] == "train" else "",
+        kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]),
+        deviation=stdev(row["reward"] for row in rows) if len(rows) > 1 else 0.0,
     )  # fmt: skip
 
 
-def _deviation(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) if len(values) > 1 else 0.0
-
-
-def _filter_verdict(site: Site, run: Mapping[str, Any], path: Path, grp: int) -> str:
-    """What the run's filter makes of the group among those of its file: computed again, as it is not kept."""
+def _filter_verdict(path: Path, grp: int) -> str:
+    """Says what the run's filter makes of the group among those of its file: computed again, as it is not kept."""
     try:
-        config = FilterConfig(**mapping(site.folder(run["path"]) / "config.yaml", [])["algorithm"]["filter"])
+        config = FilterConfig(**mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
         groups: dict[int, Group] = {}
         for episode in read_episodes(path):
             group = groups.setdefault(episode.group, Group(episode.group, []))
@@ -150,7 +147,7 @@ def episode_page(site: Site, request: Request) -> Response:
 
 
 def _remarks(turn: Any) -> list[str]:
-    """What was wrong with a turn, in words."""
+    """Remarks on a turn that went wrong, in words."""
     found = [] if turn.well_formed else ["ill-formed"]
     found += ["cut by the token limit"] if turn.finish == "length" else []
     if not turn.actions:
@@ -163,7 +160,7 @@ def _remarks(turn: Any) -> list[str]:
 
 
 def _tokenizer(folder: Path) -> Any:
-    """That of the run's model; None where the run has none of its own, or it cannot be read here."""
+    """Loads the tokenizer of the run's model; None where the run has none of its own, or it cannot be read here."""
     for path in [folder / "initial" / "tokenizer.json", *sorted(folder.glob("checkpoints/*/**/tokenizer.json"))[-1:]]:
         try:
             return _load_tokenizer(str(path), path.stat().st_mtime_ns)

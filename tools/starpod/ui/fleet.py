@@ -109,7 +109,7 @@ _NOTICES = {"moved": "The page was out of date: the session had moved on. Nothin
 
 
 async def game_action(site: Site, request: Request) -> Response:
-    """What a form of the game's page asks for: act, undo, branch, close."""
+    """Does what a form of the game's page asks for: act, undo, branch, close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
     given = await _form(site, request, game.id)

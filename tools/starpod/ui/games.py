@@ -17,7 +17,7 @@ from starpod.client import Action, Fleet, Limits, Session, Snapshot, StarpodErro
 from starpod.client.transport import Transport
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
-from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rollout.play import play
 from starpod.trainer.statistics import wilson_interval
 from starpod.v1 import environment_pb2 as pb
@@ -29,7 +29,7 @@ MOST_EPISODES = 512
 MOST_FRAMES = 32
 """Episodes whose pictures are kept."""
 POLICIES = {"expert": "the environment's expert", "random": "random actions"}
-"""Who can go on from any state."""
+"""Policies that can go on from any state."""
 CHECKPOINT = "checkpoint"
 """The run's own best checkpoint, which goes on with an episode of the run only: it has to know the turns before."""
 COUNTS = (4, 8, 16, 32)
@@ -41,7 +41,7 @@ _LEASE_SECONDS = 3600.0
 
 
 class NotPossible(Exception):
-    """What was asked for cannot be done; the message says why. Nothing has changed."""
+    """Refusal of something that cannot be done; the message says why. Nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Games:
         raise NotPossible(f"{self.address} does not host {environment}.")
 
     def all(self) -> list[Game]:
-        """Those that are open, the latest first."""
+        """Open games, the latest first."""
         return list(reversed(self._games.values()))
 
     def get(self, name: str) -> Game:
@@ -266,11 +266,7 @@ class Games:
         )
         try:
             for number, turn in enumerate(episode.turns[: turns + 1]):
-                if game.session.observation.text != turn.observation:
-                    raise NotPossible(
-                        f"At turn {number + 1} the server shows something else than the episode has: other options, "
-                        "another version, or an environment whose luck does not repeat."
-                    )
+                _check_shown(game.session, turn, number)
                 if number < turns and turn.actions:
                     await game.step(turn.actions, "the episode")
         except BaseException:
@@ -291,9 +287,8 @@ class Games:
                 if "png" not in game.spec.render_modes:
                     raise NotPossible(f"{game.spec.id} draws no pictures.")
                 frames = [await game.session.render("png")]
-                for turn in episode.turns:
-                    if game.session.observation.text != turn.observation:
-                        raise NotPossible("The server shows something else than the episode has.")
+                for number, turn in enumerate(episode.turns):
+                    _check_shown(game.session, turn, number)
                     if turn.actions:
                         await game.session.step(turn.actions)
                     frames.append(await game.session.render("png"))
@@ -403,6 +398,15 @@ class Games:
                 await self._policy[1].close()
             self._policy = ((run, best), agents)
         return self._policy[1]
+
+
+def _check_shown(session: Session, turn: Turn, number: int) -> None:
+    """Raises NotPossible unless the session shows what the episode had before its turn `number`, counted from 0."""
+    if session.observation.text != turn.observation:
+        raise NotPossible(
+            f"At turn {number + 1} the server shows something else than the episode has: other options, another "
+            "version, or an environment whose luck does not repeat."
+        )
 
 
 def _line(episode: Episode, turns: int) -> tuple[str, float, bool | None]:

@@ -155,7 +155,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _stamps(folder: Path) -> tuple[Any, ...]:
-    """What changes when a file of the run does."""
+    """Inode, size and time of each file of the run: they change when it does."""
     found: list[tuple[int, int, int] | None] = []
     for name in ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "episodes"):
         try:
@@ -316,7 +316,7 @@ def _halved(buckets: Mapping[int, _Bucket]) -> dict[int, _Bucket]:
 
 
 def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Place, locks: set[int]) -> dict[str, Any]:
-    """What the list of runs shows of one, as JSON values."""
+    """Summary of a run for the list of runs, as JSON values."""
     problems = list(place.problems)
     facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)
     final = mapping(folder / "final.json", problems)

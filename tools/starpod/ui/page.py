@@ -1,4 +1,4 @@
-"""What all pages share: templates, what a request asks for, and words for figures."""
+"""Parts that all pages share: templates, reading of queries, and words for figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from starpod.report.site import Guard
 from starpod.ui.games import Games
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
-from starpod.ui.reading import find_runs
+from starpod.ui.reading import find_run
 
 OWN = files(__package__) / "assets"
 BIGGEST = 2**53
@@ -31,7 +31,7 @@ BIGGEST = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What pages are made from."""
+    """Index, live sessions and form tokens, from which pages are made."""
 
     index: Index
     indexer: Indexer
@@ -46,14 +46,14 @@ class Site:
         return found
 
     def folder(self, path: str) -> Path:
-        """Of a run. Raises HTTPException 404."""
-        folder = find_runs(self.index.folder).get(path)
+        """Of a run that the index knows. Raises HTTPException 404."""
+        folder = find_run(self.index.folder, path)
         if folder is None:
             raise HTTPException(404, f"The folder of the run {path!r} is gone.")
         return folder
 
     def notices(self) -> list[str]:
-        """What a visitor has to know of the index."""
+        """Problems and progress of the index, for the visitor."""
         return [text for text in (self.index.problem, self.indexer.problem, self.indexer.progress) if text]
 
 

@@ -23,7 +23,7 @@ _DEPTH = 3
 def find_runs(root: Path) -> dict[str, Path]:
     """The folders of runs at `root` or up to three levels below it, by their path there; its own name for `root`."""
     if _is_run(root):
-        return {root.resolve().name or "run": root}
+        return {_own_name(root): root}
     found: dict[str, Path] = {}
     level = [root]
     for _ in range(_DEPTH):
@@ -36,6 +36,16 @@ def find_runs(root: Path) -> dict[str, Path]:
                     below.append(child)
         level = below
     return found
+
+
+def find_run(root: Path, path: str) -> Path | None:
+    """The folder that `find_runs` gives for a path, without a look at all the others; None where it is gone."""
+    folder = root if _is_run(root) else root / path
+    return folder if _is_run(folder) and (folder is not root or path == _own_name(root)) else None
+
+
+def _own_name(root: Path) -> str:
+    return root.resolve().name or "run"
 
 
 def _is_run(folder: Path) -> bool:
@@ -99,7 +109,7 @@ class BadFile(Exception):
 
 
 def episode_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Where each line of a file of episodes starts, in its uncompressed text, and the line. Raises BadFile."""
+    """Offset of each line of a file of episodes, in its uncompressed text, and the line. Raises BadFile."""
     start = number = 0
     try:
         with _open(path) as file:

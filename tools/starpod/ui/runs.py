@@ -50,7 +50,7 @@ def run_page(site: Site, request: Request) -> Response:
     problems: list[str] = []
     facts, final = mapping(folder / "run.json", problems), mapping(folder / "final.json", problems)
     evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
-    curve = site.index.curve(run["run"])
+    curve, files = site.index.curve(run["run"]), site.index.files(run["run"])
     measured = [line for line in curve.lines if line["metrics"]]
     checkpoints = _checkpoints(folder)
     best = next((each["step"] for each in checkpoints if "best" in each["marks"]), None)
@@ -64,12 +64,13 @@ def run_page(site: Site, request: Request) -> Response:
         sections.time_spent(curve.lines),
     ]
     return render(
-        "run.html", site=site, run=run, problems=[*run["problems"], *_episode_problems(site, run)],
+        "run.html", site=site, run=run,
+        problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
         headline=Markup(sections.headline(run["title"] or run["path"], facts, measured, shown, final or None, best)),
         metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoints,
         configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
         provenance=Markup(sections.provenance(facts, measured)),
-        folder=str(folder), kinds=_kinds(site, run),
+        folder=str(folder), kinds=_kinds(files),
     )  # fmt: skip
 
 
@@ -118,14 +119,10 @@ def _checkpoints(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _episode_problems(site: Site, run: Mapping[str, Any]) -> list[str]:
-    return [file["problem"] for file in site.index.files(run["run"]) if file["problem"]]
-
-
-def _kinds(site: Site, run: Mapping[str, Any]) -> Sequence[tuple[str, int]]:
+def _kinds(files: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:
     """How many episodes of each kind there are."""
     counts: dict[str, int] = {}
-    for file in site.index.files(run["run"]):
+    for file in files:
         counts[file["kind"]] = counts.get(file["kind"], 0) + file["episodes"]
     return sorted(counts.items())
 

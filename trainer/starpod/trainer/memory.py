@@ -31,7 +31,7 @@ PROGRAM = {"cpu": 0.45 * GIB, "cuda": 1.0 * GIB}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank computes on. size: bytes of memory; on a CPU this rank's share. world: ranks that share the model."""
+    """Device of a rank. size: bytes of memory; on a CPU this rank's share. world: ranks that share the model."""
 
     kind: Literal["cpu", "cuda"]
     size: int
@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """What is always held, and the largest phase."""
+        """Sum of what is always held and of the largest phase."""
         return sum(item.size for item in self.items if item.phase in ("", self._widest))
 
     @property
@@ -141,8 +141,8 @@ class Shape:
 
 
 def estimate_memory(config: Config, place: Place) -> Estimate:
-    """What a rank holds at most. Raises ModelError where the model's shape cannot be had, EngineError where the
-    engine's cache has no room for one reply."""
+    """Estimates what a rank holds at most. Raises ModelError where the model's shape cannot be had, EngineError where
+    the engine's cache has no room for one reply."""
     model, algorithm, world = config.model, config.algorithm, place.world
     shape = Shape.of(model)
     lora = model.lora.rank > 0

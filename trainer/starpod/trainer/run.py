@@ -383,7 +383,7 @@ class Run:
         return dropped
 
     async def _of_all_ranks(self, collected: Collected) -> Collected:
-        """What all ranks have, in order, on each of them."""
+        """Joins what the ranks have collected, in order, on each of them."""
         if self.parallel.world > 1:
             # In a thread: a rank that waits for the others still plays.
             shares = await self.parallel.in_thread(self.parallel.gather_objects, collected)

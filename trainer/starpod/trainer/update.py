@@ -115,10 +115,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """Metrics of one optimiser step, and the policy's log-probabilities of its rows' tokens; 0 elsewhere."""
+    """Metrics of one optimiser step. logprobs_BT: the policy's, 0 for tokens of other rows, where the update has this
+    step alone; else None."""
 
     metrics: dict[str, float]
-    logprobs_BT: Tensor
+    logprobs_BT: Tensor | None
 
 
 class Learner:
@@ -178,7 +179,7 @@ class Learner:
         metrics: dict[str, float] = {}
         if not single:
             rollout, metrics = self.prepare(batch, version)
-        advantages = advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
+        advantages = self._advantages(batch, rollout)
         if advantages.returns_BT is not None and rollout.values_BT is not None:
             metrics["critic/explained_variance"] = explained_variance(
                 rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
@@ -189,8 +190,8 @@ class Learner:
             for rows in split(order, self.algorithm.steps(len(order))):
                 self.optimizer.zero_grad(set_to_none=True)
                 done = self.accumulate(batch, rollout, advantages, rows, scale=scale, single=single)
-                if single:
-                    metrics = self._check_sampler(batch, done.logprobs_BT, version)
+                if done.logprobs_BT is not None:
+                    metrics = self._check_sampler(batch, rollout.sampler_logprobs_BT, done.logprobs_BT, version)
                 steps.append(done.metrics | self._step())
         for name in steps[0]:
             values = [step[name] for step in steps]
@@ -200,10 +201,10 @@ class Learner:
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
         """Scores a batch with the policy as it is. Raises LogprobGap."""
-        scored = self.score(batch)
-        metrics = self._check_sampler(batch, scored.logprobs_BT, version)
+        scored, unscored = self.score(batch), self._unscored(batch)
+        metrics = self._check_sampler(batch, unscored.sampler_logprobs_BT, scored.logprobs_BT, version)
         rollout = replace(
-            self._unscored(batch),
+            unscored,
             old_logprobs_BT=scored.logprobs_BT,
             bootstrap_B=scored.bootstrap_B,
             values_BT=scored.values_BT,
@@ -228,11 +229,14 @@ class Learner:
             criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
         )
 
-    def _check_sampler(self, batch: Batch, logprobs_BT: Tensor, version: int) -> dict[str, float]:
+    def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:
+        return advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
+
+    def _check_sampler(self, batch: Batch, sampler_BT: Tensor, logprobs_BT: Tensor, version: int) -> dict[str, float]:
         """Compares the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap."""
         versions = [[v for turn in episode.turns for v in turn.versions] for episode in batch.episodes]
         fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
-        gaps = (logprobs_BT - batch.sampler_logprobs_BT()).abs()[fresh_BT]
+        gaps = (logprobs_BT - sampler_BT).abs()[fresh_BT]
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
@@ -294,7 +298,7 @@ class Learner:
         batch = Batch(episodes_of(kept), self.parallel.device)
         rollout, _ = self.prepare(batch, version)
         # Of the whole batch, as in an update: whitened alone, a bucket without deviation would show a gradient.
-        advantages = advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
+        advantages = self._advantages(batch, rollout)
         place = {id(episode): row for row, episode in enumerate(batch.episodes)}
 
         def backward(part: Sequence[Group], component: str) -> None:
@@ -407,7 +411,7 @@ class Learner:
         sampler_BT = rollout.sampler_logprobs_BT
         correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
-        found_BT = torch.zeros_like(weights_BT)
+        found_BT = torch.zeros_like(weights_BT) if single else None
         # What a block says of an episode whose other turns lie in other blocks is completed by these.
         present_BT = self._present_logprobs(batch, rows, proximal_BT) if algorithm.couples_turns else proximal_BT
         sums = Sums(self.parallel.device)
@@ -420,11 +424,10 @@ class Learner:
             logprobs_RT = unpacked.place(scores.logprobs_N.float(), fill=present_BT[own])
             assert scores.entropy_N is not None
             entropy_RT = unpacked.place(scores.entropy_N.float())
-            with torch.no_grad():
-                found_BT[own] += torch.where(inside_RT, logprobs_RT, 0.0) * float(mine)
             old_RT, correction_RT = proximal_BT[own], correction_BT[own]
-            if single:
+            if found_BT is not None:
                 present_RT, mask_RT = logprobs_RT.detach(), rollout.mask_BT[own]
+                found_BT[own] += torch.where(inside_RT, present_RT, 0.0) * float(mine)
                 correction_RT = correction_weights(algorithm.correction, present_RT, sampler_BT[own], mask_RT)
                 old_RT = old_RT if algorithm.correction.mode == "bypass" else present_RT
             result = policy_loss(
@@ -458,7 +461,8 @@ class Learner:
                 sums.add("policy/clip_fraction_low", (result.clipped_low_BT * uniform).sum(), mine)
                 sums.add("policy/clip_fraction_high", (result.clipped_high_BT * uniform).sum(), mine)
                 sums.add("policy/ratio_max", result.ratio_BT[inside_RT].max(), mine)
-        return Accumulated(sums.reduce(self.parallel), self.parallel.sum(found_BT))
+        metrics = sums.reduce(self.parallel)
+        return Accumulated(metrics, None if found_BT is None else self.parallel.sum(found_BT))
 
     @torch.no_grad()
     def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:

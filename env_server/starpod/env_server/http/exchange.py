@@ -49,7 +49,7 @@ class Refused(Exception):
 
 
 class Exchange:
-    """What an ASGI application is given for one request, with `metadata` as gRPC calls headers."""
+    """One request of ASGI and its response. metadata: its headers, as gRPC calls them."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.verb: str = scope["method"]

@@ -83,8 +83,7 @@ class HTTPService:
         status: HTTPStatus | None = None
         with self._service.tracer.span(route.name, exchange.metadata):
             try:
-                tenant = self._calls.begin(exchange.metadata)
-                try:
+                with self._calls.hold(exchange.metadata) as tenant:
                     body = await self._receive(exchange, route, tenant)
 
                     async def read(tenant: Tenant) -> Message:
@@ -96,8 +95,6 @@ class HTTPService:
                     reply = await self._service.answer(route.name, tenant, body.size, read)
                     with tenant.working:
                         data = self._write(reply)
-                finally:
-                    self._calls.end(tenant)
                 await exchange.respond(data, headers=timing.trailer())
                 return
             except ConnectionError:
@@ -114,8 +111,7 @@ class HTTPService:
         events = _Events(exchange)
         with self._service.tracer.span("Stream", exchange.metadata):
             try:
-                tenant = self._calls.begin(exchange.metadata)
-                try:
+                with self._calls.hold(exchange.metadata) as tenant:
                     body = await self._receive(exchange, None, tenant)
                     await self._worker.share.wait(tenant)
                     with tenant.working:
@@ -123,8 +119,6 @@ class HTTPService:
                         events.request = request.SerializeToString()
                     del request
                     await self._service.stream(events, exchange.metadata, exchange.peer)
-                finally:
-                    self._calls.end(tenant)
                 await events.end()
                 return
             except ConnectionError:
@@ -140,12 +134,9 @@ class HTTPService:
     async def _serve_mcp(self, mcp: MCPService, exchange: Exchange, scope: Scope, send: Send) -> None:
         with self._service.tracer.span("MCP", exchange.metadata):
             try:
-                tenant = self._calls.begin(exchange.metadata)
-                try:
+                with self._calls.hold(exchange.metadata) as tenant:
                     body = await self._receive(exchange, None, tenant)
                     await mcp.serve(scope, body.take(), send, tenant)
-                finally:
-                    self._calls.end(tenant)
                 return
             except ConnectionError:
                 return
@@ -178,11 +169,7 @@ class HTTPService:
     async def _health(self, exchange: Exchange, query: bytes) -> None:
         """As grpc.health.v1: of a service, or of all."""
         service = query.decode("latin-1").partition("service=")[2]
-        if service not in (
-            "",
-            pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name,
-            *self._worker.registry.ids,
-        ):
+        if service not in ("", _SERVICE, *self._worker.registry.ids):
             await exchange.fail(CallError("UNKNOWN_ENVIRONMENT", f"this server has no service {service[:80]!r}"))
             return
         if self._worker.draining:

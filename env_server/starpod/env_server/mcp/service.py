@@ -55,7 +55,7 @@ class _Played:
 
 @dataclass(frozen=True)
 class _Caller:
-    """Who calls which environment, and by which name it knows its session."""
+    """A caller, the environment that it plays, and the name that it has given its session."""
 
     tenant: Tenant
     environment: str
@@ -90,7 +90,7 @@ class MCPService:
     def check(self, exchange: Exchange) -> None:
         """Refuses what is no request of MCP here, by its headers. Raises Refused."""
         if exchange.verb not in ("POST", "DELETE"):
-            error = bad_argument("method", "is GET; this server sends nothing that was not asked for")
+            error = bad_argument("method", f"is {exchange.verb[:20]}; this server sends nothing that was not asked for")
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, error, (("allow", "POST, DELETE"),))
 
     async def serve(self, scope: Scope, body: bytes, send: Send, tenant: Tenant) -> None:

@@ -81,7 +81,7 @@ def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: dict[str, Any]) -
 def result_of(
     observation: pb.Observation | None, facts: dict[str, Any], message: Message | None = None, text: str = ""
 ) -> CallToolResult:
-    """What a call gives: the observation's parts as content, all else as a line of JSON and as structured content.
+    """The result of a call: the observation's parts as content, all else as a line of JSON and as structured content.
 
     message: a Transition, whose fields but the observation are facts, too.
     """

@@ -77,7 +77,7 @@ class PretrainedAgents(Agents):
         return self.config.tasks if self.config else ()
 
     def _agents_of(self, task: TaskConfig, sampling: Sampling) -> EngineAgents:
-        """Those of one of the run's environments, with its prompt and its temperature."""
+        """Agents of one of the run's environments, with its prompt and its temperature."""
         prompt, temperature = task.prompt, task.evaluation.temperature
         if sampling.thinking is not None:
             prompt = prompt.model_copy(update={"thinking": sampling.thinking})

@@ -197,7 +197,7 @@ class AlgorithmConfig(Section):
 
     @property
     def credit_terms(self) -> tuple[CreditTerm, ...]:
-        """What an estimator without a critic adds up; empty with one."""
+        """Terms of an estimator without a critic; empty with one."""
         terms = (*TERMS.get(self.advantage, self.terms),)
         if self.advantage == "gigpo":
             own = self.gigpo

@@ -47,7 +47,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class TurnTable(Units):
-    """Where the turns of a batch are. first_BT, last_BT: bool, True at a turn's first and last sampled token."""
+    """Places of the turns of a batch. first_BT, last_BT: bool, True at a turn's first and last sampled token."""
 
     first_BT: Tensor
     last_BT: Tensor

@@ -52,7 +52,7 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
 
 
 def _source(model: str) -> str:
-    """What vLLM loads. Raises ClickException."""
+    """Folder or name of the model that vLLM loads. Raises ClickException."""
     if model != SMOLLM2:
         return model
     from starpod.trainer.models.bundled import bundled_folder

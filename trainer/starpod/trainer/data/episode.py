@@ -137,8 +137,8 @@ class Episode:
 
     @property
     def kind(self) -> str:
-        """What it is compared with: statistics of a batch are of the episodes of one kind. The task, or without a name
-        of its own the environment."""
+        """Name of the task, or of the environment where the task has none: statistics of a batch are of the episodes of
+        one kind."""
         return self.task or self.environment
 
     @property
@@ -194,7 +194,7 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """That of its episodes; empty where it has none."""
+        """Kind of its episodes; empty where it has none."""
         return next((episode.kind for episode in (*self.episodes, *self.failed)), "")
 
     @property

@@ -125,7 +125,7 @@ def _verdict(
 
 
 def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
-    """What the intervals of two evaluations say of their difference; nothing without intervals."""
+    """Reading of the intervals of two evaluations, in words; nothing without intervals."""
     low, high = f"{figure}_low", f"{figure}_high"
     if after.get(low) is None or before.get(high) is None:
         return ""
@@ -154,7 +154,7 @@ def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[st
 
 
 def warning_marks(lines: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """Where the run warned, to be marked in charts."""
+    """Steps at which the run warned, to be marked in charts."""
     return [Mark(line["step"], text) for line in lines for text in line.get("warnings", ())]
 
 

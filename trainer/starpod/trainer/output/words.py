@@ -100,7 +100,7 @@ def metric(name: str) -> Metric:
 
 
 TASKS = "environments"
-"""What begins the names of metrics of one of several environments."""
+"""Prefix of the names of metrics of one of several environments."""
 
 
 def by_task(summary: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ class Curriculum:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Those of the level; none without levels."""
+        """Options of the level; none without levels."""
         return self._config.levels[self.level] if self.enabled else {}
 
     def update(self, success: float) -> bool:

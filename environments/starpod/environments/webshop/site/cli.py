@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.report.site import link, listen, serve
+from starpod.report.site import link, listen, serve, site_options
 
 if TYPE_CHECKING:
     from .service import Security
@@ -23,15 +23,7 @@ _ENVIRONMENT = "webshop-v1"
 
 @click.command(short_help="The shop as a web site.")
 @click.argument("address", default="")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
-@click.option(
-    "--allow-host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A name by which browsers may call the site, besides localhost and addresses. Repeatable.",
-)
+@site_options(port=8080)
 @click.option("--store", "stores", multiple=True, metavar="NAME=PATH", help="A store to sell from. Repeatable.")
 @click.option("--pictures", is_flag=True, help="Let browsers load the products' own pictures over the network.")
 @click.option("--token-file", type=_FILE, help="File with the bearer token that the server wants.")
