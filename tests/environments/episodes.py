@@ -10,6 +10,8 @@ from starpod.env_server.episode import Episode, Limits, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
 from starpod.environments.frozen_lake import FrozenLake
+from starpod.environments.game_2048 import Game2048
+from starpod.environments.rubiks_cube import RubiksCube
 from starpod.environments.sokoban import Sokoban
 from starpod.environments.sudoku import Sudoku
 
@@ -37,6 +39,12 @@ CASES: list[Case] = [
     (Sudoku, {"difficulty": "hard"}),
     (Sudoku, {"size": 16}),
     (Sudoku, {"puzzle": "2.1. .1.. ..24 4.3.", "observation": "detailed"}),
+    (Game2048, {}),
+    (Game2048, {"size": 3, "target": 64, "end": "target", "reward": "raw", "observation": "grid"}),
+    (Game2048, {"board": [[2, 4], [2, 8]], "target": 16}),
+    (RubiksCube, {}),
+    (RubiksCube, {"scramble_depth": 8, "min_distance": 4, "observation": "net"}),
+    (RubiksCube, {"scramble": ["R", "U'", "B"], "max_steps": 5}),
 ]
 """Environments with options that between them use every way to start."""
 

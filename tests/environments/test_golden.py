@@ -1,9 +1,11 @@
 """Recorded episodes of the original environments, replayed in ours: no difference but the chosen ones."""
 
 import io
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -14,6 +16,8 @@ from starpod.environments.countdown import Countdown
 from starpod.environments.countdown.expression import Malformed, parse
 from starpod.environments.countdown.puzzles import signs_for
 from starpod.environments.frozen_lake import FrozenLake
+from starpod.environments.game_2048 import Game2048
+from starpod.environments.rubiks_cube import RubiksCube
 from starpod.environments.sokoban import Sokoban
 from starpod.environments.sudoku import Sudoku
 from tests.environments import episodes
@@ -53,6 +57,18 @@ CHOSEN: dict[type[Environment], dict[str, str]] = {
         "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
         "over-is-over": "after the end the original goes on; here a reset is due",
     },
+    Game2048: {
+        "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
+        "invalid-is-an-outcome": "the original raises on an unknown action; ours answers valid=false, changes nothing",
+        "over-is-over": "a locked board says done once in the original, then goes on; here a reset is due",
+    },
+    RubiksCube: {
+        "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
+        "invalid-is-an-outcome": "the original raises on an unknown action; ours answers valid=false, changes nothing",
+        "over-is-over": "after the end the original goes on; here a reset is due",
+        "back-turns-as-on-a-cube": "the original's turns of the back swap two stickers of the row that comes from or "
+        "goes to the down face, which tears corners apart; ours are those of a cube",
+    },
 }
 FILTER_CHOSEN = {"all-numbers-count": "the original's filter looks at the first four numbers only; ours at all"}
 
@@ -64,6 +80,8 @@ VARIANTS: dict[type[Environment], str] = {
     Sokoban: "SimpleSokoban LargerSokoban SokobanDifferentGridVocab CoordSokoban VisualSimpleSokoban "
     "x_SokobanCoordOnly x_SokobanMaxSteps8 x_SokobanNonSquare6x9 x_SokobanThreeBoxes7 x_SokobanTwoBoxCoord",
     Sudoku: "SimpleSudoku MediumSudoku x_Sudoku4Detailed x_Sudoku9Simple",
+    Game2048: "game_2048 x_2048RawReward x_2048ToTheEnd",
+    RubiksCube: "rubikscube x_RubikDepth5",
 }
 
 
@@ -295,12 +313,85 @@ def replay_sudoku(record: Any, parity: Parity) -> None:
         parity.equal(f"{where} info", said, info, repeat)
 
 
+class NumpyDraws(random.Random):
+    """The original's stream: NumPy's default generator."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = np.random.default_rng(seed)
+
+    def randrange(self, stop: int) -> int:  # type: ignore[override]
+        return int(self._generator.integers(stop))
+
+    def random(self) -> float:
+        return float(self._generator.random())
+
+
+def replay_2048(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    episode = episodes.start(
+        Game2048,
+        size=config["size"],
+        two_probability=config["two_prob"],
+        reward="log" if config["use_log_reward"] else "raw",
+    )
+    game: Any = episode.environment
+    draws = NumpyDraws(record["seed"])
+    game.reset(draws)
+    game._dynamics = draws
+    parity.equal(record["id"], game.observe(), start["obs"])
+    for where, step, action in steps(record, parity):
+        if is_over(episode, parity):
+            continue
+        if "exception" in step and action in game.spec.actions:
+            action = "not an action"  # the original knows actions by number
+        transition = episode.turn([action], Want())
+        if is_refused(step, transition, parity):
+            parity.equal(where, transition.parts, step["render_after"])
+            continue
+        compare(parity, where, step, transition)
+        parity.equal(f"{where} score", game.points, step["info"]["score"])
+        valid = [name for name, open_ in zip(game.spec.actions, step["info"]["action_mask"], strict=True) if open_]
+        parity.equal(f"{where} valid actions", game.valid_actions(), valid)
+
+
+def replay_cube(record: Any, parity: Parity) -> None:
+    config, start = record["config"], record["reset"]
+    names = {int(number): name for number, name in config["action_lookup"].items()}
+    scramble = [names[number] for number in start["scramble_actions"]]
+    episode = episodes.start(RubiksCube, scramble=scramble, max_steps=config["max_steps"])
+    cube: Any = episode.environment
+    torn = "back-turns-as-on-a-cube" if {"B", "B'"} & set(scramble) else ""
+    parity.equal(record["id"], cube.observe(), start["obs"], torn)
+    cube.cube = bytes(start["state"])
+    for where, step, action in steps(record, parity):
+        if is_over(episode, parity):
+            continue
+        if "exception" in step and action in cube.spec.actions:
+            action = "not an action"
+        transition = episode.turn([action], Want())
+        if is_refused(step, transition, parity):
+            parity.equal(where, transition.parts, step["render_after"])
+            continue
+        torn = "back-turns-as-on-a-cube" if action in ("B", "B'") else ""
+        if torn and cube.cube != bytes(step["state_after"]):
+            # Where it goes to (R, D of B; L, D of B'), the row that the down face gives or takes is back to front.
+            for one, other in ((13, 15), (22, 23)) if action == "B" else ((4, 6), (22, 23)):
+                swapped = bytearray(cube.cube)
+                swapped[one], swapped[other] = swapped[other], swapped[one]
+                cube.cube = bytes(swapped)
+        parity.equal(f"{where} stickers", list(cube.cube), step["state_after"])
+        compare(parity, where, step, transition, shown=torn)
+
+
 REPLAYS: dict[type[Environment], Callable[[Any, Parity], None]] = {
     Bandit: replay_bandit,
     FrozenLake: replay_frozen_lake,
     Countdown: replay_countdown,
     Sokoban: replay_sokoban,
     Sudoku: replay_sudoku,
+    Game2048: replay_2048,
+    RubiksCube: replay_cube,
 }
 
 

@@ -1,0 +1,72 @@
+"""Rules of the board: slides, merges and the moves that change something."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+ACTIONS = ("Up", "Right", "Down", "Left")
+"""In the order of the original's action numbers."""
+
+Board = tuple[int, ...]
+"""Tiles row by row; 0 is an empty cell."""
+
+
+@functools.lru_cache(maxsize=2**16)
+def slide_line(line: Board) -> tuple[Board, int]:
+    """The line slid to its start, and the sum of the tiles that merging made. A new tile does not merge again."""
+    tiles: list[int] = []
+    merged = 0
+    mergeable = False
+    for tile in filter(None, line):
+        if mergeable and tiles[-1] == tile:
+            tiles[-1] += tile
+            merged += tiles[-1]
+            mergeable = False
+        else:
+            tiles.append(tile)
+            mergeable = True
+    return (*tiles, *(0,) * (len(line) - len(tiles))), merged
+
+
+@functools.cache
+def _lines(size: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """For each action the cells of every line, beginning where the tiles slide to."""
+    rows = tuple(tuple(range(row * size, (row + 1) * size)) for row in range(size))
+    columns = tuple(zip(*rows, strict=True))
+    return {
+        "Up": columns,
+        "Right": tuple(line[::-1] for line in rows),
+        "Down": tuple(line[::-1] for line in columns),
+        "Left": rows,
+    }
+
+
+def slide(board: Board, size: int, action: str) -> tuple[Board, int]:
+    """The board after all tiles slid one way, and the sum of the tiles that merging made. No tile is added."""
+    cells = list(board)
+    total = 0
+    for line in _lines(size)[action]:
+        slid, merged = slide_line(tuple(board[cell] for cell in line))
+        total += merged
+        for cell, tile in zip(line, slid, strict=True):
+            cells[cell] = tile
+    return tuple(cells), total
+
+
+def moves(board: Board, size: int) -> list[str]:
+    """The actions that move a tile."""
+    return [action for action in ACTIONS if slide(board, size, action)[0] != board]
+
+
+def add_tile(board: Board, rng: random.Random, two_probability: float) -> Board:
+    """The board with a 2, or else a 4, in one of its empty cells, all equally likely."""
+    empty = [cell for cell, tile in enumerate(board) if not tile]
+    cell = empty[rng.randrange(len(empty))]
+    tile = 2 if rng.random() < two_probability else 4
+    return (*board[:cell], tile, *board[cell + 1 :])
+
+
+def rows_of(board: Board, size: int) -> list[Board]:
+    """The board's rows, from the top."""
+    return [board[start : start + size] for start in range(0, size * size, size)]
