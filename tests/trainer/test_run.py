@@ -17,6 +17,7 @@ from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import read_groups, write_episodes
+from starpod.trainer.data.updates import read_tokens, read_verdicts
 from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
@@ -139,6 +140,21 @@ async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) 
         await run.collect()
         assert list(run.output.folder.episodes.iterdir()) == []
         assert words in "".join(told)
+
+
+async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_path: Path) -> None:
+    algorithm = {"preset": "dapo", "filter": {"strategy": "top_k", "value": 2}}
+    run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, n / 10], algorithm=algorithm)
+    run.begin_step()
+    kept = run.filter(await run.collect())
+    run.version = 1  # what was made up, no policy sampled
+    await run.learn(kept)
+    (file,) = run.output.folder.episodes.glob("*.update.gz")
+    found = read_verdicts(file)
+    assert {group for group, verdict in found.items() if verdict.kept} == {group.id for group in kept} == {0, 2}
+    assert "dynamic sampling" in found[1].why
+    assert found[3].why == "Its reward_std of 0.495 is number 3 of 4; top_k 2 keeps 2."
+    assert read_tokens(file, 0, 1) is not None and read_tokens(file, 3, 1) is None
 
 
 async def test_diversity_is_that_of_all_that_was_played(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import yaml
 
+from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.updates import BELOW, TRAINED, TokenRecord
 from starpod.trainer.output.run_folder import RunFolder
 from tests.support import ServerProcess
 from tests.trainer.diagnostics.synthetic import episode, turn, write_run
@@ -36,9 +39,18 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
     """A finished run with evaluations, rollouts of two groups at step 150, and a final evaluation of twenty seeds."""
     folder = write_run(path, collapse=collapse, seed=seed, title=f"The run {path.name}")
     folder.config.write_text(yaml.safe_dump({**CONFIG, "seed": seed, **changes}), encoding="utf-8")
+    members = a_group(1, [1.0, 0.0])
+    for made in members:
+        for number, each in enumerate(made.turns):
+            each.reply, each.versions = list(range(65, 73)), [149] * 8
+            each.logprobs = [-0.03 * (place + 1) ** (1 + number) for place in range(8)]
     odd = Episode(3, 0, "frozen_lake-v1", turns=[turn("nonsense xylophone", well_formed=False, finish="length")])
     odd.turns[0].actions, odd.end = [], "max_turns"
-    folder.write_rollouts(150, [*a_group(1, [1.0, 0.0]), *a_group(2, [1.0, 1.0]), odd], most=2**20)
+    folder.write_rollouts(150, [*members, *a_group(2, [1.0, 1.0]), odd], most=2**20)
+    verdicts = {1: Verdict(True, "Its reward_std is the largest."), 2: Verdict(False, "Its score tells nothing apart.")}
+    marks = np.array([TRAINED, TRAINED | BELOW, *[TRAINED] * 5, 0] * 2, np.uint8)
+    learnt = TokenRecord(np.linspace(-1, 1, 16).astype(np.float16), np.linspace(0.7, 1.3, 16).astype(np.float16), marks)
+    folder.write_update(150, verdicts, [(made, learnt) for made in members], most=2**20)
     solved = [number % (3 + seed) > 0 for number in range(20)]
     results = {
         "seed": list(range(20)), "sample": [0] * 20, "success": solved, "return": [float(each) for each in solved]

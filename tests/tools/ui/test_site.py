@@ -13,7 +13,7 @@ import pytest
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from tests.support import ServerProcess
-from tests.tools.ui.conftest import wait_until
+from tests.tools.ui.conftest import serve_site, wait_until
 from tests.trainer.diagnostics.synthetic import WARNING, metrics_at
 
 GROUP = "run=calm&file=train-000150.jsonl.gz&group=1"
@@ -100,14 +100,38 @@ def test_episodes_by_filter(site: str) -> None:
 def test_a_group_says_what_the_filter_made_of_it(site: str) -> None:
     """Half of three groups, rounded up, by deviation: one has it, and zeros are not kept."""
     text = httpx.get(f"{site}/group?{GROUP}").text
-    assert "keeps this group" in text and "number 1 of 3; it keeps 1" in text
-    assert "leaves out this group" in httpx.get(f"{site}/group?{GROUP.replace('group=1', 'group=2')}").text
+    assert ">kept</span> Its reward_std is the largest." in text
+    assert re.search(r"1 of the step.*s 2 groups was trained on", text)
+    text = httpx.get(f"{site}/group?{GROUP.replace('group=1', 'group=2')}").text
+    assert ">left out</span> Its score tells nothing apart." in text
+
+
+def test_a_run_that_was_cut_off_in_its_update_has_its_verdicts_computed_again(calm: Path, tmp_path: Path) -> None:
+    shutil.copytree(calm, tmp_path / "cut")
+    (tmp_path / "cut" / "episodes" / "train-000150.update.gz").unlink()
+    for address in serve_site(tmp_path, page="/episodes?run=cut&kind=train", shown="5 episodes"):
+        text = httpx.get(f"{address}/group?{GROUP.replace('calm', 'cut')}").text
+        assert "number 1 of 3; top_fraction 0.5 keeps 1." in text and "1 of the step's 3" in text
+        assert "In the loss" not in httpx.get(f"{address}/episode?{GROUP.replace('calm', 'cut')}&member=0").text
+
+
+def test_tokens_say_what_the_update_made_of_them(site: str) -> None:
+    text = httpx.get(f"{site}/episode?{GROUP}&member=1").text
+    assert "<span>trained on</span>" in text and "8 tokens, policy version 149; 1 clipped" in text
+    rows = re.findall(r"<tr><td><code>66</code></td>(.*?)</tr>", text)
+    assert [re.sub("<[^>]*>", " ", row).split() for row in rows] == [
+        ["66", "0.9418", "149", "-0.867", "0.7402", "below", "yes"],
+        ["66", "0.8869", "149", "+0.2", "1.0596", "below", "yes"],
+    ]
+    assert 'class="token clipped"' in text and 'class="token left-out"' in text
+    text = httpx.get(f"{site}/episode?{GROUP.replace('group=1', 'group=2')}&member=1").text
+    assert "<span>left out of the update</span>" in text and "In the loss" not in text
 
 
 def test_an_episode_turn_by_turn(site: str) -> None:
     text = httpx.get(f"{site}/episode?{GROUP}&member=0").text
     assert 'id="t1"' in text and 'id="t2"' in text and "the hole is &lt;next&gt; to me" in text
-    assert "policy version" in text and 'title="id 3, probability' in text
+    assert "policy version" in text and 'title="id 65, probability' in text
     assert httpx.get(f"{site}/episode?{GROUP}&member=9").status_code == 404
 
 

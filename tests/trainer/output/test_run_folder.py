@@ -3,11 +3,14 @@
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_groups
+from starpod.trainer.data.updates import TokenRecord
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunExists, RunFolder, differences, git_state
 from tests.trainer.diagnostics.synthetic import episode
@@ -132,3 +135,23 @@ def test_the_commit_and_whether_it_is_what_ran(tmp_path: Path) -> None:
     assert state is not None and len(state["commit"]) == 40 and not state["dirty"]
     (tmp_path / "code.py").write_text("2")
     assert (git_state(tmp_path) or {})["dirty"]
+
+
+def test_what_updates_made_of_rollouts_goes_with_them_and_counts(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path).begin(CONFIG)
+    played = [episode(seed, solved=True) for seed in range(4)]
+    verdicts = {0: Verdict(True, "first")}
+    tokens = TokenRecord(np.zeros(3, np.float16), np.ones(3, np.float16), np.ones(3, np.uint8))
+    for step in (1, 2, 3):
+        assert folder.write_rollouts(step, played, most=10**6)
+        folder.write_update(step, verdicts, [(each, tokens) for each in played], most=10**6)
+    folder.cut_after(2)
+    names = ["train-000001.jsonl.gz", "train-000001.update.gz", "train-000002.jsonl.gz", "train-000002.update.gz"]
+    assert sorted(file.name for file in folder.episodes.iterdir()) == names
+    size = sum((folder.episodes / name).stat().st_size for name in names[2:])
+    assert folder.write_rollouts(2, played, most=size)
+    assert sorted(file.name for file in folder.episodes.iterdir()) == names[2:]
+    # What alone is too large takes the update with it, and none is written beside no rollouts.
+    assert not folder.write_rollouts(2, played, most=size // 8)
+    folder.write_update(2, verdicts, [], most=size)
+    assert list(folder.episodes.iterdir()) == []

@@ -12,10 +12,11 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
-from starpod.trainer.algorithms.filters import filter_groups, group_score
+from starpod.trainer.algorithms.filters import Verdict, filter_groups, verdicts
 from starpod.trainer.algorithms.sections import FilterConfig
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
 from starpod.ui.games import COUNTS, POLICIES
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
@@ -23,6 +24,8 @@ from starpod.ui.reading import mapping, read_episode
 
 PAGE = 50
 """Episodes on a page of the list."""
+MOST_TOKENS = 1000
+"""Rows of a turn's table of tokens."""
 KINDS = {"train": "training", "eval": "evaluation", "final": "final evaluation"}
 
 
@@ -75,35 +78,32 @@ def group_page(site: Site, request: Request) -> Response:
         while same < min(len(first), len(turns)) and turns[same]["actions"] == first[same]["actions"]:
             same += 1
         member["parts_at"] = None if same == len(first) == len(turns) else same
+    verdict, kept, groups = _filter_verdict(path, grp) if rows[0]["kind"] == "train" else (None, 0, 0)
     return render(
         "group.html", site=site, run=run, name=name, grp=grp, members=members, link=episode_link,
-        verdict=_filter_verdict(path, grp) if rows[0]["kind"] == "train" else "",
+        verdict=verdict, kept=kept, groups=groups,
         kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]),
         deviation=stdev(row["reward"] for row in rows) if len(rows) > 1 else 0.0,
     )  # fmt: skip
 
 
-def _filter_verdict(path: Path, grp: int) -> str:
-    """Says what the run's filter makes of the group among those of its file: computed again, as it is not kept."""
+def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
+    """What the run's filter made of the group, and how many groups of its file it kept, of how many.
+
+    As it was noted in training; computed again where it was not, for a run that was cut off in its update.
+    """
+    found = read_verdicts(update_file(path))
     try:
-        config = FilterConfig(**mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
-        groups: dict[int, Group] = {}
-        for episode in read_episodes(path):
-            group = groups.setdefault(episode.group, Group(episode.group, []))
-            (group.failed if episode.failed else group.episodes).append(episode)
-        kept = {group.id for group in filter_groups(config, list(groups.values()))}
-        score = group_score(config.score, groups[grp])
-        scores = sorted((group_score(config.score, group) for group in groups.values()), reverse=config.largest)
+        if not found:
+            config = FilterConfig(**mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
+            groups: dict[int, Group] = {}
+            for episode in read_episodes(path):
+                group = groups.setdefault(episode.group, Group(episode.group, []))
+                (group.failed if episode.failed else group.episodes).append(episode)
+            found = verdicts(config, list(groups.values()), filter_groups(config, list(groups.values())))
     except (BadEpisodes, KeyError, TypeError, ValueError):
-        return ""
-    if config.strategy == "none":
-        return "The run filters no groups: all are trained on."
-    word = "keeps" if grp in kept else "leaves out"
-    rule = f"{config.strategy} {config.value:g}" if config.value is not None else config.strategy
-    return (
-        f"The run's filter ({rule} by {config.score}) {word} this group: its score {score:.3g} is number "
-        f"{scores.index(score) + 1} of {len(scores)}; it keeps {len(kept)}."
-    )
+        return None, 0, 0
+    return found.get(grp), sum(verdict.kept for verdict in found.values()), len(found)
 
 
 # --- an episode -------------------------------------------------------------------------------------------------------
@@ -120,30 +120,68 @@ def episode_page(site: Site, request: Request) -> Response:
     folder = site.folder(run["path"])
     episode = Episode.from_json(read_episode(folder / "episodes" / row["name"], row["start"]))
     tokenizer = _tokenizer(folder)
-    turns, total = [], 0.0
+    learnt = (
+        read_tokens(update_file(folder / "episodes" / row["name"]), grp, member) if row["kind"] == "train" else None
+    )
+    turns, total, before = [], 0.0, 0
     for turn in episode.turns:
         total += turn.reward
-        tokens = [
-            {
-                "id": token,
-                "text": tokenizer.decode([token], skip_special_tokens=False) if tokenizer else str(token),
-                "probability": math.exp(min(logprob, 0.0)),
-                "version": version,
-            }
-            for token, logprob, version in zip(turn.reply, turn.logprobs, turn.versions, strict=False)
-        ]
+        tokens = _tokens(turn, before, tokenizer, learnt)
+        before += len(turn.reply)
         parts = {part: value for part, value in turn.parts.items() if value}
-        turns.append({"turn": turn, "total": total, "tokens": tokens, "parts": parts, "remarks": _remarks(turn)})
+        clipped = sum(bool(token["clipped"]) for token in tokens)
+        turns.append(
+            {
+                "turn": turn,
+                "total": total,
+                "tokens": tokens,
+                "clipped": clipped,
+                "parts": parts,
+                "remarks": _remarks(turn),
+            }
+        )
     siblings = site.index.group(run["run"], name, grp)
+    update = "" if row["kind"] != "train" else _update(folder / "episodes" / row["name"], grp, learnt)
     place = next(index for index, each in enumerate(siblings) if each["member"] == member)
     return render(
         "episode.html", site=site, run=run, row=row, episode=episode, turns=turns,
         kind=KINDS.get(row["kind"], row["kind"]),
         members=len(siblings), before=siblings[place - 1] if place else None,
         after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
-        readable=tokenizer is not None,
+        readable=tokenizer is not None, update=update, learnt=learnt is not None, most_tokens=MOST_TOKENS,
         token=site.guard.token("fork") if site.games else "", policies=POLICIES, counts=COUNTS,
     )  # fmt: skip
+
+
+def _update(path: Path, grp: int, learnt: TokenRecord | None) -> str:
+    """Says what the update of its step made of a training episode; empty where that is not known."""
+    if learnt is not None:
+        return "trained on"
+    verdict = read_verdicts(update_file(path)).get(grp)
+    return "" if verdict is None or verdict.kept else "left out of the update"
+
+
+def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None) -> list[dict[str, Any]]:
+    """The sampled tokens of a turn. before: those of earlier turns. learnt: what the update made of the episode."""
+    found = []
+    for place, (token, logprob, version) in enumerate(zip(turn.reply, turn.logprobs, turn.versions, strict=False)):
+        known: dict[str, Any] = {
+            "id": token,
+            "text": tokenizer.decode([token], skip_special_tokens=False) if tokenizer else str(token),
+            "probability": math.exp(min(logprob, 0.0)),
+            "version": version,
+            "clipped": "",
+        }
+        if learnt is not None and before + place < len(learnt.marks):
+            marks = int(learnt.marks[before + place])
+            known |= {
+                "advantage": float(learnt.advantages[before + place]),
+                "ratio": float(learnt.ratios[before + place]),
+                "clipped": "below" if marks & BELOW else "above" if marks & ABOVE else "",
+                "trained": bool(marks & TRAINED),
+            }
+        found.append(known)
+    return found
 
 
 def _remarks(turn: Any) -> list[str]:

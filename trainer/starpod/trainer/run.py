@@ -12,12 +12,13 @@ import torch
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.algorithms.filters import filter_groups, loss_scale, needs_reask
+from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scale, needs_reask, verdicts
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
+from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap
@@ -121,6 +122,7 @@ class Run:
         self._evaluated = -1
         self._best, self._best_at = 0.0, -1
         self.metrics: dict[str, float] = {}
+        self._verdicts: dict[int, Verdict] = {}
         self._restarts = 0
         self._collected_at: float | None = None
         self._loaded_version = -1
@@ -266,6 +268,7 @@ class Run:
         Raises CollectionFailed where failed episodes left no group.
         """
         groups: list[Group] = []
+        self._verdicts = {}
         if self.offline:
             groups = self._offline_groups()
             await self._diagnose(groups)
@@ -334,6 +337,8 @@ class Run:
             self.metrics |= staleness_metrics(groups, self.version) | {"collect/stale_groups": float(stale)}
         if groups:
             self.screen.episode(groups[0].episodes[0])
+        passed_over = Verdict(False, "Its returns are all the same: dynamic sampling asked for another.")
+        self._verdicts = {group.id: passed_over for group in reasked}
         await self._keep(played)
         await self._diagnose(played)
         return self._with_replayed(groups)
@@ -354,7 +359,7 @@ class Run:
 
     async def _keep(self, groups: Sequence[Group]) -> None:
         """Writes what was played into the run folder, whose oldest rollouts make room."""
-        bound = int(self.config.collect.keep_mib * 2**20)
+        bound = self._kept_bytes
         if not bound or not self.parallel.is_main:
             return
         episodes = [episode for group in groups for episode in group.members]
@@ -363,6 +368,17 @@ class Run:
                 f"the episodes of one step take more than collect.keep_mib ({self.config.collect.keep_mib:g}) and are "
                 "not kept: raise it, or set it to 0"
             )
+
+    async def _keep_update(self, record: UpdateRecord) -> None:
+        if self.parallel.is_main:
+            await self.parallel.in_thread(
+                self.output.folder.write_update, self.step, self._verdicts, record.tokens(), most=self._kept_bytes
+            )
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes of rollouts that the run folder keeps."""
+        return 0 if self.offline else int(self.config.collect.keep_mib * 2**20)
 
     @property
     def _early(self) -> int:
@@ -417,6 +433,8 @@ class Run:
         """The groups that are worth an update."""
         kept = filter_groups(self.config.algorithm.filter, groups)
         self.metrics["collect/kept_fraction"] = len(kept) / max(len(groups), 1)
+        if self._kept_bytes and self.parallel.is_main:
+            self._verdicts |= verdicts(self.config.algorithm.filter, groups, kept)
         if self.config.environments:
             self.metrics |= kept_by_task(groups, kept)
         return kept
@@ -425,7 +443,10 @@ class Run:
         """One update, or none where the filter kept nothing to train on."""
         nothing = not episodes_of(groups)
         self.metrics["update/skipped"] = float(nothing)
+        record = UpdateRecord() if self._kept_bytes else None
         if nothing:
+            if record is not None:
+                await self._keep_update(record)
             return
         self.screen.phase("updating")
         began, busy = perf_counter(), self.ahead.busy
@@ -433,7 +454,9 @@ class Run:
         rate = self.config.optimizer.rate_factor(self.step, self.config.stop.iterations)
         for _ in range(self.config.replay.reuse):
             version = self._fresh_version
-            metrics = await self.parallel.in_thread(self.learner.learn, groups, version=version, scale=scale, rate=rate)
+            metrics = await self.parallel.in_thread(
+                self.learner.learn, groups, version=version, scale=scale, rate=rate, record=record
+            )
             self.version += 1
             self.metrics |= metrics
         seconds = perf_counter() - began
@@ -442,6 +465,8 @@ class Run:
             self.metrics["time/overlap_share"] = min((self.ahead.busy - busy) / max(seconds, 1e-9), 1.0)
         tokens = sum(episode.sampled_tokens for group in groups for episode in group.episodes)
         self.metrics["rate/trained_tokens_per_s"] = tokens / max(seconds, 1e-9)
+        if record is not None:
+            await self._keep_update(record)
 
     @property
     def _fresh_version(self) -> int:

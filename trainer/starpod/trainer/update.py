@@ -28,6 +28,7 @@ from starpod.trainer.algorithms.losses import (
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, split
 from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
@@ -164,12 +165,19 @@ class Learner:
     # --- the whole update ---------------------------------------------------------------------------------------------
 
     def learn(
-        self, groups: Sequence[Group], *, version: int, scale: float = 1.0, rate: float = 1.0
+        self,
+        groups: Sequence[Group],
+        *,
+        version: int,
+        scale: float = 1.0,
+        rate: float = 1.0,
+        record: UpdateRecord | None = None,
     ) -> dict[str, float]:
         """Updates the policy from these groups and returns metrics.
 
         version: that of the policy now; the sampler's log-probabilities of tokens that it sampled are checked.
-        scale: multiplies the loss. rate: multiplies the learning rates. Raises LogprobGap.
+        scale: multiplies the loss. rate: multiplies the learning rates. record: is told what becomes of each token.
+        Raises LogprobGap.
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters["rate"] * rate
@@ -184,12 +192,14 @@ class Learner:
             metrics["critic/explained_variance"] = explained_variance(
                 rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
             )
+        if record is not None:
+            record.begin(batch, advantages.advantages_BT)
         steps = []
         for _ in range(self.algorithm.epochs):
             order = torch.randperm(len(batch), generator=self.generator).tolist()
             for rows in split(order, self.algorithm.steps(len(order))):
                 self.optimizer.zero_grad(set_to_none=True)
-                done = self.accumulate(batch, rollout, advantages, rows, scale=scale, single=single)
+                done = self.accumulate(batch, rollout, advantages, rows, scale=scale, single=single, record=record)
                 if done.logprobs_BT is not None:
                     metrics = self._check_sampler(batch, rollout.sampler_logprobs_BT, done.logprobs_BT, version)
                 steps.append(done.metrics | self._step())
@@ -197,6 +207,8 @@ class Learner:
             values = [step[name] for step in steps]
             metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
         metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        if record is not None:
+            self.parallel.sum(record.found_2BT)
         return metrics
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
@@ -391,9 +403,11 @@ class Learner:
         scale: float,
         components: Container[str] = COMPONENTS,
         single: bool = False,
+        record: UpdateRecord | None = None,
     ) -> Accumulated:
         """Adds the gradient of one optimiser step's loss over these rows, or of some of its components.
 
+        record: as for `learn`.
         single: the update has this step alone. Then the policy that it starts from is the one that learns: this pass
         itself gives the log-probabilities that ratios and corrections are taken to, and those of `rollout` are not.
         """
@@ -415,6 +429,8 @@ class Learner:
         # What a block says of an episode whose other turns lie in other blocks is completed by these.
         present_BT = self._present_logprobs(batch, rows, proximal_BT) if algorithm.couples_turns else proximal_BT
         sums = Sums(self.parallel.device)
+        if record is not None:
+            record.forget(rows)
         for block, mine in self._share(batch, rows):
             scores = self.policy.score(
                 *batch.pack(block), temperature=self.temperature, entropy=True, values=algorithm.needs_critic
@@ -438,6 +454,8 @@ class Learner:
                 mask_BT=rollout.mask_BT[own],
                 turns_BT=rollout.turns_BT[own],
             )
+            if record is not None and mine:
+                record.add(own, inside_RT, result, weights_BT[own] * correction_RT != 0)
             per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])

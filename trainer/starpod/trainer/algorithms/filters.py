@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
@@ -30,6 +31,35 @@ def _filter_alike(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
     scores = [group_score(config.score, group) for group in groups]
     identical = {index for index, group in enumerate(groups) if config.drop_identical and group.identical}
     return [groups[index] for index in select(config, scores, without=identical)]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a group is trained on, and why, in a sentence."""
+
+    kept: bool
+    why: str
+
+
+def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> dict[int, Verdict]:
+    """By the id of each group, what `filter_groups` made of it. kept: what that returned."""
+    chosen = {group.id for group in kept}
+    found: dict[int, Verdict] = {}
+    for alike in by_kind(groups).values():
+        scores = [group_score(config.score, group) for group in alike]
+        ranked = sorted(scores, reverse=config.largest)
+        count = sum(group.id in chosen for group in alike)
+        rule = f"{config.strategy} {config.value:g}" if config.value is not None else config.strategy
+        for group, score in zip(alike, scores, strict=True):
+            if group.id not in chosen and config.drop_identical and group.identical:
+                why = "All its members gave the same replies."
+            elif config.strategy == "none":
+                why = "The run filters no groups: all are trained on."
+            else:
+                place = ranked.index(score) + 1
+                why = f"Its {config.score} of {score:.3g} is number {place} of {len(alike)}; {rule} keeps {count}."
+            found[group.id] = Verdict(group.id in chosen, why)
+    return found
 
 
 def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:

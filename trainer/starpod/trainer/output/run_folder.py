@@ -18,8 +18,10 @@ from typing import Any
 
 import yaml
 
+from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
+from starpod.trainer.data.updates import TokenRecord, update_file, write_update
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
@@ -44,7 +46,8 @@ class RunFolder:
     path/final.json          the best checkpoint on the final seeds, once the run is over
     path/episodes/           eval-000050.jsonl: the episodes of the evaluation at step 50; final-000050.jsonl: of the
                              final one, of the checkpoint of step 50
-                             train-000050.jsonl.gz: those collected in step 50, of the newest steps
+                             train-000050.jsonl.gz: those collected in step 50, of the newest steps, and
+                             train-000050.update.gz: what the update made of them
     path/checkpoints/        written by others
     path/report.html         the page for people
     """
@@ -209,13 +212,36 @@ class RunFolder:
             write_episodes(path, episodes)
         except OSError as error:
             raise CannotWrite(path, error) from error
-        files = sorted(self.episodes.glob("train-*.jsonl.gz"), key=_step_of, reverse=True)
-        total = 0
-        for file in files:
-            total += file.stat().st_size
-            if total > most:
-                file.unlink()
+        self._make_room(most)
         return path.exists()
+
+    def write_update(
+        self, step: int, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]], *, most: int
+    ) -> None:
+        """Writes what the update made of the rollouts of a step, where these are kept, within the same bound.
+
+        Raises CannotWrite.
+        """
+        rollouts = self.episodes / f"train-{step:06d}.jsonl.gz"
+        if not rollouts.exists():
+            return
+        try:
+            write_update(update_file(rollouts), verdicts, learnt)
+        except OSError as error:
+            raise CannotWrite(update_file(rollouts), error) from error
+        self._make_room(most)
+
+    def _make_room(self, most: int) -> None:
+        """Removes the oldest rollouts until all have `most` bytes, with what updates made of them."""
+        total = 0
+        for file in sorted(self.episodes.glob("train-*.jsonl.gz"), key=_step_of, reverse=True):
+            for part in (file, update_file(file)):
+                if part.exists():
+                    total += part.stat().st_size
+                    if total > most:
+                        part.unlink()
+            if not file.exists():
+                update_file(file).unlink(missing_ok=True)
 
     def episode_files(self, kind: str = "eval") -> list[Path]:
         """In the order of their steps."""
@@ -228,7 +254,7 @@ class RunFolder:
         """
         cut_after(self.evaluations, step)
         self.final.unlink(missing_ok=True)
-        for path in self.episodes.glob("*-*.jsonl*"):
+        for path in (*self.episodes.glob("*-*.jsonl*"), *self.episodes.glob("*-*.update.gz")):
             if _step_of(path) > step or path.name.startswith("final-"):
                 path.unlink()
 

@@ -1,0 +1,90 @@
+"""What is recorded of updates: that it is what the loss saw, that recording changes nothing, and its file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from starpod.trainer.algorithms.advantages import compute_advantages
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.filters import Verdict
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.updates import (
+    ABOVE,
+    BELOW,
+    TRAINED,
+    UpdateRecord,
+    read_tokens,
+    read_verdicts,
+    update_file,
+    write_update,
+)
+from tests.trainer.tiny_learner import VERSION, group_of, make_learner
+
+
+@pytest.mark.parametrize("budget", [8192, 12])
+def test_the_record_is_what_the_loss_saw(budget: int) -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo", clip_low=0.02, clip_high=0.01), budget=budget)
+    batch = Batch([episode for number in range(3) for episode in group_of(of.policy, number, (1.0, 0.0)).episodes])
+    rollout, _ = of.prepare(batch, VERSION)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for parameter in of.policy.parameters():
+            parameter += 0.1 * parameter * torch.randn(parameter.shape, generator=generator)
+    advantages, record = compute_advantages(of.algorithm, rollout), UpdateRecord()
+    record.begin(batch, advantages.advantages_BT)
+    for _ in range(2):  # the last pass counts
+        done = of.accumulate(batch, rollout, advantages, range(len(batch)), scale=1.0, record=record)
+    told = dict(enumerate(tokens for _, tokens in record.tokens()))
+    marks = np.concatenate([each.marks for each in told.values()])
+    ratios = np.concatenate([each.ratios for each in told.values()])
+    assert len(marks) == int(batch.mask_BT.sum()) and (marks & TRAINED).all()
+    assert 0 < np.mean((marks & BELOW) > 0) == pytest.approx(done.metrics["policy/clip_fraction_low"])
+    assert 0 < np.mean((marks & ABOVE) > 0) == pytest.approx(done.metrics["policy/clip_fraction_high"])
+    assert ratios.max() == pytest.approx(done.metrics["policy/ratio_max"], rel=1e-3)
+    for row, tokens in told.items():
+        expected = advantages.advantages_BT[row, : batch.row_tokens[row]].numpy()
+        assert tokens.advantages == pytest.approx(expected, rel=1e-3)
+
+
+def test_truncated_replies_are_marked_as_left_out() -> None:
+    of = make_learner(AlgorithmConfig(preset="starpo-grpo", mask_truncated=True))
+    group = group_of(of.policy, 0, (1.0, 0.0))
+    group.episodes[1].turns[0].finish = "length"
+    record = UpdateRecord()
+    of.learn([group], version=VERSION, record=record)
+    whole, cut = (tokens for _, tokens in record.tokens())
+    first = len(group.episodes[1].turns[0].reply)
+    assert (whole.marks & TRAINED).all()
+    assert not (cut.marks[:first] & TRAINED).any() and (cut.marks[first:] & TRAINED).all()
+
+
+@pytest.mark.parametrize("preset", ["starpo-grpo", "starpo-s"])
+def test_recording_changes_no_digit(preset: str) -> None:
+    one, other = (make_learner(AlgorithmConfig(preset=preset)) for _ in range(2))
+    groups = [group_of(one.policy, number, (1.0, 0.0, 0.5)) for number in range(3)]
+    plain = one.learn(groups, version=VERSION)
+    assert other.learn(groups, version=VERSION, record=UpdateRecord()) == plain
+    for mine, theirs in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_file_comes_back_as_it_was_and_a_damaged_one_as_nothing(tmp_path: Path) -> None:
+    of, record = make_learner(AlgorithmConfig(preset="starpo-grpo")), UpdateRecord()
+    groups = [group_of(of.policy, number, (1.0, 0.0)) for number in (4, 9)]
+    of.learn(groups, version=VERSION, record=record)
+    path = update_file(tmp_path / "train-000007.jsonl.gz")
+    assert path.name == "train-000007.update.gz"
+    verdicts = {4: Verdict(True, "its score is the first"), 5: Verdict(False, "all alike")}
+    write_update(path, verdicts, record.tokens())
+    assert read_verdicts(path) == verdicts
+    for episode, expected in record.tokens():
+        found = read_tokens(path, episode.group, episode.member)
+        assert found is not None and len(found.marks) == episode.sampled_tokens
+        for name in ("advantages", "ratios", "marks"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name))
+    assert read_tokens(path, 5, 0) is None  # was not trained on
+    path.write_bytes(path.read_bytes()[:60])
+    assert read_verdicts(path) == {} and read_tokens(path, 4, 0) is None
+    assert read_verdicts(tmp_path / "none") == {}

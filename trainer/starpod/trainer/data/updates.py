@@ -1,0 +1,154 @@
+"""Records of what an update made of its episodes: the filter's verdicts, and advantage, ratio and clipping by token.
+
+A file train-<step>.update.gz stands beside the episodes of the step. Its first line holds the verdicts, each other one
+an episode, whose numbers are base64 of little-endian arrays: a tenth of the size that decimal digits take.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from starpod.trainer.algorithms.filters import Verdict
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import LEVEL
+
+if TYPE_CHECKING:  # pages read these records without torch
+    from torch import Tensor
+
+    from starpod.trainer.algorithms.losses import PolicyLoss
+    from starpod.trainer.data.batch import Batch
+
+TRAINED, BELOW, ABOVE = 1, 2, 4
+"""Marks of a token: it has a weight in the loss; a lower, an upper bound stopped its gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What an update made of an episode's sampled tokens, in their order: N of each.
+
+    advantages, ratios: float16; a ratio is that which the loss clips. marks: uint8, of TRAINED, BELOW and ABOVE.
+    """
+
+    advantages: NDArray[np.float16]
+    ratios: NDArray[np.float16]
+    marks: NDArray[np.uint8]
+
+    def to_json(self) -> dict[str, str]:
+        return {
+            "advantages": _packed(self.advantages),
+            "ratios": _packed(self.ratios),
+            "marks": _packed(self.marks),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, str]) -> TokenRecord:
+        """Raises KeyError and ValueError."""
+        given = {name: base64.b64decode(values[name]) for name in ("advantages", "ratios", "marks")}
+        return cls(
+            np.frombuffer(given["advantages"], "<f2"),
+            np.frombuffer(given["ratios"], "<f2"),
+            np.frombuffer(given["marks"], "u1"),
+        )
+
+
+class UpdateRecord:
+    """Collects what an update makes of each token. Of several passes over one the last counts."""
+
+    def __init__(self) -> None:
+        self._batch: Batch | None = None
+        self._advantages_BT: Tensor
+        self.found_2BT: Tensor
+        """Ratios and marks, to be added up over ranks."""
+
+    def begin(self, batch: Batch, advantages_BT: Tensor) -> None:
+        """Before the first pass."""
+        self._batch = batch
+        self._advantages_BT = advantages_BT
+        self.found_2BT = advantages_BT.new_zeros(2, *advantages_BT.shape)
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Before another pass over these rows."""
+        self.found_2BT[:, list(rows)] = 0.0
+
+    def add(self, rows: Sequence[int], inside_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
+        """Takes the tokens of a block. trained_RT: bool, those with a weight in the loss."""
+        marks_RT = TRAINED * trained_RT + BELOW * loss.clipped_low_BT + ABOVE * loss.clipped_high_BT
+        self.found_2BT[0, list(rows)] += loss.ratio_BT * inside_RT
+        self.found_2BT[1, list(rows)] += marks_RT * inside_RT
+
+    def tokens(self) -> Iterator[tuple[Episode, TokenRecord]]:
+        """Each episode of the update, and its record."""
+        if self._batch is None:
+            return
+        advantages_BT = self._advantages_BT.half().cpu().numpy()
+        ratios_BT, marks_BT = self.found_2BT[0].half().cpu().numpy(), self.found_2BT[1].byte().cpu().numpy()
+        for row, (episode, count) in enumerate(zip(self._batch.episodes, self._batch.row_tokens, strict=True)):
+            yield episode, TokenRecord(advantages_BT[row, :count], ratios_BT[row, :count], marks_BT[row, :count])
+
+
+def update_file(rollouts: Path) -> Path:
+    """Where the record of a step's update is, beside its file of episodes."""
+    return rollouts.with_name(f"{rollouts.name.partition('.')[0]}.update.gz")
+
+
+def write_update(path: Path, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]]) -> None:
+    """Writes the verdicts on groups, and what was made of the episodes that were trained on.
+
+    The file appears under its name when it is complete. Raises OSError.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    groups = {str(group): [verdict.kept, verdict.why] for group, verdict in verdicts.items()}
+    try:
+        with gzip.open(temporary, "wt", compresslevel=LEVEL, encoding="utf-8") as file:
+            file.write(json.dumps({"groups": groups}) + "\n")
+            for episode, tokens in learnt:
+                place = {"group": episode.group, "member": episode.member}
+                file.write(json.dumps({**place, **tokens.to_json()}) + "\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_verdicts(path: Path) -> dict[int, Verdict]:
+    """The filter's verdict on each group; empty without a file, or where it is damaged."""
+    try:
+        first = next(_lines(path), {})
+        return {int(group): Verdict(bool(kept), str(why)) for group, (kept, why) in first.get("groups", {}).items()}
+    except (TypeError, ValueError, AttributeError):
+        return {}
+
+
+def read_tokens(path: Path, group: int, member: int) -> TokenRecord | None:
+    """What the update made of an episode; None where it was not trained on, or is not known."""
+    for line in _lines(path):
+        if (line.get("group"), line.get("member")) == (group, member):
+            try:
+                return TokenRecord.from_json(line)
+            except (KeyError, TypeError, ValueError):
+                return None
+    return None
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                if isinstance(value := json.loads(line), dict):
+                    yield value
+    except (OSError, EOFError, ValueError, zlib.error):
+        return
+
+
+def _packed(values: NDArray[Any]) -> str:
+    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
