@@ -14,6 +14,7 @@ from starpod.environments.game_2048 import Game2048
 from starpod.environments.rubiks_cube import RubiksCube
 from starpod.environments.sokoban import Sokoban
 from starpod.environments.sudoku import Sudoku
+from starpod.environments.word_problems import WordProblems
 
 EVERYTHING = Want(valid_actions=True, state_key=True, expert_action=True, score=True)
 
@@ -45,6 +46,8 @@ CASES: list[Case] = [
     (RubiksCube, {}),
     (RubiksCube, {"scramble_depth": 8, "min_distance": 4, "observation": "net"}),
     (RubiksCube, {"scramble": ["R", "U'", "B"], "max_steps": 5}),
+    (WordProblems, {}),
+    (WordProblems, {"mode": "steps", "distractors": 2, "max_steps": 6}),
 ]
 """Environments with options that between them use every way to start."""
 

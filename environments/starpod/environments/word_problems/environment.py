@@ -1,0 +1,204 @@
+"""Grade-school arithmetic in words: a story with numbers, a calculator, and one answer."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
+from starpod.environments.countdown.expression import Malformed, Number, describe, parse
+
+from .picture import draw
+from .stories import Problem, draw_problem
+
+MAX_LENGTH = 4_000
+"""Characters of an action that are read."""
+
+_MOVE = re.compile(r"\s*(calculate|answer)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
+_FINAL = re.compile(r"####\s*\$?(-?[0-9][0-9,]*(?:\.0+)?)(?![0-9.])")
+_EQUATION_CHARACTERS = "0123456789+-*/() "
+_MOST_EQUATIONS = 40
+_SHOWN = 20
+"""Lines of work that are kept for pictures."""
+_INSTRUCTIONS = {
+    "calculator": (
+        "Solve the problem. Each action is either calculate[expression], such as calculate[12 * 3 + 5], which tells "
+        "you the value, or answer[number], which ends the episode. Give your answer as a whole number."
+    ),
+    "steps": (
+        "Solve the problem in one reply. Write one equation per line, such as 12 * 3 = 36, and end with #### and the "
+        "answer as a whole number: #### 36"
+    ),
+}
+
+
+class WordProblemsOptions(EnvironmentOptions):
+    """How long and how large the problems are, and how they are answered."""
+
+    min_steps: int = Field(default=2, ge=1, le=8, description="Fewest calculations that a drawn problem needs.")
+    max_steps: int = Field(default=4, ge=1, le=8, description="Most calculations that a drawn problem needs.")
+    max_number: int = Field(default=50, ge=5, le=1000, description="Numbers in the story go up to this.")
+    distractors: int = Field(default=0, ge=0, le=4, description="Sentences whose numbers do not matter.")
+    mode: Literal["calculator", "steps"] = Field(
+        default="calculator",
+        description="calculator: calculate[...] as often as wanted, then answer[...]; steps: one reply with an "
+        "equation per line and #### before the answer.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WordProblemsOptions:
+        if self.min_steps > self.max_steps:
+            raise ValueError(f"min_steps {self.min_steps} is above max_steps {self.max_steps}; lower it")
+        return self
+
+
+class WordProblems(Environment):
+    """The seed fixes the story; nothing is left to chance."""
+
+    spec = EnvironmentSpec(
+        id="word_problems-v1",
+        version="1.0.0",
+        title="Word problems: grade-school arithmetic",
+        grammar="calculate[expression] or answer[number]; with mode=steps lines of equations that end with #### number",
+        render_modes=("text", "png"),
+        limits=Limits(max_turns=12, max_actions_per_turn=1, max_actions=12),
+    )
+    Options = WordProblemsOptions
+    options: WordProblemsOptions
+
+    text: str
+    steps: tuple[tuple[str, int], ...]
+    found: frozenset[int]
+    """Positions of the steps whose results were calculated."""
+    work: list[str]
+    """The latest calculations and answers, as they are shown."""
+    verdict: str
+    """right or wrong once there was an answer."""
+
+    def reset(self, rng: random.Random) -> None:
+        options = self.options
+        self.text, self.steps = draw_problem(
+            rng,
+            min_steps=options.min_steps,
+            max_steps=options.max_steps,
+            largest=options.max_number,
+            distractors=options.distractors,
+        )
+        self.found = frozenset()
+        self.work = []
+        self.verdict = ""
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.text, self.steps)
+
+    def step(self, action: Any) -> Outcome:
+        if not isinstance(action, str) or len(action) > MAX_LENGTH:
+            return self._refuse("it is no text, or too long")
+        if self.options.mode == "steps":
+            return self._read_reply(action)
+        move = _MOVE.fullmatch(action)
+        if move is None:
+            return self._refuse("write calculate[expression] or answer[number]")
+        if move[1].lower() == "answer":
+            answer = move[2].strip().replace(",", "")
+            if not re.fullmatch(r"-?[0-9]{1,20}(\.0+)?", answer):
+                return self._refuse("the answer is a whole number")
+            return self._end(f"answer {answer}", float(answer), {})
+        try:
+            value = parse(move[2].strip()).value
+        except Malformed as problem:
+            return self._refuse(str(problem))
+        result = describe(value)
+        self._note(f"{move[2].strip()} = {result if len(result) <= 40 else f'a number of {len(result)} digits'}")
+        before = self.found
+        self.found |= self._steps_with(value)
+        return Outcome(effective=self.found != before)
+
+    def _read_reply(self, reply: str) -> Outcome:
+        equations = read_equations(reply)
+        holding = [right for left, right in equations if left is not None and abs(left - right) < 1e-9]
+        for right in holding:
+            self.found |= self._steps_with(right)
+        self._note(*[line.strip() for line in reply.splitlines() if line.strip()])
+        finals = _FINAL.findall(reply)
+        answer = float(finals[-1].replace(",", "")) if finals else None
+        return self._end("", answer, {"equations_hold": len(holding) == len(equations) > 0})
+
+    def _note(self, *lines: str) -> None:
+        self.work = [*self.work, *lines][-_SHOWN:]
+
+    def _steps_with(self, value: Number | None) -> frozenset[int]:
+        return frozenset(number for number, (_, result) in enumerate(self.steps) if result == value)
+
+    def _refuse(self, problem: str) -> Outcome:
+        if self.options.mode == "steps":
+            return self._end("", None, {"equations_hold": False})
+        self._note(problem)
+        return INVALID
+
+    def _end(self, written: str, answer: float | None, criteria: dict[str, bool]) -> Outcome:
+        right = answer == self.steps[-1][1]
+        if written:
+            self._note(written)
+        if right:
+            self.found |= {len(self.steps) - 1}
+        self.verdict = "right" if right else "wrong"
+        criteria |= {f"step_{number}": number - 1 in self.found for number in range(1, len(self.steps) + 1)}
+        return Outcome(
+            float(right),
+            terminated=True,
+            success=right,
+            valid=answer is not None,
+            criteria=criteria,
+            info={"answer": str(self.steps[-1][1]), "steps": [f"{left} = {right}" for left, right in self.steps]},
+        )
+
+    def observe(self) -> str:
+        if self.verdict:
+            return f"The answer is {self.verdict}."
+        return self.work[-1] if self.work else self.text
+
+    def state_key(self) -> bytes:
+        return digest(repr((self.text, sorted(self.found), self.verdict)))
+
+    def expert_action(self) -> str | None:
+        if self.verdict:
+            return None
+        if self.options.mode == "steps":
+            return "\n".join([*(f"{left} = {right}" for left, right in self.steps), f"#### {self.steps[-1][1]}"])
+        following = (left for number, (left, _) in enumerate(self.steps) if number not in self.found)
+        expression = next(following, None)
+        return f"calculate[{expression}]" if expression else f"answer[{self.steps[-1][1]}]"
+
+    def score(self) -> float:
+        """0.9 of the share of the steps that were calculated; after the answer 1 or 0."""
+        if self.verdict:
+            return float(self.verdict == "right")
+        return 0.9 * len(self.found) / len(self.steps)
+
+    def instructions(self) -> str:
+        return _INSTRUCTIONS[self.options.mode]
+
+    def render(self, mode: str = "text") -> str | bytes:
+        if mode == "png":
+            return draw(self.text, self.work, self.verdict)
+        return "\n".join([self.text, *self.work, *([self.verdict] if self.verdict else [])])
+
+
+def read_equations(reply: str) -> list[tuple[Number | None, int]]:
+    """The lines of a reply that end in `expression = whole number`: the expression's value, if any, and the number."""
+    equations: list[tuple[Number | None, int]] = []
+    for line in reply.splitlines():
+        left, equals, right = line.rpartition("=")
+        word = right.split()[0].strip("$.,") if right.split() else ""
+        expression = left[len(left.rstrip(_EQUATION_CHARACTERS)) :].strip()
+        if equals and re.fullmatch(r"[0-9]{1,20}", word) and expression and len(equations) < _MOST_EQUATIONS:
+            try:
+                equations.append((parse(expression).value, int(word)))
+            except Malformed:
+                equations.append((None, int(word)))
+    return equations

@@ -1,0 +1,34 @@
+"""Draws the problem and the work on it as a page of a notebook."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from starpod.env_server import Canvas
+
+_LINE, _WIDTH = 26, 620
+
+
+def draw(problem: str, work: Sequence[str], verdict: str) -> bytes:
+    """A PNG of 620 pixels' width: the problem above, a line for each calculation, the verdict below."""
+    story = textwrap.wrap(problem, 62)
+    shown = [line if len(line) <= 60 else line[:59] + "…" for line in work[-12:]]
+    rows = len(story) + max(3, len(shown)) + 3
+    canvas = Canvas(_WIDTH, rows * _LINE + 30, (252, 250, 242))
+    for row in range(1, rows + 1):
+        canvas.box(0, row * _LINE + 14, _WIDTH, row * _LINE + 15, (196, 214, 232))
+    canvas.box(44, 0, 46, rows * _LINE + 30, (232, 150, 150))
+    y = _LINE
+    for line in story:
+        canvas.text(330, y, line, (35, 40, 52), size=17, width=550)
+        y += _LINE
+    y += _LINE // 2
+    for line in shown:
+        clean = "".join(character if character.isprintable() else " " for character in line)
+        canvas.text(330, y, clean, (44, 92, 190), size=17, width=550)
+        y += _LINE
+    if verdict:
+        colour = (40, 140, 84) if verdict == "right" else (200, 60, 60)
+        canvas.text(330, rows * _LINE, verdict, colour, size=22, width=400, bold=True)
+    return canvas.png()

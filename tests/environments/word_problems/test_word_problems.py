@@ -1,0 +1,113 @@
+"""word_problems-v1: stories that their steps answer, both ways of answering, criteria and hostile texts."""
+
+import functools
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.env_server.episode import Want
+from starpod.environments.countdown.expression import parse
+from starpod.environments.word_problems import WordProblems
+from starpod.environments.word_problems.environment import read_equations
+from starpod.environments.word_problems.stories import draw_problem
+from tests.environments import episodes
+
+start = functools.partial(episodes.start, WordProblems)
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+@given(seed=SEEDS, steps=st.integers(1, 8), largest=st.sampled_from([5, 50, 1000]), distractors=st.integers(0, 4))
+def test_steps_are_as_many_as_asked_and_use_what_is_told(seed: int, steps: int, largest: int, distractors: int) -> None:
+    rng = random.Random(seed)
+    problem = draw_problem(rng, min_steps=steps, max_steps=steps, largest=largest, distractors=distractors)
+    words = {"twice": 2, "three": 3}
+    told = {words.get(word) or int(word) for word in re.findall(r"[0-9]+|twice|three", problem.text)}
+    known = set(told)
+    assert len(problem.steps) == steps
+    for expression, result in problem.steps:
+        parsed = parse(expression)
+        assert parsed.value == result > 0
+        assert set(parsed.numbers) <= known, problem
+        known.add(result)
+    assert len(re.findall("[0-9]+|twice|three times", problem.text)) >= steps + distractors - 1
+
+
+def test_problems_are_many() -> None:
+    assert len({start(seed).environment.text for seed in range(300)}) == 300
+
+
+@pytest.mark.parametrize("mode", ["calculator", "steps"])
+@given(seed=SEEDS)
+def test_the_expert_is_right_and_its_score_rises(mode: str, seed: int) -> None:
+    episode = start(seed, mode=mode)
+    environment = episode.environment
+    scores = [environment.score()]
+    while not episode.end_reason:
+        transition = episode.turn([environment.expert_action()], Want())
+        scores.append(environment.score())
+    assert (transition.reward, transition.success, scores[0], scores[-1]) == (1, True, 0, 1)
+    assert scores == sorted(scores) and all(score < 1 for score in scores[:-1])
+    assert transition.details is not None and transition.details.criteria is not None
+    assert all(transition.details.criteria.values())
+    assert environment.expert_action() is None
+
+
+def test_the_calculator_tells_values_and_a_wrong_answer_ends() -> None:
+    episode = start(3)
+    environment = episode.environment
+    assert episode.turn(["calculate[(2 + 3) * 4]"], Want()).parts == "(2 + 3) * 4 = 20"
+    assert episode.turn(["calculate[1 / 0]"], Want()).parts == "1 / 0 = undefined"
+    assert len(episode.turn(["Calculate[ 9 ** 999 ]"], Want()).parts) < 60
+    transition = episode.turn([f"answer[{environment.steps[-1][1] + 1}]"], Want())
+    assert (transition.reward, transition.success, environment.score()) == (0, False, 0)
+    assert transition.details is not None and transition.details.criteria is not None
+    assert not any(transition.details.criteria.values())
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["", "42", "calculate[", "calculate[a]", "calculate[__import__('os')]", "answer[x]", "answer[1e5]", 7, "1" * 9999],
+)
+def test_what_cannot_be_read_is_an_invalid_outcome(action: Any) -> None:
+    episode = start(1)
+    key = episode.environment.state_key()
+    transition = episode.turn([action], Want())
+    assert transition.outcomes[0] is not None and not transition.outcomes[0].valid
+    assert not transition.end_reason and episode.environment.state_key() == key
+
+
+def test_a_reply_of_steps_is_checked_equation_by_equation() -> None:
+    assert read_equations("So 2 + 3 = 5 apples.\nx = y\n4*5 = 21\n$7 / 2 = 3.5\n= 4\n1 + 1 =") == [(5, 5), (20, 21)]
+    episode = start(4, mode="steps", min_steps=2)
+    steps = episode.environment.steps
+    reply = f"{steps[0][0]} = {steps[0][1]}\n1 + 1 = 3\n#### 7\n#### {steps[-1][1]}.00"
+    transition = episode.turn([reply], Want())
+    assert transition.details is not None and transition.details.criteria is not None
+    assert (
+        transition.success
+        and transition.details.criteria["step_1"]
+        and not transition.details.criteria["equations_hold"]
+    )
+
+
+def test_a_reply_without_an_answer_ends_without_success() -> None:
+    for reply in ("no idea", "#### many", "=" * 3000, "1+" * 1500 + "= 4"):
+        transition = start(1, mode="steps").turn([reply], Want())
+        assert transition.terminated and transition.success is False and transition.reward == 0
+
+
+def test_work_is_bounded() -> None:
+    episode = start(1)
+    for number in range(100):
+        episode.turn([f"calculate[{number} + 1]"], Want())
+    assert len(episode.save()) < 4096
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(ValidationError, match="lower it"):
+        WordProblems.Options(min_steps=5, max_steps=2)
