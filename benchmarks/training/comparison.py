@@ -30,7 +30,8 @@ _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "retur
 """Of these, the value's name there, and how the names of its interval begin."""
 
 STEPS = "step"
-SPENT = {"environment steps": ("turns_mean",), "sampled tokens": ("turns_mean", "tokens_per_turn")}
+TOKENS = "sampled tokens"
+SPENT = {"environment steps": ("turns_mean",), TOKENS: ("turns_mean", "tokens_per_turn")}
 """Quantities that charts can be drawn over beside STEPS: all that was collected so far, as episodes times metrics."""
 
 DEFAULT_METRICS = (

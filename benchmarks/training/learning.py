@@ -4,6 +4,7 @@
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
+    python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
@@ -28,7 +29,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, write_comparison
+from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, TOKENS, write_comparison
+from starpod.trainer.algorithms.terms import TERMS
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import is_graded, return_with_interval
@@ -45,6 +47,10 @@ class Variant:
     config: str
     changes: tuple[str, ...] = ()
 
+
+CLAIMS = "benchmarks/training/claims.yaml"
+ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwise"]])
+"""Blockwise without its strata."""
 
 EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "frozen_lake": (Variant("StarPO-S", "frozen_lake"),),
@@ -76,6 +82,11 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("CM2 by criterion", "cm2_step", 0),
         )
     ),
+    "blocks": (
+        Variant("Dr. GRPO", CLAIMS),
+        Variant("routed", CLAIMS, ("algorithm.advantage=terms", f"algorithm.terms={ROUTED}")),
+        Variant("Blockwise", CLAIMS, ("algorithm.advantage=blockwise",)),
+    ),
     "echo_trap": (
         Variant("GRPO", "echo_trap"),
         Variant("PPO", "echo_trap", ("algorithm=starpo-ppo",)),
@@ -92,6 +103,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
 
 TRAP = (EVALUATION, "collect/reward_std_in_group", "policy/entropy", "update/grad_norm")
 METRICS = {
+    "blocks": (EVALUATION, "reward/reasoning"),
     "credit": (RETURN, EVALUATION),
     "echo_trap": TRAP,
     "echo_trap_parts": TRAP,
@@ -99,7 +111,7 @@ METRICS = {
     "webshop": (RETURN, EVALUATION),
 }
 """What the picture shows where success alone does not tell it."""
-OVER = {"credit": tuple(SPENT)}
+OVER = {"blocks": (TOKENS,), "credit": tuple(SPENT)}
 """Quantities that it is drawn over, where those are not the iterations."""
 
 

@@ -394,7 +394,7 @@ def test_terms_add_up_by_their_weights_and_smallest_leaves_out() -> None:
     [
         ({"unit": "criterion"}, "cannot have score return"),
         ({"score": "met"}, "cannot have score met"),
-        ({"unit": "criterion", "score": "met", "key": ["turn"]}, "drop parts and key"),
+        ({"unit": "criterion", "score": "met", "key": ["turn"]}, "drop parts, without, key and strata"),
         ({"score": "to_go"}, "has one score, its return"),
         ({"unit": "agent", "score": "to_go"}, "nothing that is to go"),
         ({"unit": "agent", "key": ["state"]}, "has no state of its own"),
@@ -405,7 +405,7 @@ def test_terms_add_up_by_their_weights_and_smallest_leaves_out() -> None:
         ({"baseline": "none", "scale": "std"}, "compares with nobody"),
         ({"weight": 0}, "greater than 0"),
         ({"min_peers": 1}, "greater than or equal to 2"),
-        ({"unit": "block"}, "'episode'"),
+        ({"unit": "word"}, "'episode'"),
     ],
 )
 def test_a_term_without_a_meaning_is_refused_with_a_sentence(values: Any, sentence: str) -> None:
@@ -431,6 +431,7 @@ def test_every_estimator_runs_and_leaves_unsampled_tokens_alone(name: str) -> No
         agents=[["S", "V"]] * 6,
         parts=[[{"criteria": 1.0}, {}], [{}, {"criteria": 0.5}]] * 3,
         criteria=[[{"a": False}, {"a": True}], [{"a": False}, {}]] * 3,
+        blocks_BT=torch.tensor([[0, 5, -1, 5], [0, -1, -1, 5]] * 3),
     )
     config = AlgorithmConfig(preset="dapo", advantage=name)
     advantages = compute_advantages(config, rollout)
@@ -491,6 +492,7 @@ def test_advantages_move_with_their_episodes_when_the_batch_is_shuffled(seed: in
             agents=[["S", "SV"[i % 2], "V"] for i in places],
             parts=[[{"criteria": reward} for reward in rewards[i]] for i in places],
             criteria=[[{"a": reward > 0, "b": reward > 1} for reward in rewards[i]] for i in places],
+            blocks_BT=torch.tensor([[0, 5, 5 * (i % 2)] for i in places]),
         )
 
     straight, shuffled = in_order(range(12)), in_order(order)

@@ -32,8 +32,8 @@ def preset_row(name: str) -> str:
 
 def term_words(term: CreditTerm) -> str:
     """A term as its words in the table."""
-    words = f"{term.unit} {term.score}"
-    for name, values in (("of", term.parts), ("by", term.key)):
+    words = f"{term.block or term.unit} {term.score}"
+    for name, values in (("of", term.parts), ("without", term.without), ("by", (*term.key, *term.strata))):
         words += f" {name} {' and '.join(values)}" if values else ""
     words += {"mean": "", "others": " - others", "none": " - none"}[term.baseline]
     words += {"none": "", "std": " / std", "mean": " / mean"}[term.scale]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import Context
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
 
@@ -315,3 +316,26 @@ def text_of(name: str, ids: list[int]) -> str:
 
 def ids_of(name: str, text: str) -> list[int]:
     return list(tokenizer(name).encode(text, add_special_tokens=False))
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["go", " Up", "</think>", " ", "<answer>", "Up", "</answer>", "é", "□"]), max_size=14))
+@settings(max_examples=60, deadline=None)
+def test_sampled_ids_are_cut_where_the_text_is(pieces: list[str]) -> None:
+    """Whatever is sampled: the ids of the blocks are the reply's, in order, and say what the blocks say."""
+    made, grammar = template("tiny", "<think>"), Grammar(actions=("Up",))
+    reply = [*tokenizer("tiny").encode("".join(pieces), add_special_tokens=False), made.end]
+    blocks = grammar.cut(made.decode(reply))
+    spans = made.spans(reply, blocks)
+    assert spans[-1] == (blocks[-1][0], len(reply))
+    places = dict(blocks)
+    assert all(len(made.decode(reply[:end])) == places[name] for name, end in spans)
+
+
+def test_a_block_that_the_prompt_opened_begins_with_the_reply() -> None:
+    made, grammar = template("tiny", "<think>"), Grammar(actions=("Up",))
+    reply = made.encode_reply("<think>go Up</think><answer>Up</answer>")
+    ends = dict(made.spans(reply, grammar.cut(made.decode(reply))))
+    assert [made.tokenizer.decode([reply[ends["think"] - 1]]), ends["answer"]] == ["</think>", len(reply)]

@@ -184,3 +184,49 @@ def action_names(record: Any) -> tuple[str, ...]:
 
 
 CUBE = tuple(face + turn for face in "UDLRFB" for turn in ("", "'"))
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+PLAN = Grammar(actions=MOVES, blocks=("switch", "subgoal"))
+
+
+def test_further_blocks_are_read_between_reasoning_and_answer() -> None:
+    text = PLAN.compose("go", ["Up"], {"switch": "KEEP", "subgoal": "to the box"})
+    assert text == "<think>go</think><switch>KEEP</switch><subgoal>to the box</subgoal><answer>Up</answer>"
+    parsed = PLAN.parse(text)
+    assert parsed == Parsed("go", ("Up",), (), True, {"switch": "KEEP", "subgoal": "to the box"})
+    assert "then KEEP or SWITCH, then your subgoal, then one action" in PLAN.describe(1)
+
+
+@pytest.mark.parametrize("missing", ["<switch>KEEP</switch>", "<subgoal> box </subgoal>"])
+def test_without_a_further_block_the_actions_count_and_the_reply_is_not_well_formed(missing: str) -> None:
+    whole = "<think>go</think> <switch>KEEP</switch> <subgoal> box </subgoal>\n<answer>Up</answer>"
+    parsed = PLAN.parse(whole.replace(missing, ""))
+    assert (parsed.actions, parsed.well_formed, len(parsed.blocks)) == (("Up",), False, 1)
+    assert PLAN.parse(whole.replace("</subgoal>", "")) == Parsed(None, (), (), False)
+
+
+def test_without_thinking_a_reply_begins_with_its_first_block() -> None:
+    grammar = Grammar(thinking=False, actions=MOVES, blocks=("subgoal",))
+    assert grammar.opening == "<subgoal>"
+    text = "so <subgoal>box</subgoal><answer>Up</answer>!"
+    assert grammar.parse(text) == Parsed(None, ("Up",), (), True, {"subgoal": "box"})
+    assert grammar.cut(text) == [("subgoal", text.index("<answer>")), ("answer", len(text))]
+
+
+@given(
+    st.lists(st.sampled_from([*TAGS, "<switch>", "</switch>", "<subgoal>", "</subgoal>", "a"]), max_size=30),
+    st.booleans(),
+)
+def test_any_text_is_cut_into_blocks_that_fill_it(pieces: list[str], thinking: bool) -> None:
+    text = "".join(pieces)
+    grammar = Grammar(thinking=thinking, actions=MOVES, blocks=("switch", "subgoal"))
+    blocks, parsed = grammar.cut(text), grammar.parse(text)
+    ends = [end for _, end in blocks]
+    assert ends == sorted(ends) and ends[-1] == len(text)
+    names = [name for name, _ in blocks]
+    read = [*(["think"] if parsed.thought is not None else []), *parsed.blocks]
+    assert names == [""] or names == [*read, "answer"]
+    if names == [""]:
+        assert parsed == Parsed(None, (), (), False)

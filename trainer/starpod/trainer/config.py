@@ -133,13 +133,27 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_are_paid(self) -> Config:
-        scored = {part for term in self.algorithm.credit_terms for part in term.parts}
+        scored = {part for term in self.algorithm.credit_terms for part in (*term.parts, *term.without, *term.strata)}
         for task in self.tasks if scored else ():
             if unpaid := sorted(scored - task.rewards.names):
                 raise ValueError(
                     f"algorithm.advantage {self.algorithm.advantage} scores the reward part {unpaid[0]}, which nothing "
                     f"pays{nearest(unpaid[0], sorted(task.rewards.names))}; a part is paid where rewards.{unpaid[0]} "
                     "has a weight or a penalty, or rewards.shaping has it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_are_asked_for(self) -> Config:
+        for task in self.tasks:
+            asked = {*task.prompt.blocks, "answer", *(["think"] if task.prompt.thinking else [])}
+            if missing := sorted(self.algorithm.blocks - asked):
+                needed = (
+                    "set prompt.thinking to true" if missing[0] == "think" else f"add {missing[0]} to prompt.blocks"
+                )
+                raise ValueError(
+                    f"algorithm.advantage {self.algorithm.advantage} credits the block {missing[0]}, which replies do "
+                    f"not have: {needed}"
                 )
         return self
 

@@ -189,6 +189,7 @@ async def open_run(
                     sampling=config.sampling,
                     seed=config.seed,
                     want=Want(state_key=config.algorithm.needs_state_key),
+                    spans=bool(config.algorithm.blocks),
                 ),
                 task=each.task,
                 rewards=Rewards(each.config.rewards),

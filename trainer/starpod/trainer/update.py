@@ -239,6 +239,7 @@ class Learner:
             agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
             parts=[[turn.parts for turn in episode.turns] for episode in batch.episodes],
             criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
+            blocks_BT=batch.blocks_BT() if self.algorithm.blocks else None,
         )
 
     def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:

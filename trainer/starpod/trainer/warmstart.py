@@ -20,7 +20,7 @@ from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Conversation, Template
-from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.prompts.grammar import Further
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError, Section
@@ -55,6 +55,10 @@ class WarmStartConfig(Section):
     thought: str = Field(
         default="{action}",
         description="Thought of a demonstration: a format string with `action` and `words` (of the observation).",
+    )
+    blocks: dict[Further, str] = Field(
+        default={},
+        description="What prompt.blocks hold, likewise; switch, if not given: SWITCH where the subgoal is another one.",
     )
 
     def rate(self, model: ModelConfig) -> float:
@@ -136,30 +140,42 @@ class DemonstrationWriter:
         self.config = config
         self.prompt = prompt
         self.actions = tuple(actions)
-        self.grammar = Grammar(thinking=prompt.thinking, actions=self.actions)
+        self.grammar = prompt.grammar(self.actions)
 
-    def reply(self, turn: Turn) -> str:
-        """The whole reply, with what a prompt may prefill. Raises ConfigError for a thought that does not fit it."""
-        template = self.config.thought
+    def reply(self, turn: Turn, before: Turn | None = None) -> str:
+        """The whole reply, with what a prompt may prefill. before: the turn before.
+
+        Raises ConfigError for a thought or a block that does not fit the observation.
+        """
+        blocks = {name: self._fill(f"blocks.{name}", text, turn) for name, text in self.config.blocks.items()}
+        if "switch" not in blocks and (subgoal := self.config.blocks.get("subgoal")) is not None:
+            kept = before is not None and self._fill("blocks.subgoal", subgoal, before) == blocks["subgoal"]
+            blocks["switch"] = "KEEP" if kept else "SWITCH"
+        if missing := [name for name in self.grammar.blocks if name not in blocks]:
+            raise ConfigError(
+                f"prompt.blocks asks for {missing[0]}, and no demonstration has it: give warm_start.blocks.{missing[0]}"
+            )
+        return self.grammar.compose(self._fill("thought", self.config.thought, turn), turn.actions, blocks)
+
+    def _fill(self, key: str, template: str, turn: Turn) -> str:
         (action,) = turn.actions
         try:
-            thought = template.format(action=action, words=turn.observation.split())
+            return template.format(action=action, words=turn.observation.split())
         except (LookupError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"warm_start.thought {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
+                f"warm_start.{key} {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
                 f"({type(error).__name__}: {error}): it may use {{action}}, and {{words[0]}} and so on, as many as the "
                 "observation has"
             ) from error
-        return self.grammar.compose(thought, [action])
 
     def texts(self, demonstrations: Iterable[Demonstration]) -> Iterable[str]:
         """All that a policy will read or write, for a tokenizer to be trained on."""
         for demonstration in demonstrations:
             prompter = self._prompter(demonstration)
             yield prompter.system()
-            for user, turn in self._turns(prompter, demonstration):
+            for user, text, _ in self._turns(prompter, demonstration):
                 yield user
-                yield self.reply(turn)
+                yield text
             # Demonstrations make no mistakes, so what a policy is told after one would be missing.
             yield prompter.user(2, "", warning=True)
 
@@ -169,9 +185,10 @@ class DemonstrationWriter:
         conversation = Conversation(template, context=self.prompt.context, window=self.prompt.window)
         conversation.system(prompter.system())
         episode = replace(demonstration.episode, group=group, turns=[])
-        for (user, turn), imitate in zip(self._turns(prompter, demonstration), demonstration.imitate, strict=True):
+        for (user, text, turn), imitate in zip(
+            self._turns(prompter, demonstration), demonstration.imitate, strict=True
+        ):
             prompt = conversation.ask(user)
-            text = self.reply(turn)
             ids = template.encode_reply(text)
             conversation.answer(ids, "stop", text)
             episode.turns.append(
@@ -192,11 +209,12 @@ class DemonstrationWriter:
         instructions = demonstration.episode.instructions
         return Prompter(self.prompt, instructions, self.actions, demonstration.limits)
 
-    def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, Turn]]:
-        """The user's message before each turn, and the turn."""
+    def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, str, Turn]]:
+        """The user's message before each turn, the reply, and the turn."""
         past = replace(demonstration.episode, turns=[])
         for turn in demonstration.episode.turns:
-            yield prompter.following(past, turn.observation), turn
+            text = self.reply(turn, past.turns[-1] if past.turns else None)
+            yield prompter.following(past, turn.observation), text, turn
             past.turns.append(replace(turn, executed=1, valid=1))  # a demonstration makes no mistakes
 
 

@@ -69,6 +69,7 @@ class Tokens:
     reply: list[int]
     logprobs: list[float]
     versions: list[int]
+    spans: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Move:
     """One reply of an agent.
 
     text: the reply. actions: what is sent in one step, in order. Empty: a step without an action, which costs a turn
-    there. None: nothing is sent, and the turn counts here alone. thought, well_formed, finish: as in `Turn`.
+    there. None: nothing is sent, and the turn counts here alone. thought, blocks, well_formed, finish: as in `Turn`.
     tokens: how the reply was sampled; None where no engine of the trainer sampled it.
     """
 
@@ -86,6 +87,7 @@ class Move:
     well_formed: bool = True
     finish: Finish = "stop"
     tokens: Tokens | None = None
+    blocks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class EngineAgents(Agents):
     """Agents that share an engine.
 
     seed, purpose: part of every reply's random stream, so that training and evaluation never share one.
-    temperature: None is that of `sampling`.
+    temperature: None is that of `sampling`. spans: whether turns note the blocks that their replies are cut into.
     """
 
     engine: Engine
@@ -80,6 +80,7 @@ class EngineAgents(Agents):
     temperature: float | None = None
     want: Want = field(default_factory=Want)
     at_once: int | None = None
+    spans: bool = False
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
         return EngineAgent(self, session, task, group)
@@ -127,13 +128,16 @@ class EngineAgent(Agent):
         text = self._shared.template.decode(reply.tokens)
         parsed = self._prompter.parse(text)
         self._conversation.answer(reply.tokens, reply.finish, text)
+        template, grammar = self._shared.template, self._prompter.grammar
+        spans = template.spans(reply.tokens, grammar.cut(text)) if self._shared.spans else []
         return Move(
             text,
             parsed.actions or None,
             parsed.thought,
             parsed.well_formed,
             reply.finish,
-            Tokens(prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions),
+            Tokens(prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions, spans),
+            parsed.blocks,
         )
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:

@@ -17,6 +17,7 @@ from starpod.trainer.algorithms.sections import (
     TurnClipConfig,
 )
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
+from starpod.trainer.prompts.grammar import Block
 from starpod.trainer.section import Section
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -114,6 +115,7 @@ class AlgorithmConfig(Section):
         "cm2_trajectory",
         "cm2_turn",
         "cm2_step",
+        "blockwise",
         "terms",
     ] = Field(default="gae", description="Estimator; gae and bilevel_gae have a critic, terms is algorithm.terms.")
     terms: tuple[CreditTerm, ...] = Field(default=(), description="What the estimator `terms` adds up.")
@@ -217,6 +219,11 @@ class AlgorithmConfig(Section):
     def needs_state_key(self) -> bool:
         """Whether environments must tell the digest of each state."""
         return any("state" in term.key for term in self.credit_terms)
+
+    @property
+    def blocks(self) -> frozenset[Block]:
+        """Blocks of replies that are credited by themselves: their tokens must be known."""
+        return frozenset(term.block for term in self.credit_terms if term.block is not None)
 
     # --- filling in and refusing -------------------------------------------------------------------------------------
 

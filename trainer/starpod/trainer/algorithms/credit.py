@@ -14,6 +14,7 @@ from starpod.trainer.algorithms.gae import gae
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.algorithms.turns import Units, turn_table
 from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.prompts.grammar import BLOCKS, Block
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
@@ -74,8 +75,13 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
         return _of_criteria(term, rollout)
     if term.parts:
         rewards_BT = _rewards_of(term.parts, rollout)
+    elif term.without:
+        rewards_BT = rewards_BT - _rewards_of(term.without, rollout)
     units = _units(term, rollout)
     scores_BK = _scores(term, units, rewards_BT)
+    if term.block is not None:
+        # Scored as the turn that it is in, compared with the turns that have it, credited to its own tokens.
+        units = units.within(_in_block(term.block, rollout))
     advantages_BK = torch.zeros_like(scores_BK)
     advantages_BK[units.mask_BK] = compare(term, scores_BK[units.mask_BK], _peers(term, rollout, units))
     return units.spread(advantages_BK)
@@ -103,7 +109,7 @@ def compare(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
 def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
     mask_BT, turns_BT = rollout.mask_BT, rollout.turns_BT
     match term.unit:
-        case "turn":
+        case "turn" | "block":
             return turn_table(mask_BT, turns_BT)
         case "token":
             return Units.of(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device).expand_as(turns_BT))
@@ -132,7 +138,7 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
     """An id for each unit: those with the same one are compared."""
     row_n, _ = units.mask_BK.nonzero(as_tuple=True)
     groups_n = rollout.groups_B[row_n]
-    if not term.key:
+    if not (term.key or term.strata):
         return groups_n
     turn_n = units.least(rollout.turns_BT)[units.mask_BK]
     known: dict[tuple[object, ...], int] = {}
@@ -143,8 +149,22 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
             labels["agent"] = rollout.agents[row][turn]
         if "state" in term.key:
             labels["state"] = _state(rollout, row, turn)
-        peers.append(known.setdefault((group, *(labels[name] for name in term.key)), len(known)))
+        label = (group, *(labels[name] for name in term.key), *_signs(term.strata, rollout, row, turn))
+        peers.append(known.setdefault(label, len(known)))
     return torch.tensor(peers, device=groups_n.device)
+
+
+def _signs(parts: Sequence[str], rollout: RolloutBatch, row: int, turn: int) -> list[int]:
+    """Whether each of these parts of a turn's reward is positive (1), negative (-1) or neither."""
+    values = [rollout.parts[row][turn].get(name, 0.0) for name in parts]
+    return [(value > 0) - (value < 0) for value in values]
+
+
+def _in_block(name: Block, rollout: RolloutBatch) -> Tensor:
+    """bool, True on the tokens of a block, and on all of a reply that could not be read: [B, T]."""
+    if rollout.blocks_BT is None:
+        raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
+    return (rollout.blocks_BT == BLOCKS.index(name)) | (rollout.blocks_BT < 0)
 
 
 def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:

@@ -7,11 +7,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from starpod.trainer.prompts.grammar import Block
 from starpod.trainer.section import Section
 
 Key = Literal["turn", "state", "agent"]
 CRITERIA = "criteria"
 """The reward part that pays for a checklist."""
+REASONING = "reasoning"
+"""The reward part that pays for true claims."""
 
 
 class CreditTerm(Section):
@@ -20,10 +23,14 @@ class CreditTerm(Section):
     Each unit gets a score, less the mean of its peers' scores, divided and weighed; its tokens get the result.
     """
 
-    unit: Literal["episode", "agent", "turn", "token", "criterion"] = Field(
+    unit: Literal["episode", "agent", "turn", "block", "token", "criterion"] = Field(
         default="episode",
-        description="What has a score: an episode, an agent's turns in it, a turn, a token; or a criterion of a "
-        "checklist, with the turns from its first report until it was met.",
+        description="What has a score: an episode, an agent's turns in it, a turn, a token; a block of a reply, which "
+        "has its turn's; or a criterion of a checklist, with the turns from its first report until it was met.",
+    )
+    block: Block | None = Field(
+        default=None,
+        description="The block that unit block is about. A reply that could not be read is all of it.",
     )
     score: Literal["return", "reward", "to_go", "met"] = Field(
         default="return",
@@ -31,10 +38,15 @@ class CreditTerm(Section):
         "the criterion was met, discounted by the turns that it took.",
     )
     parts: tuple[str, ...] = Field(default=(), description="Reward parts that count in the score; empty: all.")
+    without: tuple[str, ...] = Field(default=(), description="Reward parts that do not count in it.")
     key: tuple[Key, ...] = Field(
         default=(),
         description="What peers have in common beside their start state: the index of the turn, the state before it, "
         "the agent.",
+    )
+    strata: tuple[str, ...] = Field(
+        default=(),
+        description="Reward parts of the turn whose signs peers have in common too: what its earlier blocks came to.",
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per unit (to_go) or turn (met).")
     baseline: Literal["mean", "others", "none"] = Field(
@@ -57,8 +69,19 @@ class CreditTerm(Section):
                 f"a term of unit {unit} cannot have score {score}: met is the score of unit criterion, and of no other",
             ),
             (
-                unit == "criterion" and bool(self.parts or self.key),
-                "a term of unit criterion compares the same criterion in the episodes of a group: drop parts and key",
+                unit == "criterion" and bool(self.parts or self.without or self.key or self.strata),
+                "a term of unit criterion compares the same criterion in the episodes of a group: drop parts, without, "
+                "key and strata",
+            ),
+            (bool(self.parts and self.without), "a term names the parts that count, or those that do not: drop either"),
+            (
+                (unit == "block") != (self.block is not None),
+                "a term of unit block names its block, and no other unit has one: give both, or neither",
+            ),
+            (
+                bool(self.strata) and unit not in ("turn", "block"),
+                f"a term's strata are what a turn's earlier blocks came to, and unit {unit} is no part of a turn: drop "
+                "strata, or set the unit to block",
             ),
             (
                 unit == "episode" and score != "return",
@@ -85,8 +108,10 @@ class CreditTerm(Section):
                 f"a term with score {score} discounts nothing: set gamma to 1, or score to to_go",
             ),
             (
-                self.baseline == "none" and (bool(self.key) or self.scale != "none" or self.min_peers > 2),
-                "a term with baseline none compares with nobody: drop key, scale and min_peers, or give a baseline",
+                self.baseline == "none"
+                and (bool(self.key or self.strata) or self.scale != "none" or self.min_peers > 2),
+                "a term with baseline none compares with nobody: drop key, strata, scale and min_peers, or give a "
+                "baseline",
             ),
         ):
             if wrong:
@@ -95,7 +120,7 @@ class CreditTerm(Section):
 
     def most_peers(self, group_size: int) -> int | None:
         """The most units that a group of so many episodes can compare; None where that is not known."""
-        told = {"turn": "turn", "agent": "agent"}.get(self.unit)
+        told = {"turn": "turn", "block": "turn", "agent": "agent"}.get(self.unit)
         return group_size if self.unit in ("episode", "criterion") or told in self.key else None
 
 
@@ -113,6 +138,12 @@ TERMS: dict[str, Sequence[CreditTerm]] = {
     "dr_mas": (CreditTerm(unit="agent", key=("agent",), scale="std"),),
     "cm2_trajectory": (CreditTerm(parts=(CRITERIA,)),),
     "cm2_turn": (CreditTerm(unit="turn", score="reward", parts=(CRITERIA,), key=("turn",), min_peers=5),),
+    "blockwise": (
+        CreditTerm(unit="block", block="think", score="reward", parts=(REASONING,), key=("turn",)),
+        CreditTerm(
+            unit="block", block="answer", score="to_go", without=(REASONING,), key=("turn",), strata=(REASONING,)
+        ),
+    ),
     "cm2_step": (CreditTerm(unit="criterion", score="met", min_peers=5),),
 }
 """The terms of each estimator without a critic."""

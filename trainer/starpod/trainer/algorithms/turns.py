@@ -26,6 +26,12 @@ class Units:
         index_BT = torch.where(mask_BT, index_BT, 0)
         return cls(mask_BT, index_BT, _count(mask_BT, index_BT) > 0)
 
+    def within(self, inside_BT: Tensor) -> Units:
+        """The units' tokens where this is True; units without one are none."""
+        mask_BT = self.mask_BT & inside_BT
+        found_BK = torch.zeros_like(self.mask_BK, dtype=torch.int64).scatter_add(1, self.index_BT, mask_BT.long())
+        return Units(mask_BT, self.index_BT, found_BK > 0)
+
     def total(self, items_BT: Tensor) -> Tensor:
         """Sum over each unit's sampled tokens: [B, K]."""
         items_BT = torch.where(self.mask_BT, items_BT, 0.0)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.prompts.grammar import BLOCKS
 
 Item = TypeVar("Item")
 
@@ -159,6 +160,28 @@ class Batch:
         """Index of each token's turn; -1 where there is none."""
         return self.per_turn([range(len(episode.turns)) for episode in self.episodes], -1, torch.int64)
 
+    def blocks_BT(self) -> Tensor:
+        """Block of each token, as an index of BLOCKS; -1 in replies that could not be read, and where there is none.
+
+        Raises ValueError for a turn that does not tell its blocks.
+        """
+        known = {name: index for index, name in enumerate(("", *BLOCKS), -1)}
+        rows = []
+        for episode in self.episodes:
+            row: list[int] = []
+            for turn in episode.turns:
+                if turn.reply and not turn.spans:
+                    raise ValueError(
+                        f"a turn of group {episode.group} does not tell the blocks of its reply, which "
+                        "algorithm.advantage compares: episodes of another run cannot be used here"
+                    )
+                before = 0
+                for name, end in turn.spans:
+                    row += [known[name]] * (end - before)
+                    before = end
+            rows.append(row)
+        return self.rows(rows, -1, torch.int64)
+
     def truncated_BT(self) -> Tensor:
         """bool, True on the tokens of replies that a limit cut before their end token."""
         cut = [[turn.finish == "length" for turn in episode.turns] for episode in self.episodes]
@@ -254,6 +277,7 @@ class RolloutBatch:
     groups_B: id of the episode's group.
     state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, parts (of rewards),
         criteria: likewise, as in `Turn`.
+    blocks_BT: block of each token, an index of BLOCKS, -1 in replies that could not be read; None unless looked at.
     """
 
     mask_BT: Tensor
@@ -269,6 +293,7 @@ class RolloutBatch:
     agents: Sequence[Sequence[str]] = ()
     parts: Sequence[Sequence[Mapping[str, float]]] = ()
     criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
+    blocks_BT: Tensor | None = None
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
         """These episodes alone, padded as before."""

@@ -31,7 +31,10 @@ class Turn:
     logprobs: the sampler's log-probability of each id of `reply`, in nats, at the sampling temperature.
     versions: the policy version that sampled each id of `reply`.
     finish: why the reply ended.
+    spans: the blocks that `reply` is cut into: name and end of each, in order; one without a name where it could not be
+        read. Noted where an estimator looks at blocks, else empty.
     text: the reply as text, with what the prompt prefilled. thought: its reasoning; None if there is none.
+    blocks: what further blocks of the grammar hold, by name.
     actions: what was parsed from it and sent, in order. well_formed: whether it followed the response grammar.
     reward: the sum of `parts`. parts: named rewards: "environment", "format", shaping functions.
     valid, effective: how many of the actions the environment called so. executed: how many it ran.
@@ -47,8 +50,10 @@ class Turn:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish: Finish = "stop"
+    spans: list[tuple[str, int]] = field(default_factory=list)
     text: str = ""
     thought: str | None = None
+    blocks: dict[str, str] = field(default_factory=dict)
     actions: list[str] = field(default_factory=list)
     well_formed: bool = True
     state_key: bytes = b""
@@ -82,7 +87,8 @@ class Turn:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
-        return cls(**{**values, "state_key": base64.b64decode(values.get("state_key", ""))})
+        spans = [(name, end) for name, end in values.get("spans", ())]
+        return cls(**{**values, "spans": spans, "state_key": base64.b64decode(values.get("state_key", ""))})
 
 
 @dataclass(slots=True)

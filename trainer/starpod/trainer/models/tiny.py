@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.prompts.grammar import SEPARATOR, TAGS
+from starpod.trainer.prompts.grammar import FURTHER_TAGS, SEPARATOR, TAGS
 
 END = "<|end|>"
 PAD = "<|pad|>"
@@ -51,17 +51,22 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFast:
     """A tokenizer with the most frequent words of `texts`; at most `size` entries.
 
+    The tags of further blocks are tokens where the texts have them.
+
     The same texts give the same tokenizer. Raises ValueError where `size` leaves no room for any word.
     """
     splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
-    sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS))))
+    sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS, *FURTHER_TAGS))))
     counts: Counter[str] = Counter()
+    found: set[str] = set()
     for text in texts:
+        found.update(sections.findall(text))
         for section in sections.split(text):
             if section:
                 counts.update(word for word, _ in splitter.pre_tokenize_str(f" {section}"))
+    tags = (*TAGS, *(tag for tag in FURTHER_TAGS if tag in found))
     always = [" ", "\n", *_ALWAYS, *(f" {word}" for word in _ALWAYS)]
-    fixed = [*_SPECIALS, *TAGS, *_BYTES, *always]
+    fixed = [*_SPECIALS, *tags, *_BYTES, *always]
     if size <= len(fixed):
         raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(fixed)} entries")
     words = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))
@@ -70,13 +75,13 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
     tokenizer.pre_tokenizer = splitter
-    starts = "|".join(["\\A ", *(f"(?<={re.escape(token)}) " for token in (*_SPECIALS, *TAGS))])
+    starts = "|".join(["\\A ", *(f"(?<={re.escape(token)}) " for token in (*_SPECIALS, *tags))])
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(starts), "")]
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIALS])
     # Single tokens, but text of a reply: they stay where special tokens are skipped in decoding.
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tags])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END,

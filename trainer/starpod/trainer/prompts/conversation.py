@@ -6,6 +6,7 @@ the new turn, and cutting off what was made up, gives the ids between two replie
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,6 +97,21 @@ class Template:
         if ids and ids[-1] in self.stop:
             ids.pop()
         return self.opening + cast(str, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def spans(self, reply: Sequence[int], blocks: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Blocks of a decoded reply, whose ends are counted in characters, with their ends in sampled ids.
+
+        An id that lies in two blocks belongs to the one that it begins in. Blocks without an id of their own are left
+        out: the prompt opened them. The last block ends with the reply, its end token included.
+        """
+        spans: list[tuple[str, int]] = []
+        before = 0
+        for name, end in blocks[:-1]:
+            cut = bisect_left(range(len(reply)), end, lo=before, key=lambda count: len(self.decode(reply[:count])))
+            if cut > before:
+                spans.append((name, cut))
+            before = cut
+        return [*spans, (blocks[-1][0], len(reply))]
 
     def encode_reply(self, text: str) -> list[int]:
         """The ids that would have been sampled for a written reply: without what the prompt opened, with the end token.

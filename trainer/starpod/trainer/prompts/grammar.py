@@ -1,17 +1,31 @@
-"""Response grammar: reasoning and actions between tags, several actions with a separator between them.
+"""Response grammar: reasoning and actions between tags, further blocks where they are asked for.
 
-The tags and their parsing are RAGEN's (arXiv 2504.20073); docs/prompts.md has the rules.
+The tags think and answer and their parsing are RAGEN's (arXiv 2504.20073); docs/prompts.md has the rules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 THINK, THINK_END = "<think>", "</think>"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
 TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
+
+Further = Literal["switch", "subgoal", "description", "prediction"]
+"""Blocks that may be asked for between reasoning and answer."""
+Block = Literal["think", "switch", "subgoal", "description", "prediction", "answer"]
+BLOCKS: tuple[Block, ...] = get_args(Block)
+FURTHER_TAGS = tuple(tag for name in get_args(Further) for tag in (f"<{name}>", f"</{name}>"))
+
+_ASKED: dict[Further, str] = {
+    "switch": "KEEP or SWITCH",
+    "subgoal": "your subgoal",
+    "description": "what you see",
+    "prediction": "what you will see then",
+}
 
 SEPARATOR = "||"
 """Separator between the actions of an answer."""
@@ -22,8 +36,6 @@ MOST_ACTIONS = 256
 _MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
 """Deleted from the text between the tags."""
 
-_TURNING_POINT = re.compile(r"</think>\s*<answer>")
-
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
@@ -33,14 +45,16 @@ class Parsed:
     actions: in order; those that the environment lists in its own spelling, others as they were written.
     unknown: those among `actions` that the environment does not list. Empty where it lists none: then every text may be
         an action. They are sent like the others: that an action makes no sense is for the environment to say.
-    well_formed: the tags were found, and there is an action, and none is unknown. Where this is False RAGEN fines the
-        turn, once; actions that a limit cut off cost nothing.
+    well_formed: the tags were found, those of every further block too, and there is an action, and none is unknown.
+        Where this is False RAGEN fines the turn, once; actions that a limit cut off cost nothing.
+    blocks: what further blocks hold, by name, stripped; without those that are missing.
     """
 
     thought: str | None
     actions: tuple[str, ...]
     unknown: tuple[str, ...]
     well_formed: bool
+    blocks: Mapping[str, str] = field(default_factory=dict)
 
 
 _NOTHING = Parsed(None, (), (), False)
@@ -51,40 +65,63 @@ class Grammar:
 
     thinking: whether an answer must follow reasoning directly.
     actions: the environment's own action names, matched without regard to case; empty: it lists none.
+    blocks: further blocks between reasoning and answer, in order. What they hold has no `<`.
     """
 
-    def __init__(self, thinking: bool = True, actions: Iterable[str] = ()) -> None:
+    def __init__(self, thinking: bool = True, actions: Iterable[str] = (), blocks: Sequence[Further] = ()) -> None:
         self.thinking = thinking
         self.actions = tuple(actions)
+        self.blocks = tuple(blocks)
         self._spelling = {name.lower(): name for name in self.actions}
+        # A block that is missing is passed over: the actions count even so.
+        rest = "".join(rf"(?:<{name}>(?P<{name}>[^<]*)</{name}>\s*)?" for name in self.blocks)
+        self._turning_point = re.compile(rf"{THINK_END if thinking else ''}\s*{rest}{ANSWER}")
 
     @property
     def opening(self) -> str:
         """The tag that a reply begins with: what a prompt may end with, so that it need not be sampled."""
-        return THINK if self.thinking else ANSWER
+        return f"<{('think', *self.blocks, 'answer')[not self.thinking]}>"
 
     def parse(self, text: str, max_actions: int | None = None) -> Parsed:
         """Reads any text, in time linear in its length.
 
         max_actions: further actions are dropped, known or not. None: MOST_ACTIONS.
         """
-        blocks = self._blocks(text)
-        if blocks is None:
+        insides = self._insides(text)
+        if insides is None:
             return _NOTHING
-        thought, answer = blocks
-        pieces = (piece.strip() for piece in _clean(answer).split(SEPARATOR))
+        blocks = {name: text[begin:end].strip() for name, begin, end in insides[:-1]}
+        thought = _clean(blocks.pop("think")) if self.thinking else None
+        _, begin, end = insides[-1]
+        pieces = (piece.strip() for piece in _clean(text[begin:end]).split(SEPARATOR))
         written = [piece for piece in pieces if piece][: MOST_ACTIONS if max_actions is None else max_actions]
         unknown = [piece for piece in written if piece.lower() not in self._spelling] if self._spelling else []
         return Parsed(
-            thought=None if thought is None else _clean(thought),
+            thought=thought,
             actions=tuple(self._spelling.get(piece.lower(), piece) for piece in written),
             unknown=tuple(unknown),
-            well_formed=bool(written) and not unknown,
+            well_formed=bool(written) and not unknown and len(blocks) == len(self.blocks),
+            blocks=blocks,
         )
 
-    def compose(self, thought: str | None, actions: Iterable[str]) -> str:
-        """A well-formed reply, as a demonstration would give it. `thought` is left out where thinking is off."""
-        answer = f"{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
+    def cut(self, text: str) -> list[tuple[str, int]]:
+        """The text cut into its blocks: name and end of each, in characters; one without a name if it cannot be read.
+
+        A block begins with its tag, the first one with the text; the last one ends with it.
+        """
+        insides = self._insides(text)
+        if insides is None:
+            return [("", len(text))]
+        begins = [begin - len(f"<{name}>") for name, begin, _ in insides]
+        return [(name, end) for (name, _, _), end in zip(insides, [*begins[1:], len(text)], strict=True)]
+
+    def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
+        """A well-formed reply, as a demonstration would give it. `thought` is left out where thinking is off.
+
+        blocks: what further blocks hold, by name.
+        """
+        told = "".join(f"<{name}>{(blocks or {})[name]}</{name}>" for name in self.blocks)
+        answer = f"{told}{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
@@ -96,13 +133,16 @@ class Grammar:
             what += f", separated by {SEPARATOR}"
             answer = f"action {SEPARATOR} action"
         form = f"{ANSWER} {answer} {ANSWER_END}"
+        for name in reversed(self.blocks):
+            what = f"{_ASKED[name]}, then {what}"
+            form = f"<{name}> {_ASKED[name]} </{name}> {form}"
         if self.thinking:
             what = f"your reasoning, then {what}"
             form = f"{THINK} your reasoning {THINK_END} {form}"
         return f"Reply with {what}, in exactly this form and with nothing around it: {form}"
 
-    def _blocks(self, text: str) -> tuple[str | None, str] | None:
-        """The insides of the think and answer blocks; None where they are not found.
+    def _insides(self, text: str) -> list[tuple[str, int, int]] | None:
+        """Name, begin and end of what is inside each block that is there; None where think and answer are not found.
 
         The first opening tag counts, and what follows is as short as it can be. Whatever fits from a later opening tag
         fits from the first one too, and whatever fits after a later turning point fits after the first one: so one
@@ -111,15 +151,18 @@ class Grammar:
         begin = text.find(self.opening)
         if begin < 0:
             return None
-        begin += len(self.opening)
-        if not self.thinking:
-            end = text.find(ANSWER_END, begin)
-            return None if end < 0 else (None, text[begin:end])
-        turn = _TURNING_POINT.search(text, begin)
-        if turn is None:
+        thought: list[tuple[str, int, int]] = []
+        if self.thinking:
+            begin += len(THINK)
+            turn = self._turning_point.search(text, begin)
+            thought = [("think", begin, turn.start())] if turn else []
+        else:
+            turn = self._turning_point.match(text, begin)
+        end = text.find(ANSWER_END, turn.end()) if turn else -1
+        if turn is None or end < 0:
             return None
-        end = text.find(ANSWER_END, turn.end())
-        return None if end < 0 else (text[begin : turn.start()], text[turn.end() : end])
+        further = [(name, *turn.span(name)) for name in self.blocks if turn[name] is not None]
+        return [*thought, *further, ("answer", turn.end(), end)]
 
 
 def _clean(text: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from starpod.client import Limits
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.prompts.grammar import Grammar, Parsed
+from starpod.trainer.prompts.grammar import Further, Grammar, Parsed
 from starpod.trainer.section import Section
 
 Context = Literal["full", "window", "single_turn"]
@@ -27,6 +27,9 @@ class PromptConfig(Section):
         description="compact: the observation alone, for tiny models.",
     )
     thinking: bool = Field(default=True, description="Demands reasoning between think tags.")
+    blocks: tuple[Further, ...] = Field(
+        default=(), description="Further blocks of a reply, between reasoning and answer: [switch, subgoal]."
+    )
     context: Context = Field(
         default="full",
         description="What a reply sees; see docs/prompts.md#what-a-reply-sees.",
@@ -51,10 +54,20 @@ class PromptConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _names_each_block_once(self) -> PromptConfig:
+        if len({*self.blocks}) < len(self.blocks):
+            raise ValueError("prompt.blocks names a block twice: drop one")
+        return self
+
+    def grammar(self, actions: Sequence[str] = ()) -> Grammar:
+        """The grammar of replies. actions: the names that the environment lists."""
+        return Grammar(self.thinking, actions, self.blocks)
+
     @property
     def opening(self) -> str:
         """The end of prompts: the reply's first tag, or nothing."""
-        return Grammar(self.thinking).opening if self.prefill else ""
+        return self.grammar().opening if self.prefill else ""
 
 
 class Prompter:
@@ -67,7 +80,7 @@ class Prompter:
     def __init__(self, config: PromptConfig, instructions: str, actions: Sequence[str], limits: Limits) -> None:
         self.config = config
         self.instructions = instructions
-        self.grammar = Grammar(config.thinking, actions)
+        self.grammar = config.grammar(actions)
         self.limits = limits
         full = config.style == "full"
         self.shows_reward = full if config.show_reward is None else config.show_reward

@@ -102,6 +102,7 @@ def _record(observation: Observation, move: Move, *, first: bool, seconds: float
         finish=move.finish,
         text=move.text,
         thought=move.thought,
+        blocks=dict(move.blocks),
         actions=list(move.actions or ()),
         well_formed=move.well_formed,
         state_key=observation.state_key,
@@ -110,5 +111,5 @@ def _record(observation: Observation, move: Move, *, first: bool, seconds: float
     )
     if (tokens := move.tokens) is not None:
         turn.prompt, turn.fresh, turn.reply = tokens.prompt, tokens.fresh, tokens.reply
-        turn.logprobs, turn.versions = tokens.logprobs, tokens.versions
+        turn.logprobs, turn.versions, turn.spans = tokens.logprobs, tokens.versions, tokens.spans
     return turn

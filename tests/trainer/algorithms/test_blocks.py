@@ -1,0 +1,153 @@
+"""Blockwise advantage estimation: scores routed to the blocks of a reply, and compared within strata."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from starpod.trainer.algorithms.advantages import compute_advantages
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.credit import credit
+from starpod.trainer.algorithms.terms import CreditTerm
+from starpod.trainer.config import Config
+from starpod.trainer.data.batch import Batch, RolloutBatch
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.prompts.grammar import BLOCKS
+from tests.trainer.algorithms.builders import a_rollout
+from tests.trainer.turns import a_turn
+
+CORRECT = (1, 1, 0, 0, 0, 1)
+BRIER = (-0.01, -0.36, -0.09, -0.64, -0.36, -0.09)
+THINK, ANSWER = BLOCKS.index("think"), BLOCKS.index("answer")
+
+
+def blocks_rollout(parts: Sequence[Mapping[str, float]], spans: Sequence[Sequence[int]]) -> RolloutBatch:
+    """One group of episodes of one turn, with these parts of its reward, and a block for each token."""
+    rewards = [[0.0] * (len(own) - 1) + [sum(part.values())] for part, own in zip(parts, spans, strict=True)]
+    rollout = a_rollout(rewards, groups=[0] * len(parts), turns=[[0] * len(own) for own in spans])
+    return replace(rollout, parts=[[part] for part in parts], blocks_BT=torch.tensor(spans))
+
+
+def paper(*terms: CreditTerm) -> Tensor:
+    """Advantages of six members: a solution that is right or wrong, then a confidence with its Brier reward."""
+    parts = [{"right": float(c), "brier": r} for c, r in zip(CORRECT, BRIER, strict=True)]
+    rollout = blocks_rollout(parts, [[THINK, ANSWER]] * 6)
+    return credit(terms, rollout, rollout.rewards_BT)
+
+
+def column(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+SOLUTION = CreditTerm(unit="block", block="think", score="reward", parts=("right",))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"strata": ("right",)}, (0.143333, -0.206667, 0.273333, -0.276667, 0.003333, 0.063333)),
+        ({}, (0.248333, -0.101667, 0.168333, -0.381667, -0.101667, 0.168333)),
+        ({"strata": ("right",), "baseline": "others"}, (0.215, -0.31, 0.41, -0.415, 0.005, 0.095)),
+    ],
+)
+def test_a_later_block_is_compared_with_those_whose_earlier_blocks_came_to_the_same(
+    options: dict[str, object], expected: tuple[float, ...]
+) -> None:
+    confidence = CreditTerm.model_validate(
+        {"unit": "block", "block": "answer", "score": "reward", "parts": ("brier",)} | options
+    )
+    advantages = paper(SOLUTION, confidence)
+    torch.testing.assert_close(advantages[:, 0], column([0.5, 0.5, -0.5, -0.5, -0.5, 0.5]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(advantages[:, 1], column(expected), atol=1e-6, rtol=0)
+
+
+def test_within_a_stratum_it_may_be_divided_by_the_deviation() -> None:
+    term = CreditTerm(unit="block", block="answer", score="reward", parts=("brier",), strata=("right",), scale="std")
+    expected = column([0.781556, -1.126894, 0.345339])
+    torch.testing.assert_close(paper(term)[[0, 1, 5], 1], expected, atol=1e-5, rtol=0)
+
+
+def test_without_blocks_both_signals_move_all_tokens() -> None:
+    summed = paper(CreditTerm())
+    expected = column([0.748333, 0.398333, -0.331667, -0.881667, -0.601667, 0.668333])
+    torch.testing.assert_close(summed, expected.unsqueeze(1).expand(6, 2), atol=1e-6, rtol=0)
+
+
+def test_a_stratum_of_one_has_nothing_to_compare_with() -> None:
+    parts = [{"right": right, "brier": float(n)} for n, right in enumerate((1.0, 0.0, 0.0))]
+    rollout = blocks_rollout(parts, [[THINK, ANSWER]] * 3)
+    term = CreditTerm(unit="block", block="answer", score="reward", parts=("brier",), strata=("right",))
+    assert credit([term], rollout, rollout.rewards_BT)[:, 1].tolist() == [0.0, -0.5, 0.5]
+
+
+def test_a_reply_that_could_not_be_read_is_all_of_every_block() -> None:
+    parts = [{"environment": 1.0}, {"environment": 0.0, "format": -0.1}]
+    rollout = blocks_rollout(parts, [[THINK, ANSWER], [-1, -1]])
+    terms = AlgorithmConfig(preset="dapo", advantage="blockwise").credit_terms
+    advantages = credit(terms, rollout, rollout.rewards_BT)
+    torch.testing.assert_close(advantages, torch.tensor([[0.0, 0.55], [-0.55, -0.55]], dtype=torch.float64))
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=40)
+def test_a_term_on_each_block_is_the_term_on_the_turn(seed: int) -> None:
+    """Where both blocks have the same score and peers, cutting the reply changes nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.rand(4, generator=generator).tolist()
+    rollout = blocks_rollout([{"environment": r} for r in rewards], [[THINK, THINK, ANSWER]] * 4)
+    options = {"score": "to_go", "key": ("turn",), "scale": "std"}
+    cut = [CreditTerm.model_validate({"unit": "block", "block": name} | options) for name in ("think", "answer")]
+    whole = CreditTerm.model_validate({"unit": "turn"} | options)
+    torch.testing.assert_close(credit(cut, rollout, rollout.rewards_BT), credit([whole], rollout, rollout.rewards_BT))
+
+
+def test_what_does_not_count_is_taken_off_and_the_rest_stays() -> None:
+    rollout = blocks_rollout([{"a": 1.0, "b": 5.0}, {"a": 0.0, "b": 2.0}], [[THINK], [THINK]])
+    without = credit([CreditTerm(without=("b",))], rollout, rollout.rewards_BT)
+    assert without.tolist() == credit([CreditTerm(parts=("a",))], rollout, rollout.rewards_BT).tolist()
+
+
+def test_batches_know_the_block_of_each_token() -> None:
+    turns = [
+        a_turn([5, 6, 7], spans=[("think", 2), ("answer", 3)]),
+        a_turn([8, 9], spans=[("", 2)], fresh=False),
+    ]
+    batch = Batch([Episode(0, 0, "lake", turns=turns), Episode(0, 1, "lake", turns=turns[:1])])
+    pad = [-1, -1]
+    assert batch.blocks_BT().tolist() == [[THINK, THINK, ANSWER, *pad], [THINK, THINK, ANSWER, *pad]]
+    with pytest.raises(ValueError, match="does not tell the blocks"):
+        Batch([Episode(0, 0, "lake", turns=[a_turn([5])])]).blocks_BT()
+    rollout = replace(blocks_rollout([{"environment": 1.0}] * 2, [[THINK], [THINK]]), blocks_BT=None)
+    with pytest.raises(ValueError, match="needs the blocks"):
+        compute_advantages(AlgorithmConfig(preset="dapo", advantage="blockwise"), rollout)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"unit": "block"}, "names its block"),
+        ({"unit": "turn", "score": "reward", "block": "think"}, "names its block"),
+        ({"strata": ["reasoning"]}, "is no part of a turn"),
+        ({"parts": ["a"], "without": ["b"]}, "drop either"),
+    ],
+)
+def test_terms_without_a_meaning_are_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        CreditTerm.model_validate(values)
+
+
+def test_blocks_that_replies_do_not_have_are_refused() -> None:
+    paid = {"algorithm": {"preset": "dapo", "advantage": "blockwise"}, "rewards": {"reasoning": {"weight": 0.1}}}
+    Config.model_validate(paid)
+    with pytest.raises(ValidationError, match=r"set prompt\.thinking to true"):
+        Config.model_validate(paid | {"prompt": {"thinking": False}})
+    with pytest.raises(ValidationError, match="which nothing pays"):
+        Config.model_validate({"algorithm": paid["algorithm"]})
+    term = {"unit": "block", "block": "subgoal", "score": "reward"}
+    with pytest.raises(ValidationError, match=r"add subgoal to prompt\.blocks"):
+        Config.model_validate({"algorithm": {"preset": "dapo", "advantage": "terms", "terms": [term]}})
