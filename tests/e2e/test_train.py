@@ -441,3 +441,27 @@ def test_dry_run_prints_what_would_be_used(tmp_path: Path) -> None:
     assert "groups: 5" in done.stdout
     assert "preset: starpo-grpo" in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_stages_go_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    """Two horizons and a KL term that begins late, cut within a stage that waits for a metric."""
+    sets = "environment.expert_moves_left: 2, environment.max_turns: 4, algorithm.kl.where: off"
+    near = f"{{until: {{iteration: 1}}, set: {{{sets}}}}}"
+    short = "{until: {metric: collect/success, at_least: 0.0, patience: 2}, set: {environment.max_turns: 5}}"
+    words = (f"stages=[{near}, {short}]", "algorithm=starpo-ppo")
+    train("stop.iterations=4", *words, run_dir=tmp_path / "whole")
+    records = lines(tmp_path / "whole" / "metrics.jsonl")
+    assert [record["metrics"]["collect/stage"] for record in records] == [0, 1, 1, 2]
+    turns = [record["metrics"]["collect/turns_mean"] for record in records]
+    assert turns[0] <= 4 and max(turns[1:3]) <= 5
+    begun = [episode.begun_at for episode in read_episodes(tmp_path / "whole" / "episodes" / "train-000001.jsonl.gz")]
+    assert max(begun) > 0
+    train("stop.iterations=2", *words, run_dir=tmp_path / "cut")
+    train("stop.iterations=4", *words, run_dir=tmp_path / "cut", resume=True)
+    whole, cut = (
+        [record for record in learnt(tmp_path / name) if record["step"] != 2 or "episodes" not in record]
+        for name in ("whole", "cut")
+    )
+    assert whole == cut
+    errors = train("algorithm=starpo-ppo", run_dir=tmp_path / "cut", resume=True, status=2)
+    assert "stages is []" in errors and "--change stages" in errors

@@ -256,6 +256,8 @@ class Games:
     async def replay(self, episode: Episode, task: Task, turns: int) -> Game:
         """A game that stands where the episode stood after so many turns. Raises NotPossible where the server shows
         something else than the episode has."""
+        if episode.begun_at:
+            raise NotPossible("The environment's expert began this episode, and its moves are not in the record.")
         game = await self.open(
             task.environment,
             options=task.options,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.engine import SamplingConfig
@@ -27,6 +28,7 @@ from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section, shipped
 from starpod.trainer.seeds import PURPOSES, SeedsConfig
+from starpod.trainer.stages import MAY_CHANGE, StageConfig, difference, may_change
 from starpod.trainer.update import OptimizerConfig
 from starpod.trainer.warmstart import WarmStartConfig
 
@@ -65,6 +67,18 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     monitor: MonitorConfig = MonitorConfig()
     stop: StopConfig = StopConfig()
+    stages: tuple[StageConfig, ...] = Field(
+        default=(), description="Settings that hold at first, in turn; then the configuration itself holds."
+    )
+    _in_stages: tuple[Config, ...] = PrivateAttr(default=())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_stages(cls, values: Any, handler: ModelWrapValidatorHandler[Config]) -> Config:
+        config = handler(values)
+        if config.stages and isinstance(values, Mapping):
+            config._in_stages = tuple(_stage(config, values, number) for number in range(len(config.stages)))
+        return config
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
@@ -178,11 +192,67 @@ class Config(Section):
             for name, own in self.environments.items()
         )
 
+    @property
+    def in_stages(self) -> tuple[Config, ...]:
+        """The configuration of each stage, and last the one that holds after them."""
+        return (*self._in_stages, self)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a frozen reference policy is scored in any stage."""
+        return any(stage.algorithm.needs_reference for stage in self.in_stages)
+
+    @property
+    def needs_state_key(self) -> bool:
+        """Whether environments must tell the digest of each state in any stage."""
+        return any(stage.algorithm.needs_state_key for stage in self.in_stages)
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the one of `environment` and `environments` that is in use."""
+        """Plain values, with the one of `environment` and `environments` that is in use, and stages if there are any.
+
+        What a stage sets is written out, with what follows from it.
+        """
         values = super().to_dict()
         del values["environment" if self.environments else "environments"]
+        stages = values.pop("stages")
+        if stages:
+            values["stages"] = [
+                {"until": given["until"], "set": difference(values, stage.to_dict())}
+                for given, stage in zip(stages, self._in_stages, strict=True)
+            ]
         return values
+
+
+def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
+    """The whole configuration of a stage. values: of the run, as they were given. Raises ValueError."""
+    given, until = config.stages[number].set, config.stages[number].until
+    place = f"stages[{number}]"
+    if problem := until.problem():
+        raise ValueError(f"{place} {problem}")
+    before = [each.until.iteration for each in config.stages[:number] if each.until.iteration is not None]
+    if until.iteration is not None and before and until.iteration <= before[-1]:
+        raise ValueError(
+            f"{place}.until.iteration {until.iteration} is not after that of an earlier stage, {before[-1]}: a stage "
+            "ends after those before it"
+        )
+    merged = copy.deepcopy({key: value for key, value in values.items() if key != "stages"})
+    for key, value in sorted(given.items(), key=lambda item: item[0].count(".")):
+        if not may_change(key):
+            raise ValueError(f"{place}.set names {key}, which cannot differ between stages{nearest(key, MAY_CHANGE)}")
+        try:
+            _set(merged, key.split("."), value)
+        except ConfigError as error:
+            raise ValueError(f"{place}.set: {error}") from None
+    try:
+        stage = parse_config(merged)
+    except ConfigError as error:
+        raise ValueError(f"{place}: {error}") from None
+    if stage.algorithm.needs_critic != config.algorithm.needs_critic:
+        raise ValueError(
+            f"{place}.set makes algorithm.advantage {stage.algorithm.advantage}, and the run has "
+            f"{config.algorithm.advantage}: one needs a critic and the other has none; choose two of a kind"
+        )
+    return stage
 
 
 SHORTHANDS = {

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from starpod.client.spelling import nearest
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scale, needs_reask, verdicts
@@ -41,6 +42,7 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
 from starpod.trainer.seeds import Purpose, SeedCursor, derive
+from starpod.trainer.stages import Stages
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import imitate
 
@@ -69,7 +71,7 @@ class Run:
     collector: plays the training tasks. sampler: the copy of the policy that its engine samples from; the policy itself
     where it is neither sharded nor updated meanwhile. ahead: groups in play for this step and later ones.
     demonstrations: to imitate before training. offline: groups to train on
-    instead of collecting.
+    instead of collecting. stage_collectors: of the stages, which collect in the place of `collector`.
     step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, before a
     resumption included.
     """
@@ -86,8 +88,11 @@ class Run:
         interrupts: Interrupts,
         demonstrations: Sequence[Episode] = (),
         offline: Sequence[Group] = (),
+        stage_collectors: Sequence[Collector[EngineAgents]] = (),
     ) -> None:
-        self.config = config
+        self.stages = Stages(config.stages)
+        self._configs = config.in_stages
+        self._stage_collectors = stage_collectors
         self.collector = collector
         self.ahead = Ahead(collector, config.collect.group_size, parallel)
         self.sampler = sampler
@@ -111,6 +116,7 @@ class Run:
         self.information = InformationProbe(config.monitor)
         self._parts: dict[str, Stateful] = {
             "cursor": self.cursor,
+            "stages": self.stages,
             "mixture": self.mixture,
             "echo_trap": self.echo_trap,
             "early_stop": self.early_stop,
@@ -127,6 +133,13 @@ class Run:
         self._collected_at: float | None = None
         self._loaded_version = -1
         self._began = self._resumed_at = perf_counter()
+        if config.stages:
+            self._begin_stage()
+
+    @property
+    def config(self) -> Config:
+        """That of the present stage."""
+        return self._configs[self.stages.index]
 
     # --- the state that a checkpoint holds ---------------------------------------------------------------------------
 
@@ -154,7 +167,7 @@ class Run:
             **{name: part.state_dict() for name, part in self._parts.items()},
             "ahead": in_play,
             "rng": capture_rng(),
-            "config": self.config.to_dict(),
+            "config": self._configs[-1].to_dict(),
         }
         self.output.checkpoints.save(self.step, tensors, state, score=score)
 
@@ -162,13 +175,17 @@ class Run:
         """Goes on from a checkpoint."""
         self.resumed = True
         state = loaded.state
-        if self.config.algorithm.needs_reference and "reference" not in loaded.tensors:
+        if "stages" in state:
+            self.stages.load_state_dict(state["stages"])
+            self._begin_stage()
+        needs_reference = self._configs[-1].needs_reference
+        if needs_reference and "reference" not in loaded.tensors:
             raise ConfigError(
                 f"algorithm.kl.where is {self.config.algorithm.kl.where}, but the run began without a KL term, so its "
                 "checkpoint holds no reference policy: resume with algorithm.kl.where=off, or begin another run"
             )
         self.learner.load_policy(loaded.tensors["policy"])
-        if self.config.algorithm.needs_reference:
+        if needs_reference:
             self.learner.freeze_reference(loaded.tensors["reference"])
         self.learner.load_state(loaded.tensors["optimizer"], state["learner"])
         self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
@@ -217,7 +234,7 @@ class Run:
         """Imitates demonstrations, if the configuration says so. What comes of it is the KL term's reference."""
         if self.config.warm_start.steps:
             await self._imitate()
-        if self.config.algorithm.needs_reference:
+        if self._configs[-1].needs_reference:
             self.learner.freeze_reference(None)
 
     async def _imitate(self) -> None:
@@ -246,6 +263,26 @@ class Run:
         self.step += 1
         self.metrics = {}
         self._began = perf_counter()
+
+    def _begin_stage(self) -> None:
+        """Applies what the present stage sets. What is in play goes on as it was begun."""
+        config = self.config
+        self.learner.configure(config.algorithm, config.optimizer)
+        collector = (*self._stage_collectors, self.collector)[self.stages.index]
+        self.ahead.configure(collector, config.collect.group_size)
+
+    def _follow_stages(self) -> None:
+        """Notes the stage of the iteration, and begins the next one where it is over."""
+        stages, metrics = self.stages, self.metrics
+        metrics["collect/stage"] = float(stages.index)
+        if missing := stages.unknown(metrics):
+            self.screen.warn(
+                f"stages[{stages.index}] waits for the metric {missing}, and this iteration has none of that name"
+                f"{nearest(missing, sorted(metrics))}"
+            )
+        if stages.update(self.step, metrics):
+            self._begin_stage()
+            self.screen.phase(f"stage {stages.index} of {len(self._configs) - 1} begins")
 
     async def sync(self) -> None:
         """Hands the policy's weights to the engine, if they changed."""
@@ -505,6 +542,8 @@ class Run:
             self.screen.warn(warning)
         metrics |= self.echo_trap.metrics
         self.stopped = self.early_stop.update(self.step, metrics) or self.stopped
+        if len(self._configs) > 1:
+            self._follow_stages()
         seconds = metrics["time/step"] = perf_counter() - self._began
         inside = metrics.get("time/generate_wait", 0.0) + metrics.get("time/update", 0.0)
         metrics["time/share_outside"] = max(0.0, 1 - inside / seconds)

@@ -58,10 +58,13 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The part of the environment's spec that a policy needs: its action names, and whether it can show state keys."""
+    """The part of the environment's spec that a policy needs: its action names, and whether it can show state keys, be
+    forked, and has an expert."""
 
     actions: tuple[str, ...]
     state_key: bool
+    fork: bool = True
+    expert: bool = True
 
 
 async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
@@ -69,7 +72,8 @@ async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
     specs = await fleet.describe()
     for spec in specs:
         if spec.id == environment_id:
-            return Facts(tuple(spec.action_space.names), spec.capabilities.state_key)
+            able = spec.capabilities
+            return Facts(tuple(spec.action_space.names), able.state_key, able.fork, able.expert_action)
     raise unknown_environment(environment_id, [spec.id for spec in specs])
 
 
@@ -97,11 +101,17 @@ class Served:
 async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
     async with connect(task.environment) as fleet:
         facts = await read_facts(fleet, task.environment.id)
-        if config.algorithm.needs_state_key and not facts.state_key:
+        if config.needs_state_key and not facts.state_key:
             raise ConfigError(
                 f"algorithm.advantage {config.algorithm.advantage} compares turns that began in the same state, and "
                 f"{task.environment.id} does not tell states apart (it has no state_key); choose another advantage, or "
                 "set algorithm.gigpo.weight to 0"
+            )
+        from_expert = any(each.environment.expert_moves_left for stage in config.in_stages for each in stage.tasks)
+        if from_expert and not (facts.fork and facts.expert):
+            raise ConfigError(
+                f"environment.expert_moves_left begins episodes with moves of an expert and forks what they come to, "
+                f"and {task.environment.id} has {'no fork' if facts.expert else 'no expert'}: drop it"
             )
         writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions)
         yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer)
@@ -179,25 +189,31 @@ async def open_run(
         stack.push_async_callback(engine.close)
         if (slots := engine.stats().slots) < config.engine.slots:
             screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
-        collectors = {
-            each.config.name: Collector(
-                fleet=each.fleet,
-                agents=EngineAgents(
-                    engine=engine,
-                    template=templates[each.config.name],
-                    prompt=each.config.prompt,
-                    sampling=config.sampling,
-                    seed=config.seed,
-                    want=Want(state_key=config.algorithm.needs_state_key),
-                    spans=bool(config.algorithm.blocks),
-                ),
-                task=each.task,
-                rewards=Rewards(each.config.rewards),
-                deadline=config.collect.deadline,
-            )
-            for each in served
-        }
-        first = next(iter(collectors.values()))
+
+        def make_collector(stage: Config) -> Collector[EngineAgents]:
+            """Plays what a stage, or at last the run itself, is about."""
+            collectors = {
+                task.name: Collector(
+                    fleet=each.fleet,
+                    agents=EngineAgents(
+                        engine=engine,
+                        template=templates[task.name],
+                        prompt=task.prompt,
+                        sampling=stage.sampling,
+                        seed=config.seed,
+                        want=Want(state_key=config.needs_state_key),
+                        spans=any(each.algorithm.blocks for each in config.in_stages),
+                    ),
+                    task=task.environment.task(each.task.actions, task.name),
+                    rewards=Rewards(task.rewards),
+                    deadline=config.collect.deadline,
+                )
+                for task, each in zip(stage.tasks, served, strict=True)
+            }
+            first = next(iter(collectors.values()))
+            return replace(first, others=collectors) if stage.environments else first
+
+        *stage_collectors, collector = map(make_collector, config.in_stages)
         imitated = [
             (each.writer, demonstration, templates[each.config.name])
             for each in served
@@ -207,7 +223,7 @@ async def open_run(
         output = Output(folder, checkpoints, screen)
         run = Run(
             config,
-            collector=replace(first, others=collectors) if config.environments else first,
+            collector=collector,
             sampler=sampler,
             learner=learner,
             output=output,
@@ -217,6 +233,7 @@ async def open_run(
                 writer.episode(each, template, index) for index, (writer, each, template) in enumerate(imitated)
             ],
             offline=offline,
+            stage_collectors=stage_collectors,
         )
         stack.push_async_callback(run.ahead.close)
         if loaded is not None:

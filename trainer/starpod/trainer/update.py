@@ -152,15 +152,27 @@ class Learner:
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
-        rates = [(list(policy.trained_parameters()), optimizer.lr)]
-        if critic := list(policy.critic_parameters()):
-            rates.append((critic, optimizer.critic_lr or CRITIC_LR[policy.critic_kind]))
+        trained = [list(policy.trained_parameters()), list(policy.critic_parameters())]
         self.optimizer = torch.optim.AdamW(
-            [{"params": parameters, "lr": rate, "rate": rate} for parameters, rate in rates],
+            [
+                {"params": parameters, "lr": rate, "rate": rate}
+                for parameters, rate in zip(trained, self._rates(optimizer), strict=True)
+                if parameters
+            ],
             betas=optimizer.betas,
             eps=optimizer.eps,
             weight_decay=optimizer.weight_decay,
         )
+
+    def _rates(self, optimizer: OptimizerConfig) -> tuple[float, float]:
+        """Learning rates of policy and critic."""
+        return optimizer.lr, optimizer.critic_lr or CRITIC_LR.get(self.policy.critic_kind, optimizer.lr)
+
+    def configure(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig) -> None:
+        """Goes on with another algorithm and other rates; the optimiser keeps its state."""
+        self.algorithm, self.config = algorithm, optimizer
+        for parameters, rate in zip(self.optimizer.param_groups, self._rates(optimizer), strict=False):
+            parameters["rate"] = rate
 
     # --- the whole update ---------------------------------------------------------------------------------------------
 
@@ -340,7 +352,8 @@ class Learner:
         critic = self.algorithm.needs_critic
         logprobs = torch.zeros(batch.mask_BT.shape, device=batch.device)
         values = torch.zeros_like(logprobs) if critic else None
-        reference = torch.zeros_like(logprobs) if self.reference is not None else None
+        needs_reference = self.reference is not None and self.algorithm.needs_reference
+        reference = torch.zeros_like(logprobs) if needs_reference else None
         for block, mine in self._share(batch, range(len(batch))):
             packed, unpacked = batch.pack(block), batch.unpack(block)
             scores = self.policy.score(*packed, temperature=self.temperature, values=critic)

@@ -24,7 +24,8 @@ class Task:
     """An environment to be played.
 
     environment, version, options, limits: as `Fleet.open` takes them. actions: its action names, if they are fixed.
-    name: among the run's `environments`; empty where the run has one.
+    name: among the run's `environments`; empty where the run has one. expert_moves_left: moves of the environment's
+    expert that are left when a collected episode begins; None: all.
     """
 
     environment: str
@@ -33,6 +34,7 @@ class Task:
     limits: Limits = field(default_factory=Limits)
     actions: tuple[str, ...] = ()
     name: str = ""
+    expert_moves_left: int | None = None
 
     def with_options(self, options: Mapping[str, Any]) -> Task:
         """The same, with these options over its own."""
@@ -49,6 +51,17 @@ class Task:
             limits=self.limits,
             version=self.version,
         )
+
+
+def longer(limits: Limits, turns: int) -> Limits:
+    """The limits of an episode with so many more turns of one action each; 0 stays no limit."""
+    most = [limit + turns if limit else 0 for limit in (limits.max_turns, limits.max_actions)]
+    return Limits(most[0], limits.max_actions_per_turn, most[1])
+
+
+def limits_left(session: Session) -> Limits:
+    """The limits of what an agent is about to play: the turns before are those of an expert."""
+    return longer(session.limits, -session.step_index) if session.step_index else session.limits
 
 
 @dataclass(frozen=True, slots=True)

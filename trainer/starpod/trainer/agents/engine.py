@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import Field, model_validator
 
 from starpod.client import Observation, Session, Want
-from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens
+from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens, limits_left
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
@@ -91,7 +91,7 @@ class EngineAgent(Agent):
 
     def __init__(self, shared: EngineAgents, session: Session, task: Task, group: int) -> None:
         self._shared = shared
-        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, session.limits)
+        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, limits_left(session))
         self._conversation = Conversation(shared.template, context=shared.prompt.context, window=shared.prompt.window)
         self._conversation.system(self._prompter.system())
         self._name = f"{shared.purpose}/{group}/{session.member}"

@@ -20,6 +20,7 @@ GUARDED = (
     "environments",
     "algorithm.advantage",
     "algorithm.terms",
+    "stages",
 )
 """Keys that make another experiment of a run, and so need a confirmation."""
 
@@ -84,6 +85,8 @@ def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -
 def _guarded(config: Config, key: str) -> Any:
     if key == "environments":
         return {name: [own.id, own.version, own.options] for name, own in config.environments.items()}
+    if key == "stages":
+        return config.to_dict().get(key, [])
     section, _, last = key.partition(".")
     return getattr(getattr(config, section), last)
 

@@ -100,7 +100,8 @@ class Episode:
     instructions: what the policy was told once, before the first turn.
     end: why it ended. success: None where the environment cannot say.
     error: what failed, where `end` is "failed".
-    task: its name among the run's `environments`; empty where the run has one.
+    task: its name among the run's `environments`; empty where the run has one. begun_at: turns that the environment's
+        expert had taken before the first one.
     final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another
         reply, where the episode was cut short by a limit: what a critic bootstraps from. tail_fresh: as `Turn.fresh`.
     """
@@ -120,6 +121,7 @@ class Episode:
     tail: list[int] = field(default_factory=list)
     tail_fresh: bool = False
     task: str = ""
+    begun_at: int = 0
 
     @classmethod
     def begin(cls, session: Session, group: int, task: str = "") -> Episode:
@@ -133,6 +135,7 @@ class Episode:
             session.dynamics_seed,
             session.instructions,
             task=task,
+            begun_at=session.step_index,
         )
 
     def take(self, transition: Transition) -> None:

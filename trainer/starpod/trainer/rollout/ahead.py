@@ -44,6 +44,10 @@ class Ahead:
     def __len__(self) -> int:
         return len(self._admitted)
 
+    def configure(self, collector: Collector[EngineAgents], size: int) -> None:
+        """Plays what is admitted from now on with another collector, in groups of `size`."""
+        self._collector, self._size = collector, size
+
     @property
     def busy(self) -> float:
         """Seconds in which any group was in play, until now."""

@@ -14,6 +14,7 @@ from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.rewards.reward import Rewards
+from starpod.trainer.rollout.expert_start import open_near_success
 from starpod.trainer.rollout.play import OWN_REWARD, play
 from starpod.trainer.section import Section
 
@@ -186,7 +187,7 @@ class Collector(Generic[Players]):
             )
 
         if sum(bool(episode.end) and not episode.failed for episode in begun.values()) < size:
-            sessions = await task.open(self.fleet, start.seed, size, self.agents.want)
+            sessions = await self._open(task, start.seed, size)
             try:
                 await asyncio.gather(*map(play_member, sessions))
             finally:
@@ -197,6 +198,11 @@ class Collector(Generic[Players]):
             [episode for episode in members if not episode.failed],
             [episode for episode in members if episode.failed],
         )
+
+    async def _open(self, task: Task, seed: int, size: int) -> list[Session]:
+        if task.expert_moves_left is None:
+            return await task.open(self.fleet, seed, size, self.agents.want)
+        return await open_near_success(task, self.fleet, seed, size, self.agents.want, moves=task.expert_moves_left)
 
 
 def starts_from(seeds: Sequence[int]) -> list[Start]:

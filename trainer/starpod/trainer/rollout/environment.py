@@ -31,6 +31,11 @@ class EnvironmentConfig(Section):
     max_actions: int | None = Field(
         default=None, ge=0, description="Actions of an episode; null: likewise, 0: no limit."
     )
+    expert_moves_left: int | None = Field(
+        default=None,
+        ge=1,
+        description="Begins episodes so many moves of the environment's expert before its success; null: at the start.",
+    )
     addresses: tuple[str, ...] = Field(
         default=(), description="Servers (host:port, dns:///name:port); empty: start some here."
     )
@@ -76,7 +81,7 @@ class EnvironmentConfig(Section):
     def task(self, actions: Sequence[str], name: str = "") -> Task:
         """The task that agents play. actions: the environment's action names, if they are fixed. name: as in `Task`."""
         limits = Limits(self.max_turns, self.max_actions_per_turn, self.max_actions)
-        return Task(self.id, self.version, self.options, limits, tuple(actions), name)
+        return Task(self.id, self.version, self.options, limits, tuple(actions), name, self.expert_moves_left)
 
     def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
         """The same, with these options over its own."""

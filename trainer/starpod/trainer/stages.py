@@ -1,0 +1,130 @@
+"""Stages of a run: settings that hold until an iteration, or until a metric is where it should be.
+
+A stage is the run's own configuration with some keys set otherwise; after the last stage the configuration itself
+holds. Evaluations play what it says in every stage, so that their figures compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from starpod.trainer.section import Section
+
+MAY_CHANGE = (
+    "environment.options",
+    "environment.max_turns",
+    "environment.max_actions_per_turn",
+    "environment.max_actions",
+    "environment.expert_moves_left",
+    "rewards",
+    "algorithm",
+    "collect.groups",
+    "collect.group_size",
+    "collect.min_group_size",
+    "collect.max_rounds",
+    "optimizer.lr",
+    "optimizer.critic_lr",
+    "optimizer.max_grad_norm",
+    "sampling.max_reply_tokens",
+    "sampling.min_reply_tokens",
+)
+"""Keys and sections that a stage may set; of `environments.NAME` those of `environment` and the rewards."""
+
+
+class UntilConfig(Section):
+    """End of a stage. Where both an iteration and a metric are given, the first one counts."""
+
+    iteration: int | None = Field(default=None, ge=1, description="Iterations of the run that are done then.")
+    metric: str = Field(default="", description="Metric of an iteration, such as collect/success; empty: none.")
+    at_least: float | None = Field(default=None, description="What the metric must reach.")
+    at_most: float | None = Field(default=None, description="What it must not exceed.")
+    patience: int = Field(default=1, ge=1, description="Iterations in a row in which it does.")
+
+    def problem(self) -> str:
+        """What makes no sense; empty where it does."""
+        bounded = self.at_least is not None or self.at_most is not None
+        if self.iteration is None and not self.metric:
+            return "never ends: give until.iteration, or until.metric with at_least or at_most"
+        if self.metric and not bounded:
+            return f"waits for {self.metric} to be anything: give until.at_least or until.at_most"
+        if not self.metric and (bounded or self.patience > 1):
+            return "has a bound or patience and no until.metric that they are for: name one, or drop them"
+        return ""
+
+    def holds(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the metric is where it should be in one iteration."""
+        value = metrics.get(self.metric)
+        if value is None:
+            return False
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+
+class StageConfig(Section):
+    """Settings that hold at first."""
+
+    until: UntilConfig = UntilConfig()
+    set: dict[str, Any] = Field(
+        default={}, description="Dotted keys and their values in this stage; see docs/training.md#stages."
+    )
+
+
+class Stages:
+    """The present stage of a run. It never goes back.
+
+    index: from 0; the number of stages once all are over.
+    """
+
+    def __init__(self, stages: Sequence[StageConfig]) -> None:
+        self._stages = stages
+        self._held = 0
+        self.index = 0
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Takes an iteration, counted from 1, with its metrics. Whether another stage begins after it."""
+        before = self.index
+        while self.index < len(self._stages):
+            until = self._stages[self.index].until
+            # The metrics are of the stage that was played, and of none that is passed over.
+            self._held = self._held + 1 if self.index == before and until.metric and until.holds(metrics) else 0
+            reached = until.iteration is not None and step >= until.iteration
+            if not reached and (not until.metric or self._held < until.patience):
+                break
+            self.index, self._held = self.index + 1, 0
+        return self.index > before
+
+    def unknown(self, metrics: Mapping[str, float]) -> str:
+        """The metric that the stage waits for, where an iteration does not have it; empty where it has."""
+        metric = self._stages[self.index].until.metric if self.index < len(self._stages) else ""
+        return metric if metric and metric not in metrics else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"index": self.index, "held": self._held}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where the other one stood, at the last stage where there are fewer now."""
+        self.index, self._held = min(state["index"], len(self._stages)), state["held"]
+
+
+def may_change(key: str) -> bool:
+    """Whether a stage may set a dotted key."""
+    parts = key.split(".")
+    if parts[0] == "environments" and len(parts) > 2:
+        parts = ["environment", *parts[2:]] if parts[2] != "rewards" else parts[2:]
+    name = ".".join(parts)
+    return any(f"{name}.".startswith(f"{allowed}.") for allowed in MAY_CHANGE)
+
+
+def difference(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What to set in `base` to make it `other`, by dotted keys: plain values of two configurations."""
+    found: dict[str, Any] = {}
+    for key, value in other.items():
+        below = base.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and below and set(below) <= set(value):
+            found |= difference(below, value, f"{prefix}{key}.")
+        elif value != below:
+            found[prefix + key] = value
+    return found
