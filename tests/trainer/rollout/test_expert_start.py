@@ -16,7 +16,7 @@ __all__ = ["server", "template"]
 
 
 async def opened(fleet: Fleet, lake: EnvironmentConfig, moves: int, count: int = 3) -> list[Session]:
-    return await open_near_success(lake.task(ACTIONS), fleet, 1, count, Want(state_key=True), moves=moves)
+    return await open_near_success(lake.task(ACTIONS), fleet, 1, count, want=Want(state_key=True), moves=moves)
 
 
 async def expert_needs(session: Session) -> int:

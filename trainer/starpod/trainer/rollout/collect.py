@@ -202,7 +202,8 @@ class Collector(Generic[Players]):
     async def _open(self, task: Task, seed: int, size: int) -> list[Session]:
         if task.expert_moves_left is None:
             return await task.open(self.fleet, seed, size, self.agents.want)
-        return await open_near_success(task, self.fleet, seed, size, self.agents.want, moves=task.expert_moves_left)
+        moves = task.expert_moves_left
+        return await open_near_success(task, self.fleet, seed, size, want=self.agents.want, moves=moves)
 
 
 def starts_from(seeds: Sequence[int]) -> list[Start]:

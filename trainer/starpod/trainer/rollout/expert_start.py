@@ -6,49 +6,48 @@ needed. The group's members are forks of one session, each with luck of its own.
 
 from __future__ import annotations
 
-from starpod.client import Fleet, Session, Want
-from starpod.trainer.agents.base import Task, longer
+from collections.abc import Sequence
 
-MOST_MOVES = 1000
-"""Moves of an expert that is given up where no limit ends its episode."""
+from starpod.client import Fleet, Observation, Session, Want
+from starpod.trainer.agents.base import Agent, Move, Stop, Task, longer
+from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.rollout.play import play
 
 
 async def open_near_success(
-    task: Task, fleet: Fleet, seed: int, count: int, want: Want, *, moves: int
+    task: Task, fleet: Fleet, seed: int, count: int, *, want: Want, moves: int
 ) -> list[Session]:
     """A group of `count` sessions that share the state `moves` moves of the expert before its success.
 
     Where it has no more than so many moves, or fails, they share the start state. The expert's moves take nothing off
     the limits: those in force are longer by them. Raises as `Fleet.open` does.
     """
-    played = await _expert_moves(task, fleet, seed)
-    ahead = played[: max(len(played) - moves, 0)]
+    (session,) = await task.open(fleet, seed, 1, REFERENCES["expert"][1])
+    try:
+        expert = await play(ReferenceAgents("expert").agent(session, task, 0), session)
+    finally:
+        await session.close()
+    ahead = [turn.actions for turn in expert.turns[:-moves]] if expert.success else []
     if not ahead:
         return await task.open(fleet, seed, count, want)
     (base,) = await task.open(fleet, seed, 1, want)
     try:
         limits = longer(base.limits, len(ahead))
         await base.reset(seed=base.seed, dynamics_seed=base.dynamics_seed, limits=limits)
-        for action in ahead:
-            await base.step([action])
-        return await base.fork(count, reseed=True)
+        if not (await play(_Repeater(ahead), base)).failed:
+            return await base.fork(count, reseed=True)
     finally:
         await base.close()
+    return await task.open(fleet, seed, count, want)
 
 
-async def _expert_moves(task: Task, fleet: Fleet, seed: int) -> list[str]:
-    """The expert's actions from the start state to its success; none where it fails."""
-    (session,) = await task.open(fleet, seed, 1, Want(expert_action=True))
-    actions: list[str] = []
-    try:
-        while len(actions) < (session.limits.max_turns or MOST_MOVES):
-            action = session.observation.expert_action
-            if not isinstance(action, str):
-                return []
-            actions.append(action)
-            transition = await session.step([action])
-            if transition.done:
-                return actions if transition.success else []
-        return []
-    finally:
-        await session.close()
+class _Repeater(Agent):
+    """Makes the moves that it is given, and then none."""
+
+    def __init__(self, moves: Sequence[Sequence[str]]) -> None:
+        self._moves = moves
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        done = len(episode.turns)
+        return Move("", self._moves[done]) if done < len(self._moves) else Stop()
