@@ -9,6 +9,7 @@ from starpod.env_server.environment import Environment
 from starpod.env_server.episode import Episode, Limits, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
+from starpod.environments.desk import Desk
 from starpod.environments.frozen_lake import FrozenLake
 from starpod.environments.game_2048 import Game2048
 from starpod.environments.rubiks_cube import RubiksCube
@@ -48,6 +49,9 @@ CASES: list[Case] = [
     (RubiksCube, {"scramble": ["R", "U'", "B"], "max_steps": 5}),
     (WordProblems, {}),
     (WordProblems, {"mode": "steps", "distractors": 2, "max_steps": 6}),
+    (Desk, {}),
+    (Desk, {"count": 3, "expert_calls": "text", "reward": "share"}),
+    (Desk, {"tasks": ["cancel", "keep"]}),
 ]
 """Environments with options that between them use every way to start."""
 

@@ -1,0 +1,268 @@
+"""A desk with a calendar, files and mail. Actions are tool calls; a checklist tells what is done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from starpod.env_server import (
+    Environment,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Limits,
+    Outcome,
+    ToolCall,
+    digest,
+)
+
+from .office import DAYS, Event, Mail, Office, draw_office, is_free
+from .picture import draw
+from .tasks import KINDS, Changes, Task, draw_tasks
+from .tools import TOOLS, BadCall, read_call, write_call
+
+MOST_THINGS = 50
+"""Meetings, files and mails sent that there can be, of each."""
+
+_INSTRUCTIONS = (
+    "You keep the calendar, the files and the mail of an office. Do what you are asked, change nothing else, and then "
+    'call finish. Each action calls one tool, as a tool call or as a text such as list_events {"day": "Monday"}. '
+    "Meetings lie between 9 and 17 o'clock and last whole hours."
+)
+
+
+class DeskOptions(EnvironmentOptions):
+    """What is asked, and how it is paid."""
+
+    tasks: tuple[str, ...] | None = Field(
+        default=None, description=f"The kinds of tasks, in order, each at most once: {', '.join(KINDS)}."
+    )
+    count: int = Field(
+        default=1, ge=1, le=len(KINDS), description="How many tasks are drawn where `tasks` is not given."
+    )
+    reward: Literal["all", "share"] = Field(
+        default="all",
+        description="What finish pays: all is 1 if the whole checklist holds; share is the part that does.",
+    )
+    expert_calls: Literal["tool_call", "text"] = Field(
+        default="tool_call",
+        description="Whether the expert's action is a tool call or a text, for agents that write text.",
+    )
+
+    @field_validator("tasks")
+    @classmethod
+    def _known(cls, tasks: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if tasks is not None and (not tasks or len(set(tasks)) < len(tasks) or not set(tasks) <= set(KINDS)):
+            raise ValueError(f"name one or more of {', '.join(KINDS)}, each at most once")
+        return tasks
+
+
+class Desk(Environment):
+    """The seed fixes the office and the tasks; nothing is left to chance."""
+
+    spec = EnvironmentSpec(
+        id="desk-v1",
+        version="1.0.0",
+        title="Desk: calendar, files and mail by tool calls",
+        instructions=_INSTRUCTIONS,
+        tools=TOOLS,
+        grammar='a tool call, or its text: name {"argument": "value"}',
+        render_modes=("text", "png"),
+        limits=Limits(max_turns=30, max_actions_per_turn=4, max_actions=60),
+    )
+    Options = DeskOptions
+    options: DeskOptions
+
+    drawn: int
+    """What the office and the tasks are drawn from."""
+    events: dict[int, tuple[Any, ...]]
+    files: dict[str, str]
+    sent: list[tuple[Any, ...]]
+    looked: list[str]
+    """Calls that found something out, as text, for the expert."""
+    last: str
+    """The result of the latest call."""
+    done: bool
+    _cached_start: tuple[Office, list[Task]] | None = None
+
+    def reset(self, rng: random.Random) -> None:
+        self.drawn = rng.getrandbits(63)
+        self._cached_start = None
+        office, tasks = self.start
+        self.events = {number: tuple(event) for number, event in office.events.items()}
+        self.files = dict(office.files)
+        self.sent = []
+        self.looked = []
+        self.last = "\n".join(task.ask() for task in tasks)
+        self.done = False
+
+    @property
+    def start(self) -> tuple[Office, list[Task]]:
+        """The office at the start and the tasks, drawn again after a restore or fork."""
+        if self._cached_start is None:
+            rng = random.Random(self.drawn)
+            office = draw_office(rng)
+            kinds = self.options.tasks or rng.sample(KINDS, self.options.count)
+            self._cached_start = office, draw_tasks(rng, kinds, office)
+        return self._cached_start
+
+    @property
+    def now(self) -> Changes:
+        events = {number: Event(*event) for number, event in self.events.items()}
+        return Changes(events, self.files, [Mail(*mail) for mail in self.sent])
+
+    def step(self, action: Any) -> Outcome:
+        try:
+            name, arguments = read_call(action)
+            before = (len(self.events), len(self.sent), dict(self.files))
+            self.last = self._call(name, arguments)
+        except BadCall as problem:
+            self.last = f"Error: {problem}"
+            return Outcome(valid=False, effective=False, criteria=self.criteria())
+        criteria = self.criteria()
+        if name != "finish":
+            looked = name.startswith(("list", "read", "find"))
+            if looked and (call := write_call(name, arguments)) not in self.looked:
+                self.looked = [*self.looked, call][-MOST_THINGS:]
+            changed = before != (len(self.events), len(self.sent), self.files)
+            return Outcome(effective=looked or changed, criteria=criteria)
+        self.done = True
+        met = sum(criteria.values()) / len(criteria)
+        reward = met if self.options.reward == "share" else float(met == 1)
+        return Outcome(reward, terminated=True, success=met == 1, criteria=criteria)
+
+    def _call(self, name: str, given: Mapping[str, Any]) -> str:
+        """Runs a tool and tells its result. Raises BadCall."""
+        office, _ = self.start
+        match name:
+            case "list_events":
+                found = sorted(
+                    ((event, number) for number, event in self.events.items() if event[1] == given["day"]),
+                    key=lambda entry: entry[0][2],
+                )
+                lines = [f"{number}: {e[2]} to {e[2] + e[3]}, {e[0]}, with {e[4]}" for e, number in found]
+                return "\n".join(lines) or f"No meetings on {given['day']}."
+            case "add_event":
+                return self._add(Event(**given))
+            case "delete_event":
+                if given["id"] not in self.events:
+                    raise BadCall(f"there is no meeting {given['id']}")
+                return f"Deleted: {self.events.pop(given['id'])[0]}."
+            case "list_files":
+                return "\n".join(self.files)
+            case "read_file":
+                if given["name"] not in self.files:
+                    raise BadCall(f"there is no file {given['name'][:40]!r}")
+                return self.files[given["name"]]
+            case "write_file":
+                if not given["name"] or (len(self.files) >= MOST_THINGS and given["name"] not in self.files):
+                    raise BadCall("give the file a name" if not given["name"] else "there is no room for more files")
+                self.files[given["name"]] = given["text"]
+                return f"Written: {given['name']}."
+            case "list_mail":
+                return "\n".join(
+                    f"{number}: from {mail.other}, {mail.subject}" for number, mail in office.inbox.items()
+                )
+            case "read_mail":
+                if (mail := office.inbox.get(given["id"])) is None:
+                    raise BadCall(f"there is no mail {given['id']}")
+                return f"From {mail.other}\n{mail.subject}\n\n{mail.body}"
+            case "send_mail":
+                return self._send(Mail(given["to"], given["subject"], given["body"]), office)
+            case "find_contact":
+                wanted = given["name"].strip().lower()
+                hits = [f"{name}: {address}" for name, address in office.contacts.items() if wanted in name.lower()]
+                if not wanted or not hits:
+                    raise BadCall(f"nobody is called {given['name'][:40]!r}")
+                return "\n".join(hits)
+        return "Done."
+
+    def _add(self, event: Event) -> str:
+        now = self.now.events
+        if not is_free(now, event.day, event.start, event.hours):
+            raise BadCall(f"{event.day} from {event.start} to {event.start + event.hours} is not free")
+        number = max(*now, *self.start[0].events, 0) + 1  # never that of a meeting that was there at the start
+        self.events[number] = tuple(event)
+        return f"Added as {number}."
+
+    def _send(self, mail: Mail, office: Office) -> str:
+        if mail.other not in office.contacts.values():
+            raise BadCall(f"{mail.other[:60]!r} is no address of a contact")
+        if len(self.sent) >= MOST_THINGS:
+            raise BadCall("no more mails can be sent today")
+        self.sent.append(tuple(mail))
+        return f"Sent to {mail.other}."
+
+    def criteria(self) -> dict[str, bool]:
+        """The checklist of all tasks, and that nothing else was changed."""
+        office, tasks = self.start
+        now = self.now
+        return {name: met for task in tasks for name, met in task.criteria(now).items()} | {
+            "nothing_else_changed": _is_tidy(office, tasks, now)
+        }
+
+    def observe(self) -> str:
+        return self.last
+
+    def state_key(self) -> bytes:
+        state = (self.drawn, sorted(self.events.items()), sorted(self.files.items()), self.sent, self.done)
+        return digest(repr(state))
+
+    def expert_action(self) -> ToolCall | str | None:
+        if self.done:
+            return None
+        name, arguments = self._next_call()
+        return write_call(name, arguments) if self.options.expert_calls == "text" else ToolCall(name, arguments)
+
+    def _next_call(self) -> tuple[str, Mapping[str, Any]]:
+        _, tasks = self.start
+        now = self.now
+        for task in tasks:
+            act = task.act(now)
+            if act:
+                unseen = (call for call in task.look() if write_call(*call) not in self.looked)
+                return next(unseen, act)
+        return "finish", {}
+
+    def score(self) -> float:
+        """The share of the tasks' checklist that holds, x 0.95 until all is finished; 0 for a wrong end."""
+        criteria = self.criteria()
+        if self.done:
+            return float(all(criteria.values()))
+        tidy = criteria.pop("nothing_else_changed")
+        return 0.95 * tidy * sum(criteria.values()) / len(criteria)
+
+    def render(self, mode: str = "text") -> str | bytes:
+        office, tasks = self.start
+        now = self.now
+        if mode == "png":
+            return draw(now, frozenset(set(self.files) - set(office.files)), frozenset(office.events), self.criteria())
+        events = sorted(now.events.values(), key=lambda event: (DAYS.index(event.day), event.start))
+        return "\n".join(
+            [
+                *(task.ask() for task in tasks),
+                *(f"{event.day} {event.start} to {event.start + event.hours}: {event.title}" for event in events),
+                f"Files: {', '.join(self.files)}",
+                *(f"Sent to {mail.other}: {mail.subject}: {mail.body}" for mail in now.sent),
+                *(f"[{'x' if met else ' '}] {name}" for name, met in self.criteria().items()),
+            ]
+        )
+
+
+def _is_tidy(office: Office, tasks: list[Task], now: Changes) -> bool:
+    """Whether all that changed is what some task asks for."""
+    for number, event in office.events.items():
+        if now.events.get(number) != event and not any(task.may_go(number) for task in tasks):
+            return False
+    new = [event for number, event in now.events.items() if office.events.get(number) != event]
+    written = {name for name in {*office.files, *now.files} if office.files.get(name) != now.files.get(name)}
+    may_write = frozenset[str]().union(*(task.files for task in tasks))
+    may_hear = frozenset[str]().union(*(task.recipients for task in tasks))
+    return (
+        all(any(task.is_meant(event) for task in tasks) for event in new)
+        and len(set(new)) == len(new)
+        and written <= may_write
+        and {mail.other for mail in now.sent} <= may_hear
+    )

@@ -1,0 +1,107 @@
+"""The office: what lies on the desk at the start, drawn from a stream, and what of it changes."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+OPENS, CLOSES = 9, 17
+"""Hours between which meetings lie."""
+
+_NAMES = (
+    *("Amara Okoye", "Ben Fischer", "Chen Wei", "Dana Novak", "Elif Kaya", "Farid Haddad", "Greta Lind", "Hugo Marin"),
+    *("Isla Burns", "Jonas Weber", "Kavya Rao", "Luca Conti", "Marta Silva", "Nils Berg", "Olga Petrova", "Priya Shah"),
+)
+_MEETINGS = (
+    "Budget review",
+    "Design talk",
+    "Hiring round",
+    "Sprint planning",
+    "Supplier call",
+    "Training",
+    "Lab visit",
+)
+_PROJECTS = ("Heron", "Maple", "Orbit", "Pebble", "Quartz", "Saffron", "Tundra", "Willow")
+_FACTS = (("budget", "{} thousand euros", 20, 900), ("team size", "{} people", 3, 40), ("deadline", "week {}", 2, 52))
+_SMALL_TALK = (
+    ("Lunch", "The canteen has soup today. Are you in?"),
+    ("Parking", "Please leave the space by the gate free."),
+    ("Plants", "Whoever waters the plants: thank you."),
+)
+
+
+class Event(NamedTuple):
+    """A meeting in the calendar, from a whole hour on."""
+
+    title: str
+    day: str
+    start: int
+    hours: int
+    attendee: str
+
+
+class Mail(NamedTuple):
+    """A mail. `other` is the address that it came from or went to."""
+
+    other: str
+    subject: str
+    body: str
+
+
+class Office(NamedTuple):
+    """The start of an episode.
+
+    contacts: addresses by name. events: by number. facts: (project, what, value) that the files tell, one file each.
+    codes: what the mails of some people tell, by name.
+    """
+
+    contacts: dict[str, str]
+    events: dict[int, Event]
+    files: dict[str, str]
+    inbox: dict[int, Mail]
+    facts: list[tuple[str, str, str]]
+    codes: dict[str, str]
+
+
+def draw_office(rng: random.Random) -> Office:
+    """An office with six contacts, six meetings, four files and four mails."""
+    people = rng.sample(_NAMES, 6)
+    contacts = {name: name.lower().replace(" ", ".") + "@office.example" for name in people}
+    events: dict[int, Event] = {}
+    titles = rng.sample(_MEETINGS, 6)
+    while len(events) < 6:
+        event = Event(titles[len(events)], rng.choice(DAYS), rng.randint(OPENS, CLOSES - 2), rng.choice((1, 1, 2)), "")
+        if is_free(events, event.day, event.start, event.hours):
+            events[len(events) + 1] = event._replace(attendee=rng.choice(people))
+    files: dict[str, str] = {}
+    facts = []
+    for project in rng.sample(_PROJECTS, 4):
+        told = {what: form.format(rng.randint(low, high)) for what, form, low, high in _FACTS}
+        name = f"{project.lower()}.txt"
+        files[name] = "\n".join([f"Project {project}", *(f"{what}: {value}" for what, value in told.items())])
+        facts += [(project, what, value) for what, value in told.items()]
+    inbox: dict[int, Mail] = {}
+    codes = {name: f"{rng.randint(1000, 9999)}-{rng.choice('ABCDEFGH')}" for name in rng.sample(people, 2)}
+    mails = [Mail(contacts[name], "Door code", f"The new code of my office is {code}.") for name, code in codes.items()]
+    mails += [Mail(contacts[rng.choice(people)], *talk) for talk in rng.sample(_SMALL_TALK, 2)]
+    rng.shuffle(mails)
+    inbox = dict(enumerate(mails, 1))
+    return Office(contacts, events, files, inbox, facts, codes)
+
+
+def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
+    """Whether the time lies within opening hours and no meeting overlaps it."""
+    return (
+        start >= OPENS
+        and start + hours <= CLOSES
+        and not any(
+            event.day == day and event.start < start + hours and start < event.start + event.hours
+            for event in events.values()
+        )
+    )
+
+
+def earliest(events: dict[int, Event], day: str, hours: int) -> int | None:
+    """The first hour of a day from which so many are free."""
+    return next((start for start in range(OPENS, CLOSES) if is_free(events, day, start, hours)), None)

@@ -1,0 +1,171 @@
+"""desk-v1: tasks and their checklists, calls as tools and as text, what may not be changed, hostile calls."""
+
+import functools
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.env_server import ToolCall
+from starpod.env_server.episode import Episode, Transition, Want
+from starpod.environments.desk import Desk
+from starpod.environments.desk.tasks import KINDS
+from starpod.environments.desk.tools import TOOLS, write_call
+from tests.environments import episodes
+
+start = functools.partial(episodes.start, Desk)
+
+
+def call(episode: Episode, name: str, /, **arguments: Any) -> Transition:
+    return episode.turn([ToolCall(name, arguments)], Want())
+
+
+def criteria(transition: Transition) -> dict[str, bool]:
+    assert transition.details is not None and transition.details.criteria is not None
+    return dict(transition.details.criteria)
+
+
+def finish_expertly(episode: Episode) -> Transition:
+    while True:
+        transition = episode.turn([episode.environment.expert_action()], Want())
+        if transition.end_reason:
+            return transition
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 4), calls=st.sampled_from(["tool_call", "text"]))
+def test_the_expert_does_every_task_and_its_score_rises(seed: int, count: int, calls: str) -> None:
+    episode = start(seed, count=count, expert_calls=calls)
+    desk = episode.environment
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    scores = [desk.score()]
+    while not episode.end_reason:
+        action = desk.expert_action()
+        assert isinstance(action, str) == (calls == "text")
+        if isinstance(action, ToolCall):
+            jsonschema.validate(dict(action.arguments), schemas[action.name])
+        transition = episode.turn([action], Want())
+        assert transition.outcomes[0] is not None and transition.outcomes[0].valid and transition.outcomes[0].effective
+        scores.append(desk.score())
+    assert (transition.reward, transition.success, scores[-1]) == (1, True, 1)
+    assert scores == sorted(scores) and max(scores[:-1]) < 1
+    assert all(criteria(transition).values())
+    assert len(scores) <= 30, "the limit of turns is too low"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_finishing_at_once_is_no_success(kind: str) -> None:
+    for seed in range(10):
+        transition = call(start(seed, tasks=[kind]), "finish")
+        assert (transition.reward, transition.success) == (0, False)
+        assert criteria(transition)["nothing_else_changed"]
+
+
+def test_tool_calls_and_their_texts_are_the_same() -> None:
+    by_tool, by_text = start(5, count=4), start(5, count=4, expert_calls="text")
+    while not by_tool.end_reason:
+        action = by_tool.environment.expert_action()
+        assert by_text.environment.expert_action() == write_call(action.name, action.arguments)
+        one = by_tool.turn([action], Want(state_key=True))
+        assert one == by_text.turn([write_call(action.name, action.arguments)], Want(state_key=True))
+
+
+def test_whatever_else_is_changed_is_noticed_and_can_be_mended() -> None:
+    episode = start(1, tasks=["report"])
+    office, _ = episode.environment.start
+    day = next(iter(office.events.values())).day
+    addresses = set(office.contacts.values()) - episode.environment.start[1][0].recipients
+    added = call(
+        episode,
+        "add_event",
+        title="x",
+        day=next(d for d in ("Monday", "Friday") if d != day),
+        start=16,
+        hours=1,
+        attendee="y",
+    )
+    assert not criteria(added)["nothing_else_changed"]
+    assert criteria(call(episode, "delete_event", id=7))["nothing_else_changed"]
+    name = next(iter(office.files))
+    assert not criteria(call(episode, "write_file", name=name, text="gone"))["nothing_else_changed"]
+    assert episode.environment.score() == 0
+    assert criteria(call(episode, "write_file", name=name, text=office.files[name]))["nothing_else_changed"]
+    assert not criteria(call(episode, "send_mail", to=min(addresses), subject="", body=""))["nothing_else_changed"]
+    assert not finish_expertly(episode).success, "a mail cannot be taken back"
+
+
+def test_looking_changes_no_state() -> None:
+    episode = start(2, count=4)
+    key = episode.environment.state_key()
+    for name, arguments in (
+        ("list_files", {}),
+        ("list_mail", {}),
+        ("list_events", {"day": "Friday"}),
+        ("read_mail", {"id": 1}),
+    ):
+        transition = call(episode, name, **arguments)
+        assert transition.outcomes[0] is not None and transition.outcomes[0].effective
+        assert episode.environment.state_key() == key
+
+
+def test_a_number_in_a_mail_is_the_whole_number() -> None:
+    episode = start(0, tasks=["schedule"])
+    task = episode.environment.start[1][0]
+    told = functools.partial(call, episode, "send_mail", to=task.address, subject="")
+    assert not criteria(told(body=f"{task.day} at 1{task.start}5"))["attendee_told"]
+    assert criteria(told(body=f"see you on {task.day.lower()} at {task.start}:00"))["attendee_told"]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "",
+        "hello there",
+        "finish {",
+        "finish [1]",
+        'finish {"now": true}',
+        'list_events {"day": "Sunday"}',
+        'read_mail {"id": "1"}',
+        'read_mail {"id": true}',
+        'read_mail {"id": 99}',
+        'read_file {"name": "../../etc/passwd"}',
+        'write_file {"name": "", "text": ""}',
+        'send_mail {"to": "nobody@nowhere", "subject": "", "body": ""}',
+        'add_event {"title": "a", "day": "Monday", "start": 16, "hours": 2, "attendee": ""}',
+        'write_file {"name": "a", "text": "%s"}' % ("x" * 2001),
+        "finish " + "[" * 5000,
+        7,
+        ToolCall("no_such_tool", {}),
+        ToolCall("find_contact", {}),
+        ToolCall("delete_event", {"id": 10**30}),
+    ],
+)
+def test_a_wrong_call_is_an_invalid_outcome_that_says_why(action: Any) -> None:
+    episode = start(1)
+    before = episode.environment.state_key()
+    transition = episode.turn([action], Want())
+    outcome = transition.outcomes[0]
+    assert outcome is not None and not outcome.valid and not transition.end_reason
+    assert str(transition.parts).startswith("Error: ") and len(transition.parts) < 300
+    assert episode.environment.state_key() == before
+
+
+def test_share_pays_for_what_holds() -> None:
+    episode = start(3, tasks=["schedule"], reward="share")
+    assert call(episode, "finish").reward == 0.25
+
+
+def test_the_desk_has_an_end() -> None:
+    episode = start(1)
+    for number in range(60):
+        call(episode, "write_file", name=str(number), text="")
+    assert len(episode.environment.files) == 50
+
+
+@pytest.mark.parametrize("tasks", [[], ["sleep"], ["keep", "keep"]])
+def test_wrong_options_are_refused(tasks: list[str]) -> None:
+    with pytest.raises(ValidationError, match="name one or more of schedule"):
+        Desk.Options(tasks=tasks)
