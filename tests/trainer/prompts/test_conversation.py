@@ -2,12 +2,13 @@
 
 import copy
 import functools
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.conversation import Conversation, Template, part_start
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import Context
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
@@ -247,6 +248,47 @@ def test_what_is_trained_is_what_was_fed_and_sampled(
     expected = [[*ids, made.end] if stopped or not ids else ids for _, (ids, stopped) in talk]
     assert [token for part in trained for token in part] == [token for part in expected for token in part]
     assert len(samples) == (1 if context == "full" and made.extends else len(talk))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "window", "overlap", "parts"),
+    [(2, 4, 1, [(2, 6), (5, 9), (8, 10)]), (2, 3, 0, [(2, 5), (5, 8), (8, 10)]), (0, 12, 3, [(0, 10)])],
+)
+def test_parts_of_a_split_conversation(pinned: int, window: int, overlap: int, parts: list[tuple[int, int]]) -> None:
+    """Ten turns: each is played, and so trained on, in the first part that holds it."""
+    starts = [part_start(turn, window=window, pinned=pinned, overlap=overlap) for turn in range(10)]
+    holding = [next(first for first, end in parts if turn < end) for turn in range(10)]
+    assert starts == holding
+    conversation = Conversation(template("chatml"), context="split", window=window, pinned=pinned, overlap=overlap)
+    fresh = []
+    for turn in range(10):
+        prompt = conversation.ask(f"q{turn}")
+        fresh += [turn] if prompt.fresh else []
+        shown = [number for number in range(turn + 1) if number < pinned or number >= starts[turn]]
+        assert re.findall(r"q(\d)", text_of("chatml", prompt.context)) == [str(number) for number in shown]
+        conversation.answer([*ids_of("chatml", f"r{turn}"), conversation.template.end], "stop", f"r{turn}")
+    assert fresh == [0, *(end for _, end in parts[:-1])]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 3), st.integers(1, 5), st.integers(0, 4), st.integers(1, 14))
+def test_every_turn_of_a_split_conversation_is_sampled_once_and_sees_the_pinned_ones(
+    pinned: int, window: int, overlap: int, turns: int
+) -> None:
+    made = template("chatml")
+    overlap = min(overlap, window - 1)
+    conversation = Conversation(made, context="split", window=window, pinned=pinned, overlap=overlap)
+    stream: list[int] = []
+    for turn in range(turns):
+        prompt = conversation.ask(f"q{turn}")
+        stream = [*([] if prompt.fresh else stream), *prompt.appended]
+        assert stream == prompt.context
+        shown = re.findall(r"q(\d+)", text_of("chatml", prompt.context))
+        assert shown[:pinned] == [str(number) for number in range(min(pinned, turn + 1))][:pinned]
+        assert len(shown) <= pinned + window and shown[-1] == str(turn) and len(set(shown)) == len(shown)
+        reply = [*ids_of("chatml", "r"), made.end]
+        conversation.answer(reply, "stop", "r")
+        stream += reply
 
 
 @settings(max_examples=100)

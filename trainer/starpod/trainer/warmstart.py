@@ -182,7 +182,7 @@ class DemonstrationWriter:
     def episode(self, demonstration: Demonstration, template: Template, group: int) -> Episode:
         """The token record. A turn's reward is its weight in the loss: 1 to imitate, else 0."""
         prompter = self._prompter(demonstration)
-        conversation = Conversation(template, context=self.prompt.context, window=self.prompt.window)
+        conversation = Conversation.of(template, self.prompt)
         conversation.system(prompter.system())
         episode = replace(demonstration.episode, group=group, turns=[])
         for (user, text, turn), imitate in zip(

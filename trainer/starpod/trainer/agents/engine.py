@@ -92,7 +92,7 @@ class EngineAgent(Agent):
     def __init__(self, shared: EngineAgents, session: Session, task: Task, group: int) -> None:
         self._shared = shared
         self._prompter = Prompter(shared.prompt, session.instructions, task.actions, limits_left(session))
-        self._conversation = Conversation(shared.template, context=shared.prompt.context, window=shared.prompt.window)
+        self._conversation = Conversation.of(shared.template, shared.prompt)
         self._conversation.system(self._prompter.system())
         self._name = f"{shared.purpose}/{group}/{session.member}"
 

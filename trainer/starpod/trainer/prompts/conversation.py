@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.data.episode import Finish
 from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, TAGS, THINK, THINK_END
-from starpod.trainer.prompts.prompt import Context, fold
+from starpod.trainer.prompts.prompt import Context, PromptConfig, fold
 
 # Made up, so that it occurs in no template.
 _QUESTION, _REPLY, _SYSTEM = "starpod-question", "starpod-reply", "starpod-system"
@@ -238,26 +238,50 @@ class Exchange:
     text: str
 
 
+def part_start(turn: int, *, window: int, pinned: int, overlap: int) -> int:
+    """The first turn, after the pinned ones, of the part of a split conversation in which a turn is played.
+
+    Parts hold `window` turns each, and begin with the last `overlap` ones of the part before.
+    """
+    return pinned + max(turn - pinned - overlap, 0) // (window - overlap) * (window - overlap)
+
+
 class Conversation:
     """One episode's conversation: `ask`, sample, `answer`, and again.
 
     context: what a reply sees; see `prompt.Context`. window: turns shown by `window` and `single_turn`, the present one
-    included; None: all.
+    included; None: all. pinned, overlap: see `part_start`.
 
     While the context only grows, each prompt is the one before with the sampled reply and what followed it. Everything
     else makes each turn a fresh sample: a window, a single turn, and a template that rewrites the past. Past replies
-    are then context like any other text; their sampled ids are used where the template keeps replies as they are.
+    are then context like any other text; their sampled ids are used where the template keeps replies as they are. So
+    each turn is trained on once, whichever parts of a split conversation show it (KLong's splitting, arXiv 2602.17547).
     """
 
-    def __init__(self, template: Template, *, context: Context = "full", window: int | None = None) -> None:
+    def __init__(
+        self,
+        template: Template,
+        *,
+        context: Context = "full",
+        window: int | None = None,
+        pinned: int = 0,
+        overlap: int = 0,
+    ) -> None:
         self.template = template
         self.context = context
         self.window = window
+        self.pinned = pinned
+        self.overlap = overlap
         self.exchanges: list[Exchange] = []
-        self._grows = context == "full" and template.extends
+        self._grows = context in ("full", "split") and template.extends
         self._system = ""
         self._stream: list[int] = []
         self._asked: tuple[str, list[int]] | None = None
+
+    @classmethod
+    def of(cls, template: Template, config: PromptConfig) -> Conversation:
+        """One that shows as much of the past as is configured."""
+        return cls(template, context=config.context, window=config.window, pinned=config.pinned, overlap=config.overlap)
 
     def system(self, text: str) -> None:
         """The system message, told before the first turn. Empty: none."""
@@ -268,7 +292,7 @@ class Conversation:
 
         most_tokens: to keep the context within, `window` and `single_turn` show fewer turns, down to the present one.
         """
-        if self._grows and self.exchanges:
+        if self._grows and self.exchanges and not self._part_begins():
             appended = self.template.following(user, self.exchanges[-1].reply)
             prompt = Prompt(self._stream + appended, appended, False)
         else:
@@ -293,9 +317,21 @@ class Conversation:
         if self._grows:
             self._stream = [*context, *reply]
 
+    def _part(self, turn: int) -> int:
+        """Where the part of a turn begins; 0 where the conversation is not split."""
+        if self.context != "split" or self.window is None:
+            return 0
+        return part_start(turn, window=self.window, pinned=self.pinned, overlap=self.overlap)
+
+    def _part_begins(self) -> bool:
+        turn = len(self.exchanges)
+        return self._part(turn) != self._part(turn - 1)
+
     def _fresh(self, user: str, most_tokens: int | None) -> list[int]:
         """A whole context, from the turns that are shown."""
         past = self.exchanges
+        if self.context == "split":
+            return self._showing([*past[: self.pinned], *past[max(self._part(len(past)), self.pinned) :]], user)
         if self.context != "full" and self.window is not None:
             past = past[max(len(past) - self.window + 1, 0) :]
         context = self._showing(past, user)

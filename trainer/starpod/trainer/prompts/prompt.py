@@ -12,8 +12,9 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed
 from starpod.trainer.section import Section
 
-Context = Literal["full", "window", "single_turn"]
-"""Context of a reply. full: the whole conversation. window: its last turns, as a conversation. single_turn: its last
+Context = Literal["full", "window", "split", "single_turn"]
+"""Context of a reply. full: the whole conversation. window: its last turns, as a conversation. split: a
+conversation that grows to some turns and begins again with the pinned first ones and the last. single_turn: its last
 turns, told in one message."""
 
 OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
@@ -34,7 +35,11 @@ class PromptConfig(Section):
         default="full",
         description="What a reply sees; see docs/prompts.md#what-a-reply-sees.",
     )
-    window: int | None = Field(default=None, ge=1, description="Turns shown by window and single_turn; null: all.")
+    window: int | None = Field(
+        default=None, ge=1, description="Turns shown by window and single_turn, and of a part of split; null: all."
+    )
+    pinned: int = Field(default=0, ge=0, description="First turns that every part of split shows beside its own.")
+    overlap: int = Field(default=0, ge=0, description="Last turns of a part that the next one of split shows again.")
     prefill: bool = Field(default=True, description="Ends the prompt with the reply's first tag, untrained.")
     system: str | None = Field(
         default=None, description="Beginning of the system message; null: one sentence, nothing in compact."
@@ -48,6 +53,16 @@ class PromptConfig(Section):
 
     @model_validator(mode="after")
     def _window_has_an_effect(self) -> PromptConfig:
+        if self.context != "split" and (self.pinned or self.overlap):
+            raise ValueError(
+                f"prompt.pinned and prompt.overlap say where a conversation is split, and prompt.context is "
+                f"{self.context}: set context to split, or drop them"
+            )
+        if self.context == "split" and (self.window is None or self.overlap >= self.window):
+            raise ValueError(
+                f"prompt.context split begins a new part after prompt.window turns, of which prompt.overlap "
+                f"({self.overlap}) were shown before: give a window above it"
+            )
         if self.context == "full" and self.window is not None:
             raise ValueError(
                 "prompt.window is not looked at where prompt.context is full; set context to window or single_turn"
