@@ -20,19 +20,20 @@ IDS = 256
 
 
 @functools.cache
-def built(critic: str) -> Policy:
+def built(critic: str, heads: int = 1) -> Policy:
     shape = TinyConfig(hidden=16, layers=1, heads=2, key_value_heads=1, intermediate=24, vocabulary=335)
     return build_policy(
         ModelConfig(tiny=shape),
         texts=["Left || Right"],
         critic=critic,  # type: ignore[arg-type]
         seed=0,
+        heads=heads,
     )
 
 
 def make_learner(algorithm: AlgorithmConfig, *, lr: float = 1e-3, budget: int = 8192, opinion: bool = False) -> Learner:
     """opinion: whether the critic, if there is one, has any; a new one says 0."""
-    policy = copy.deepcopy(built("shared" if algorithm.needs_critic else "none"))
+    policy = copy.deepcopy(built("shared" if algorithm.needs_critic else "none", algorithm.value_heads))
     with torch.no_grad():
         for parameter in policy.critic_parameters() if opinion else ():
             parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
@@ -63,7 +64,8 @@ def say(policy: Policy, episode: Episode) -> Episode:
 
 def turn(prompt: list[int], reply: list[int], reward: float, *, fresh: bool, key: bytes = b"s") -> Turn:
     versions = [VERSION] * len(reply)
-    return a_turn(reply, prompt=prompt, versions=versions, fresh=fresh, reward=reward, state_key=key)
+    spans = [("", len(reply))]
+    return a_turn(reply, prompt=prompt, versions=versions, fresh=fresh, reward=reward, state_key=key, spans=spans)
 
 
 def group_of(policy: Policy, number: int, rewards: tuple[float, ...], *, turns: int = 2) -> Group:

@@ -16,7 +16,17 @@ def refusal(values: Any) -> str:
 
 
 def test_all_presets_are_there() -> None:
-    assert set(PRESETS) == {"starpo-ppo", "starpo-grpo", "starpo-s", "dapo", "dr-grpo", "loop", "gigpo", "ragen2"}
+    assert set(PRESETS) == {
+        "starpo-ppo",
+        "starpo-grpo",
+        "starpo-s",
+        "dapo",
+        "dr-grpo",
+        "loop",
+        "gigpo",
+        "hiper",
+        "ragen2",
+    }
     assert AlgorithmConfig() == AlgorithmConfig(preset="starpo-s")
 
 

@@ -432,6 +432,7 @@ def test_every_estimator_runs_and_leaves_unsampled_tokens_alone(name: str) -> No
         parts=[[{"criteria": 1.0}, {}], [{}, {"criteria": 0.5}]] * 3,
         criteria=[[{"a": False}, {"a": True}], [{"a": False}, {}]] * 3,
         blocks_BT=torch.tensor([[0, 5, -1, 5], [0, -1, -1, 5]] * 3),
+        switches_BT=torch.tensor([[0, 0, 0, 1], [0, 0, 0, 0]] * 3).bool(),
     )
     config = AlgorithmConfig(preset="dapo", advantage=name)
     advantages = compute_advantages(config, rollout)
@@ -493,6 +494,7 @@ def test_advantages_move_with_their_episodes_when_the_batch_is_shuffled(seed: in
             parts=[[{"criteria": reward} for reward in rewards[i]] for i in places],
             criteria=[[{"a": reward > 0, "b": reward > 1} for reward in rewards[i]] for i in places],
             blocks_BT=torch.tensor([[0, 5, 5 * (i % 2)] for i in places]),
+            switches_BT=torch.tensor([[False, i % 3 == 0, False] for i in places]),
         )
 
     straight, shuffled = in_order(range(12)), in_order(order)

@@ -180,3 +180,18 @@ def test_a_function_that_fails_is_named_with_the_turn(name: str, words: list[str
         score({"shaping": {name: 1.0}}, make_turn(["Up"]), arrive(1.0, RAN))
     for word in (repr(name), "turn 1 of frozen_lake-v1", "seed 7", *words):
         assert word in str(caught.value)
+
+
+def test_keeping_a_subgoal_costs_a_share_of_the_episode_and_changing_it_unsaid_costs_at_once() -> None:
+    rewards = Rewards(RewardConfig.model_validate({"subgoals": {"keep_penalty": -3.5, "consistency_penalty": -0.3}}))
+    episode = Episode(0, 0, "frozen_lake-v1", seed=7)
+    for switch, subgoal in (("KEEP", "box"), ("KEEP", "target"), ("switch", "box"), ("KEEP", "box")):
+        turn = make_turn(["Up"], blocks={"switch": switch, "subgoal": subgoal})
+        episode.turns.append(turn)
+        turn.parts = rewards.score(turn, arrive(1.0, RAN), episode)
+    rewards.settle(episode)
+    assert [turn.parts["keep"] for turn in episode.turns] == [0.0, -0.875, 0.0, -0.875]
+    assert [turn.parts["consistency"] for turn in episode.turns] == [0.0, -0.3, 0.0, 0.0]
+    assert [turn.reward for turn in episode.turns] == pytest.approx([1.0, -0.175, 1.0, 0.125])
+    rewards.settle(episode)
+    assert episode.turns[1].reward == pytest.approx(-0.175)

@@ -169,6 +169,11 @@ class Config(Section):
                     f"algorithm.advantage {self.algorithm.advantage} credits the block {missing[0]}, which replies do "
                     f"not have: {needed}"
                 )
+            if self.algorithm.advantage == "hae" and task.prompt.blocks[:2] != ("switch", "subgoal"):
+                raise ValueError(
+                    "algorithm.advantage hae reads a reply as switch, subgoal, action: let prompt.blocks begin with "
+                    "[switch, subgoal]"
+                )
         return self
 
     @property

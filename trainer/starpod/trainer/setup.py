@@ -276,14 +276,15 @@ def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunF
     texts: what the tokenizer of a tiny model is trained on. It is kept in the run folder.
     """
     critic = config.model.critic if config.algorithm.needs_critic else "none"
+    heads = config.algorithm.value_heads
     seed = derive(config.seed, "weights")
     if config.model.name != TINY:
-        return build_policy(config.model, texts=None, critic=critic, seed=seed)
+        return build_policy(config.model, texts=None, critic=critic, seed=seed, heads=heads)
     kept = folder.path / INITIAL
     if parallel.is_main and not kept.exists():
         temporary = folder.path / ".temporary-initial"
         shutil.rmtree(temporary, ignore_errors=True)
-        policy = build_policy(config.model, texts=list(texts()), critic=critic, seed=seed)
+        policy = build_policy(config.model, texts=list(texts()), critic=critic, seed=seed, heads=heads)
         try:
             policy.save(temporary)
             temporary.rename(kept)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.hae import stages
 from starpod.trainer.algorithms.losses import (
     correction_weights,
     kl_divergence,
@@ -26,7 +27,7 @@ from starpod.trainer.algorithms.losses import (
     value_loss,
 )
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, split
+from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, split
 from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.gradients import gradient_report
@@ -252,6 +253,7 @@ class Learner:
             parts=[[turn.parts for turn in episode.turns] for episode in batch.episodes],
             criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
             blocks_BT=batch.blocks_BT() if self.algorithm.blocks else None,
+            switches_BT=batch.switches_BT() if self.algorithm.value_heads > 1 else None,
         )
 
     def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:
@@ -354,13 +356,14 @@ class Learner:
         values = torch.zeros_like(logprobs) if critic else None
         needs_reference = self.reference is not None and self.algorithm.needs_reference
         reference = torch.zeros_like(logprobs) if needs_reference else None
+        blocks = batch.blocks_BT() if self.algorithm.value_heads > 1 else None
         for block, mine in self._share(batch, range(len(batch))):
             packed, unpacked = batch.pack(block), batch.unpack(block)
             scores = self.policy.score(*packed, temperature=self.temperature, values=critic)
             if mine:
                 logprobs[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
                 if values is not None and scores.values_N is not None:
-                    values[unpacked.rows] += unpacked.place(scores.values_N.float())
+                    values[unpacked.rows] += _placed_values(unpacked, scores.values_N.float(), blocks)
             if reference is not None and self.reference is not None:
                 scores = self.reference.score(*packed, temperature=self.temperature)
                 if mine:
@@ -386,7 +389,8 @@ class Learner:
             scores = self.policy.score(*seen.pack(block), temperature=self.temperature, values=True)
             assert scores.values_N is not None
             if mine:
-                values[[cut[row] for row in seen.unpack(block).rows]] = scores.values_N.float()
+                first_N = scores.values_N.float().view(len(block), -1)[:, 0]  # of several, that of a turn's beginning
+                values[[cut[row] for row in seen.unpack(block).rows]] = first_N
         return self.parallel.sum(values)
 
     def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
@@ -480,7 +484,8 @@ class Learner:
             sums.add("update/loss", loss, mine)
             if "critic" in components and returns_BT is not None and rollout.values_BT is not None:
                 assert scores.values_N is not None
-                values_RT = unpacked.place(scores.values_N.float())
+                several = self.algorithm.value_heads > 1
+                values_RT = _placed_values(unpacked, scores.values_N.float(), rollout.blocks_BT if several else None)
                 squared_RT = value_loss(values_RT, rollout.values_BT[own], returns_BT[own], algorithm.value_clip)
                 critic_loss = (value_weights_BT[own] * squared_RT)[inside_RT].sum()
                 sums.add("critic/loss", critic_loss, mine)
@@ -532,6 +537,14 @@ def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Se
         torch.cat(returns)[place] if returns else None,
         torch.cat([part.value_mask_BT for part in parts])[place],
     )
+
+
+def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
+    """A block's values as rows: [R, T]. blocks_BT: where the critic has several heads, the one of a token's stage."""
+    if blocks_BT is None:
+        return unpacked.place(values)
+    placed_RTH = torch.stack([unpacked.place(values_N) for values_N in values.unbind(1)], dim=2)
+    return placed_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
 
 
 class Sums:

@@ -10,6 +10,7 @@ from torch import Tensor
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import EPSILON, credit, group_statistics
 from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
+from starpod.trainer.algorithms.hae import hae
 from starpod.trainer.algorithms.losses import kl_divergence
 from starpod.trainer.data.batch import RolloutBatch
 
@@ -28,8 +29,8 @@ def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class Advantages:
     """advantages_BT: of each sampled token, 0 elsewhere. returns_BT: what the critic should have said; None without
-    one. value_mask_BT: bool, the tokens that the critic learns from: all sampled ones, or with a trajectory baseline
-    each episode's first."""
+    one. value_mask_BT: bool, the tokens that the critic learns from: all sampled ones, with a trajectory baseline
+    each episode's first, with hae those at which a value is read."""
 
     advantages_BT: Tensor
     returns_BT: Tensor | None
@@ -48,11 +49,12 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     if config.kl.where == "reward":
         rewards_BT = penalised_rewards(config, rollout)
     if config.needs_critic:
-        advantages = (_bilevel_gae if config.advantage == "bilevel_gae" else _gae)(config, rollout, rewards_BT)
+        estimate = {"bilevel_gae": _bilevel_gae, "hae": _hae}.get(config.advantage, _gae)
+        advantages = estimate(config, rollout, rewards_BT)
     else:
         advantages = Advantages(credit(config.credit_terms, rollout, rewards_BT), None, mask_BT)
     advantages_BT = advantages.advantages_BT
-    if config.whiten:
+    if config.whiten and config.advantage != "hae":  # which whitens each of its streams by itself
         advantages_BT = whiten(advantages_BT, mask_BT)
     if config.soft_reweight:
         advantages_BT = advantages_BT * soft_weights(rollout.returns_B, rollout.groups_B).unsqueeze(1)
@@ -117,6 +119,26 @@ def _bilevel_gae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Ten
         lam=config.lam,
     )
     return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
+
+
+def _hae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    if rollout.blocks_BT is None or rollout.switches_BT is None:
+        raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
+    return Advantages(
+        *hae(
+            rewards_BT,
+            _values(rollout),
+            rollout.mask_BT,
+            rollout.turns_BT,
+            blocks_BT=rollout.blocks_BT,
+            switches_BT=rollout.switches_BT,
+            bootstrap_B=rollout.bootstrap_B,
+            turn_gamma=config.turn_gamma,
+            turn_lam=config.turn_lam,
+            segment_lam=config.segment_lam,
+            whiten=config.whiten,
+        )
+    )
 
 
 def _values(rollout: RolloutBatch) -> Tensor:

@@ -73,6 +73,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
         "gigpo": {"weight": 1.0, "gamma": 0.95},
     },
+    # arXiv 2602.16165: turns that go by a subgoal until they switch.
+    "hiper": {
+        "advantage": "hae",
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+        "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
+        "bootstrap_truncated": True,
+    },
     # RAGEN-2 (arXiv 2604.06268): the groups that hold 90 % of the reward deviation.
     "ragen2": {
         "advantage": "gae",
@@ -84,7 +92,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 DEFAULT_PRESET = "starpo-s"
 
-WITH_CRITIC = ("gae", "bilevel_gae")
+WITH_CRITIC = ("gae", "bilevel_gae", "hae")
 WHITENED = (*WITH_CRITIC, "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 # The field of a section that names its kind. Where a kind other than the preset's is asked for, what the preset says
@@ -102,6 +110,7 @@ class AlgorithmConfig(Section):
     advantage: Literal[
         "gae",
         "bilevel_gae",
+        "hae",
         "grpo",
         "dr_grpo",
         "rloo",
@@ -117,12 +126,13 @@ class AlgorithmConfig(Section):
         "cm2_step",
         "blockwise",
         "terms",
-    ] = Field(default="gae", description="Estimator; gae and bilevel_gae have a critic, terms is algorithm.terms.")
+    ] = Field(default="gae", description="Estimator; gae, bilevel_gae and hae have a critic, terms is algorithm.terms.")
     terms: tuple[CreditTerm, ...] = Field(default=(), description="What the estimator `terms` adds up.")
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token (gae, reinforce_plus_plus).")
     lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda per token.")
-    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn; 0.95 in bilevel_gae.")
-    turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn (bilevel_gae).")
+    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn (hae); 0.95 in bilevel_gae.")
+    turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn (bilevel_gae, hae).")
+    segment_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per segment; 0.95 in hae.")
     whiten: bool = Field(
         default=False,
         description="Normalises advantages over all tokens; on with a critic and in reinforce_plus_plus.",
@@ -223,7 +233,14 @@ class AlgorithmConfig(Section):
     @property
     def blocks(self) -> frozenset[Block]:
         """Blocks of replies that are credited by themselves: their tokens must be known."""
+        if self.advantage == "hae":
+            return frozenset({"switch", "subgoal", "answer"})
         return frozenset(term.block for term in self.credit_terms if term.block is not None)
+
+    @property
+    def value_heads(self) -> int:
+        """Values that the critic gives for each token."""
+        return 3 if self.advantage == "hae" else 1
 
     # --- filling in and refusing -------------------------------------------------------------------------------------
 
@@ -244,6 +261,8 @@ class AlgorithmConfig(Section):
             resolved.setdefault("whiten", True)
         if advantage == "bilevel_gae":
             resolved.setdefault("turn_gamma", 0.95)
+        if advantage == "hae":
+            resolved.setdefault("segment_lam", 0.95)
         if loss == "gspo":
             # The ratio of a whole sequence moves far less than that of a token (arXiv 2507.18071, section 5.1).
             defaults = {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None, "loss_average": "seq-mean-token-mean"}
@@ -295,13 +314,21 @@ class AlgorithmConfig(Section):
                 f"algorithm.bootstrap_truncated asks a critic, and {without} has none: set it to false",
             ),
             (
-                self.gamma != 1 and advantage not in (*WITH_CRITIC, "reinforce_plus_plus"),
+                self.gamma != 1 and advantage not in ("gae", "bilevel_gae", "reinforce_plus_plus"),
                 f"{without} does not discount by token: set algorithm.gamma to 1",
             ),
-            (self.lam != 1 and not critic, f"{without} has no lambda: set algorithm.lam to 1"),
             (
-                (self.turn_gamma != 1 or self.turn_lam != 1) and advantage != "bilevel_gae",
-                f"algorithm.turn_gamma and turn_lam belong to bilevel_gae: {without} does not use them; set both to 1",
+                self.lam != 1 and advantage not in ("gae", "bilevel_gae"),
+                f"{without} has no lambda per token: set algorithm.lam to 1",
+            ),
+            (
+                (self.turn_gamma != 1 or self.turn_lam != 1) and advantage not in ("bilevel_gae", "hae"),
+                f"algorithm.turn_gamma and turn_lam belong to bilevel_gae and hae: {without} does not use them; set "
+                "both to 1",
+            ),
+            (
+                self.segment_lam != 1 and advantage != "hae",
+                f"algorithm.segment_lam belongs to hae: {without} has no segments; set it to 1",
             ),
             (
                 self.policy_loss == "gspo" and self.turn_clip.kind != "off",

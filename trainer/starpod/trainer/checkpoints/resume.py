@@ -101,10 +101,10 @@ def check_model(config: Config, loaded: Loaded) -> None:
             f"model.{key} is {now[key]}, but the run that is resumed has {then[key]}: its weights fit no other model; "
             "give the same again, or begin another run with another --run-dir"
         )
-    critic = any(name.startswith("critic.") for name in loaded.tensors["policy"])
-    if critic != config.algorithm.needs_critic:
+    bias = next((each for name, each in loaded.tensors["policy"].items() if name.endswith("critic.head.bias")), None)
+    heads, needed = 0 if bias is None else len(bias), config.algorithm.value_heads * config.algorithm.needs_critic
+    if heads != needed:
         raise ConfigError(
-            f"algorithm.advantage {config.algorithm.advantage} {'has no' if critic else 'needs a'} critic, but the run "
-            f"that is resumed {'has one' if critic else 'has none'}: give the same again, or begin another run with "
-            "another --run-dir"
+            f"algorithm.advantage {config.algorithm.advantage} needs a critic of {needed} values (0: none), and the "
+            f"run that is resumed has one of {heads}: give the same again, or begin another run with another --run-dir"
         )

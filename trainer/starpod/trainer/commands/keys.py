@@ -21,7 +21,7 @@ def explain(wanted: str = "") -> str:
     Raises ConfigError where there is no such key.
     """
     formatter = click.HelpFormatter(max_width=120)
-    presets = [dict(sections(Config(algorithm=AlgorithmConfig(preset=name)))) for name in PRESETS]
+    presets = [dict(sections(AlgorithmConfig(preset=name), "algorithm")) for name in PRESETS]
     known = []
     for prefix, section in sections(Config()):
         rows = []
@@ -31,7 +31,7 @@ def explain(wanted: str = "") -> str:
             known += [key, prefix]
             if isinstance(value, Section) or not f"{key}.".startswith(f"{wanted}.".lstrip(".")):
                 continue
-            differs = name != "preset" and any(getattr(other[prefix], name) != value for other in presets)
+            differs = name != "preset" and any(getattr(other.get(prefix, section), name) != value for other in presets)
             default = "required" if field.is_required() else choices(field.annotation, value, differs)
             rows.append((key, f"{field.description} [{default}]"))
         if rows:

@@ -182,6 +182,11 @@ class Batch:
             rows.append(row)
         return self.rows(rows, -1, torch.int64)
 
+    def switches_BT(self) -> Tensor:
+        """bool, True on the tokens of turns that say that another subgoal begins."""
+        told = [[turn.switches for turn in episode.turns] for episode in self.episodes]
+        return self.per_turn(told, False, torch.bool)
+
     def truncated_BT(self) -> Tensor:
         """bool, True on the tokens of replies that a limit cut before their end token."""
         cut = [[turn.finish == "length" for turn in episode.turns] for episode in self.episodes]
@@ -278,6 +283,7 @@ class RolloutBatch:
     state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, parts (of rewards),
         criteria: likewise, as in `Turn`.
     blocks_BT: block of each token, an index of BLOCKS, -1 in replies that could not be read; None unless looked at.
+    switches_BT: bool, True on the tokens of turns that say that another subgoal begins; likewise.
     """
 
     mask_BT: Tensor
@@ -294,6 +300,7 @@ class RolloutBatch:
     parts: Sequence[Sequence[Mapping[str, float]]] = ()
     criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
     blocks_BT: Tensor | None = None
+    switches_BT: Tensor | None = None
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
         """These episodes alone, padded as before."""

@@ -68,6 +68,11 @@ class Turn:
     generating: float = 0.0
     stepping: float = 0.0
 
+    @property
+    def switches(self) -> bool:
+        """Whether the reply says that another subgoal begins (block switch); without the block it goes on."""
+        return self.blocks.get("switch", "").upper() == "SWITCH"
+
     def take(self, transition: Transition) -> None:
         """Notes what the environment made of the actions."""
         for outcome in transition.outcomes:

@@ -40,6 +40,12 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics |= {f"end/{end or 'agent'}": ends[end] / count for end in ENDS}
     if any(episode.success is not None for episode in episodes):
         metrics["collect/success"] = sum(episode.success is True for episode in episodes) / count
+    if any("switch" in turn.blocks for turn in turns):
+        starts = sum(turn.switches or turn is episode.turns[0] for episode in episodes for turn in episode.turns)
+        metrics |= {
+            "collect/switch_rate": sum(turn.switches for turn in turns) / turn_count,
+            "collect/segment_turns": len(turns) / max(starts, 1),
+        }
     return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups)
 
 

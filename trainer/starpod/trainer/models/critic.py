@@ -9,12 +9,13 @@ from starpod.trainer.models.folding import Layout
 
 
 class ValueHead(nn.Module):
-    """A linear map from hidden states to values, in float32. It starts at zero."""
+    """A linear map from hidden states to values, in float32: [N], or [N, heads] for several. It starts at zero."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, heads: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(hidden, dtype=torch.float32))
-        self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # no scalar: FSDP cannot share one out
+        shape = (hidden,) if heads == 1 else (hidden, heads)
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(heads, dtype=torch.float32))  # no scalar: FSDP cannot share one out
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
         with torch.autocast(hidden_NH.device.type, enabled=False):
@@ -24,9 +25,9 @@ class ValueHead(nn.Module):
 class SharedCritic(nn.Module):
     """A value head on the policy's hidden states. detach: its loss leaves the trunk alone."""
 
-    def __init__(self, hidden: int, detach: bool) -> None:
+    def __init__(self, hidden: int, detach: bool, heads: int = 1) -> None:
         super().__init__()
-        self.head = ValueHead(hidden)
+        self.head = ValueHead(hidden, heads)
         self.detach = detach
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
@@ -37,10 +38,10 @@ class SharedCritic(nn.Module):
 class SeparateCritic(nn.Module):
     """A model of its own: a decoder's trunk and a value head."""
 
-    def __init__(self, trunk: nn.Module, hidden: int) -> None:
+    def __init__(self, trunk: nn.Module, hidden: int, heads: int = 1) -> None:
         super().__init__()
         self.trunk = trunk
-        self.head = ValueHead(hidden)
+        self.head = ValueHead(hidden, heads)
 
     def forward(self, layout: Layout, places_N: Tensor) -> Tensor:
         """Values at flat places of the layout's states."""

@@ -38,7 +38,7 @@ class Scores:
     """Of N sampled tokens, in row-major order. float32.
 
     logprobs_N: log-probability of each, in nats. entropy_N: of the distribution that it was sampled from, in nats.
-    values_N: the critic's value of the context before it.
+    values_N: the critic's value of the context before it; [N, heads] where it has several.
     """
 
     logprobs_N: Tensor
@@ -49,18 +49,24 @@ class Scores:
 class Policy(nn.Module):
     """A causal language model, its tokenizer, and a critic or none.
 
-    model: a transformers causal LM, with adapters around it where they are on.
+    model: a transformers causal LM, with adapters around it where they are on. heads: values that the critic gives.
     """
 
     def __init__(
-        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, critic: CriticKind
+        self,
+        config: ModelConfig,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        critic: CriticKind,
+        heads: int = 1,
     ) -> None:
         super().__init__()
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
         self.critic_kind = critic
-        self.critic = _build_critic(config, model, critic)
+        self.heads = heads
+        self.critic = _build_critic(config, model, critic, heads)
         for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
             if config.gradient_checkpointing:
                 _recompute_activations(plain(part))
@@ -166,7 +172,7 @@ class Policy(nn.Module):
         self.tokenizer.save_pretrained(folder)
         if self.critic is not None:
             save_file(self.critic.state_dict(), folder / _CRITIC)
-        values = {"config": self.config.to_dict(), "critic": self.critic_kind}
+        values = {"config": self.config.to_dict(), "critic": self.critic_kind, "heads": self.heads}
         (folder / _VALUES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
     def _values(self, hidden_NH: Tensor, layout: Layout, places_N: Tensor) -> Tensor:
@@ -192,11 +198,13 @@ class Policy(nn.Module):
                 layer.training = False
 
 
-def build_policy(config: ModelConfig, *, texts: Iterable[str] | None, critic: CriticKind, seed: int) -> Policy:
+def build_policy(
+    config: ModelConfig, *, texts: Iterable[str] | None, critic: CriticKind, seed: int, heads: int = 1
+) -> Policy:
     """A policy to be trained. The same arguments give the same weights.
 
-    texts: what the tokenizer of a tiny model is made of; not read for others. seed: of random weights.
-    Raises ModelError.
+    texts: what the tokenizer of a tiny model is made of; not read for others. seed: of random weights. heads: values
+    of the critic. Raises ModelError.
     """
     model: nn.Module
     if config.name == TINY:
@@ -211,7 +219,7 @@ def build_policy(config: ModelConfig, *, texts: Iterable[str] | None, critic: Cr
             raise ModelError(
                 f"{config.name} scales or caps its logits, which scoring does not do: choose another model"
             )
-    return Policy(config, model, tokenizer, critic)
+    return Policy(config, model, tokenizer, critic, heads)
 
 
 def build_shape(config: ModelConfig) -> nn.Module:
@@ -229,14 +237,14 @@ def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
 
     given: how the model is computed; None: as it was saved.
     """
-    config, critic = ModelConfig(name=str(folder)), "none"
+    config, critic, heads = ModelConfig(name=str(folder)), "none", 1
     if (folder / _VALUES).exists():
         values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
         # The weights are there, with the adapters in them.
         saved = values["config"] | {"name": str(folder), "lora": {}, "base_dtype": "float32", "revision": "main"}
         config = ModelConfig.model_validate(saved | {key: getattr(given, key) for key in RUN_TIME if given})
-        critic = values["critic"]
-    policy = build_policy(config, texts=None, critic=cast(CriticKind, critic), seed=0)
+        critic, heads = values["critic"], values.get("heads", 1)
+    policy = build_policy(config, texts=None, critic=cast(CriticKind, critic), seed=0, heads=heads)
     if policy.critic is not None:
         policy.critic.load_state_dict(load_file(folder / _CRITIC))
     return policy
@@ -269,11 +277,13 @@ def _checkpoint_without_dropout(layer: nn.Module, run: Callable[..., Any], *inpu
     return checkpoint(evaluate, *inputs, use_reentrant=False)
 
 
-def _build_critic(config: ModelConfig, model: nn.Module, kind: CriticKind) -> SharedCritic | SeparateCritic | None:
+def _build_critic(
+    config: ModelConfig, model: nn.Module, kind: CriticKind, heads: int
+) -> SharedCritic | SeparateCritic | None:
     if kind == "none":
         return None
     hidden = plain(model).config.get_text_config().hidden_size
     if kind == "shared":
-        return SharedCritic(hidden, config.detach_critic)
+        return SharedCritic(hidden, config.detach_critic, heads)
     # It begins as a copy: whoever can play can also see what a position is worth.
-    return SeparateCritic(copy.deepcopy(trunk_of(model)), hidden)
+    return SeparateCritic(copy.deepcopy(trunk_of(model)), hidden, heads)

@@ -37,6 +37,8 @@ METRICS = {
         Metric("collect/actions_per_turn", "Actions per turn"),
         Metric("collect/tokens_per_turn", "Tokens per turn", "count"),
         Metric("collect/format_rate", "Well-formed replies", "share", 1),
+        Metric("collect/switch_rate", "Turns that switch the subgoal", "share"),
+        Metric("collect/segment_turns", "Turns per subgoal"),
         Metric("collect/valid_rate", "Valid actions", "share", 1),
         Metric("collect/truncated_rate", "Replies cut by the token limit", "share", -1),
         Metric("collect/kept_fraction", "Groups kept by the filter", "share"),

@@ -28,12 +28,13 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.criteria import CriteriaConfig, score_criteria
 from starpod.trainer.rewards.reasoning import ReasoningConfig, score_reasoning
 from starpod.trainer.rewards.scene import CannotRead
+from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, pay_keeping
 from starpod.trainer.section import Section
 
 GROUP = "starpod.rewards"
 """The entry-point group of shaping functions."""
 
-OWN_PARTS = ("environment", "format", "overlong", "reasoning", "criteria")
+OWN_PARTS = ("environment", "format", "overlong", "reasoning", "criteria", "keep", "consistency")
 
 Shaping = Callable[..., float]
 
@@ -69,11 +70,20 @@ class RewardConfig(Section):
     )
     reasoning: ReasoningConfig = ReasoningConfig()
     criteria: CriteriaConfig = CriteriaConfig()
+    subgoals: SubgoalsConfig = SubgoalsConfig()
 
     @property
     def names(self) -> set[str]:
         """The parts that every turn has."""
-        paid = (True, self.format_penalty, self.overlong_penalty, self.reasoning.weight, self.criteria.weight)
+        paid = (
+            True,
+            self.format_penalty,
+            self.overlong_penalty,
+            self.reasoning.weight,
+            self.criteria.weight,
+            self.subgoals.keep_penalty,
+            self.subgoals.consistency_penalty,
+        )
         return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
 
     @field_validator("shaping", mode="before")
@@ -124,9 +134,15 @@ class Rewards:
             parts["reasoning"] = config.reasoning.weight * value
         if config.criteria.weight:
             parts["criteria"] = config.criteria.weight * score_criteria(config.criteria, turn, episode)
+        if config.subgoals.consistency_penalty:
+            parts["consistency"] = config.subgoals.consistency_penalty if is_inconsistent(turn, episode) else 0.0
         for name, function in self._shaping.items():
             parts[name] = self._shape(name, function, turn, transition, episode)
         return parts
+
+    def settle(self, episode: Episode) -> None:
+        """Adds the parts that are known only when an episode is over."""
+        pay_keeping(self.config.subgoals, episode)
 
     def _shape(
         self, name: str, function: Shaping, turn: Turn, transition: Transition | None, episode: Episode

@@ -91,6 +91,7 @@ async def _play_turns(agent: Agent, session: Session, episode: Episode, rewards:
             episode.take(transition)
         turn.parts = rewards.score(turn, transition, episode)
         turn.reward = sum(turn.parts.values())
+    rewards.settle(episode)
     if episode.end and not episode.terminated:
         episode.tail, episode.tail_fresh = agent.unanswered(session.observation, episode)
 

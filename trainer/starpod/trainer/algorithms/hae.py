@@ -1,0 +1,155 @@
+"""Hierarchical advantage estimation (HiPER, arXiv 2602.16165): of turns, and of segments that follow one subgoal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.algorithms.turns import turn_table
+from starpod.trainer.prompts.grammar import BLOCKS
+
+TERM, HIGH, LOW = range(3)
+"""Stages of a reply in their order, each with a value head of its own: deciding whether to switch, choosing a subgoal,
+acting."""
+
+_STAGES = {"think": TERM, "switch": TERM, "subgoal": HIGH}
+
+LEAST = 8
+"""Units below which a stream is not whitened: the deviation of a few says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchical:
+    """Advantages of turns and of the segments that begin at them: [B, K] each, 0 where there is no turn.
+
+    high_BK: 0 but where a segment starts.
+    """
+
+    low_BK: Tensor
+    high_BK: Tensor
+    term_BK: Tensor
+
+
+def stages(blocks_BT: Tensor) -> Tensor:
+    """Stage of each token, by its block: int64 [B, T]. A reply that could not be read is all action."""
+    of_block = torch.tensor([*(_STAGES.get(name, LOW) for name in BLOCKS), LOW], device=blocks_BT.device)
+    return of_block[blocks_BT]  # -1 is the last
+
+
+def hierarchical_gae(
+    rewards_BK: Tensor,
+    values_BK3: Tensor,
+    starts_BK: Tensor,
+    mask_BK: Tensor,
+    *,
+    bootstrap_B: Tensor | None = None,
+    turn_gamma: float = 1.0,
+    turn_lam: float = 1.0,
+    segment_lam: float = 0.95,
+) -> Hierarchical:
+    """Advantages over K turns, of which some start a segment.
+
+        low:   delta_t = r_t + gamma V_next - V_low(t),  A_t = delta_t + gamma lam A_next  inside a segment
+        high:  delta_k = sum_j gamma^j r + gamma^d V_high(next) - V_high(k),  A_k = delta_k + gamma^d lam_seg A_next
+        term:  A_t = (rewards to the segment's end, and V_high there) - V_term(t)
+
+    d is the segment's number of turns. V_next is V_low of the next turn inside a segment, and V_high of the next
+    segment at its end; `bootstrap_B` (0 if None) after the last turn. values_BK3: by stage; V_high is read at starts.
+    """
+    after_B = torch.zeros_like(rewards_BK[:, 0]) if bootstrap_B is None else bootstrap_B.to(rewards_BK.dtype)
+    ends_B = torch.ones_like(mask_BK[:, 0])  # whether a segment ends before what comes next
+    value_B, low_B, worth_B, high_B, discount_B = (torch.zeros_like(after_B) for _ in range(5))
+    columns: list[tuple[Tensor, Tensor, Tensor]] = []
+    for k in reversed(range(mask_BK.shape[1])):
+        mask_B, reward_B = mask_BK[:, k], rewards_BK[:, k]
+        term_value_B, high_value_B, low_value_B = values_BK3[:, k].unbind(1)
+        delta_B = reward_B + turn_gamma * torch.where(ends_B, after_B, value_B) - low_value_B
+        new_low_B = delta_B + turn_gamma * turn_lam * torch.where(ends_B, 0.0, low_B)
+        new_worth_B = reward_B + turn_gamma * torch.where(ends_B, after_B, worth_B)
+        new_discount_B = turn_gamma * torch.where(ends_B, 1.0, discount_B)
+        new_high_B = new_worth_B - high_value_B + new_discount_B * segment_lam * high_B
+        starts_B = mask_B & starts_BK[:, k]
+        columns.append(
+            (
+                torch.where(mask_B, new_low_B, 0.0),
+                torch.where(starts_B, new_high_B, 0.0),
+                torch.where(mask_B, new_worth_B - term_value_B, 0.0),
+            )
+        )
+        low_B, value_B = torch.where(mask_B, new_low_B, low_B), torch.where(mask_B, low_value_B, value_B)
+        worth_B = torch.where(mask_B, new_worth_B, worth_B)
+        discount_B = torch.where(mask_B, new_discount_B, discount_B)
+        high_B, after_B = torch.where(starts_B, new_high_B, high_B), torch.where(starts_B, high_value_B, after_B)
+        ends_B = torch.where(mask_B, starts_B, ends_B)
+    return Hierarchical(*(torch.stack(items[::-1], dim=1) for items in zip(*columns, strict=True)))
+
+
+def whiten_units(items_BK: Tensor, there_BK: Tensor, least: int = LEAST) -> Tensor:
+    """Mean 0 and standard deviation 1 (ddof=0) over the units that are there; as they are where they are too few."""
+    items_N = items_BK[there_BK]
+    if items_N.numel() < least:
+        return items_BK
+    return torch.where(there_BK, (items_BK - items_N.mean()) / (items_N.std(correction=0) + 1e-8), 0.0)
+
+
+def hae(
+    rewards_BT: Tensor,
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    turns_BT: Tensor,
+    *,
+    blocks_BT: Tensor,
+    switches_BT: Tensor,
+    bootstrap_B: Tensor | None = None,
+    turn_gamma: float = 1.0,
+    turn_lam: float = 1.0,
+    segment_lam: float = 0.95,
+    whiten: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Advantages [B, T], values' targets [B, T], and the tokens (bool) that the critic learns from.
+
+    values_BT: of each token by the head of its stage. A turn's V_term is read at its first token, V_high at its first
+    subgoal token, V_low at the first token after that. A segment starts at an episode's first turn, and where
+    `switches_BT` is True. Switch tokens get A_term, subgoal tokens A_high where a segment starts, all others A_low.
+    """
+    turns = turn_table(mask_BT, turns_BT)
+    stages_BT = stages(blocks_BT)
+    parts = turn_table(mask_BT, turns_BT * 3 + stages_BT)
+    count = turns.mask_BK.shape[1]
+
+    def by_turn(items: Tensor) -> Tensor:
+        """[B, 3K] or less to [B, K, 3]."""
+        return torch.nn.functional.pad(items, (0, 3 * count - items.shape[1])).view(-1, count, 3)
+
+    starts_BK = (turns.total(switches_BT.double()) > 0) | (turns.mask_BK & (turns.mask_BK.cumsum(1) == 1))
+    values_BK3 = by_turn(parts.total(torch.where(parts.first_BT, values_BT, 0.0)))
+    found = hierarchical_gae(
+        turns.total(rewards_BT),
+        values_BK3.to(rewards_BT.dtype),
+        starts_BK,
+        turns.mask_BK,
+        bootstrap_B=bootstrap_B,
+        turn_gamma=turn_gamma,
+        turn_lam=turn_lam,
+        segment_lam=segment_lam,
+    )
+    switching_BT, choosing_BT = (blocks_BT == BLOCKS.index(name) for name in ("switch", "subgoal"))
+    there_BK3 = by_turn(parts.mask_BK)
+    chosen_BK = there_BK3[..., HIGH] & starts_BK
+    targets_BK3 = torch.stack([found.term_BK, found.high_BK, found.low_BK], dim=2) + values_BK3
+    flat = targets_BK3.flatten(1)[:, : parts.mask_BK.shape[1]]
+    learnt_BT = parts.first_BT & ((stages_BT != HIGH) | turns.spread(starts_BK.double()).bool())
+    low_BK, high_BK, term_BK = found.low_BK, found.high_BK, found.term_BK
+    if whiten:
+        low_BK = whiten_units(low_BK, turns.mask_BK)
+        high_BK = whiten_units(high_BK, chosen_BK)
+        term_BK = whiten_units(term_BK, turns.total(switching_BT.double()) > 0)
+    advantages_BT = torch.where(
+        switching_BT,
+        turns.spread(term_BK),
+        torch.where(choosing_BT, turns.spread(torch.where(starts_BK, high_BK, 0.0)), turns.spread(low_BK)),
+    )
+    advantages_BT = torch.where(mask_BT, advantages_BT, 0.0)
+    return advantages_BT, torch.where(learnt_BT, parts.spread(flat), 0.0), learnt_BT
