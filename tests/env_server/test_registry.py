@@ -47,7 +47,18 @@ def test_only_what_is_asked_for_is_imported() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["bandit", "countdown", "desk", "frozen_lake", "game_2048", "rubiks_cube", "sokoban", "sudoku", "word_problems"],
+    [
+        "bandit",
+        "countdown",
+        "desk",
+        "frozen_lake",
+        "game_2048",
+        "rubiks_cube",
+        "search_qa",
+        "sokoban",
+        "sudoku",
+        "word_problems",
+    ],
 )
 def test_a_copy_of_a_built_in_environment_is_an_environment_of_its_own(name: str, tmp_path: Path) -> None:
     original = importlib.import_module(f"starpod.environments.{name}")

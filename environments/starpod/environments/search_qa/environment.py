@@ -1,0 +1,153 @@
+"""Questions whose answers lie in several articles, which a search engine finds one after another."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
+from starpod.environments.webshop.search.bm25 import TooManyTerms
+
+from .answers import exact_match, f1
+from .encyclopedia import Encyclopedia, encyclopedia
+from .picture import draw
+from .questions import draw_question
+
+MAX_LENGTH = 1_000
+"""Characters of an action that are read."""
+
+_MOVE = re.compile(r"\s*(search|finish)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
+
+
+class SearchQAOptions(EnvironmentOptions):
+    """Which questions, what a search shows and what an answer pays."""
+
+    min_hops: int = Field(default=2, ge=1, le=4, description="Fewest articles that a question needs.")
+    max_hops: int = Field(default=2, ge=1, le=4, description="Most articles that a question needs.")
+    split: Literal["all", "train", "test"] = Field(
+        default="all", description="Questions that begin at any article, at four in five, or at the fifth."
+    )
+    results: int = Field(default=3, ge=1, le=10, description="Articles that a search shows.")
+    reward: Literal["f1", "exact"] = Field(
+        default="f1",
+        description="f1: 1 for the answer, else F1 of its words from 0.3 on; exact: 1 for the answer alone.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SearchQAOptions:
+        if self.min_hops > self.max_hops:
+            raise ValueError(f"min_hops {self.min_hops} is above max_hops {self.max_hops}; lower it")
+        return self
+
+
+class SearchQA(Environment):
+    """The seed fixes the question; nothing is left to chance."""
+
+    spec = EnvironmentSpec(
+        id="search_qa-v1",
+        version="1.0.0",
+        title="Search and answer: questions over several articles",
+        instructions=(
+            "Answer the question. Each action is either search[words], which shows the best articles of an "
+            "encyclopedia, or finish[answer], which ends the episode. The world is invented: what you know of the real "
+            "one does not help. Answer with a name, a year or a word alone."
+        ),
+        grammar="search[words] or finish[answer]",
+        render_modes=("text", "png"),
+        limits=Limits(max_turns=10, max_actions_per_turn=1, max_actions=10),
+    )
+    Options = SearchQAOptions
+    options: SearchQAOptions
+
+    question: str
+    articles: tuple[int, ...]
+    answer: str
+    seen: frozenset[int]
+    """Articles that were shown."""
+    query: str
+    found: list[int] | None
+    """What the latest search found; None before the first one, and after an action that was none."""
+    verdict: str
+
+    @classmethod
+    def prepare(cls) -> None:
+        encyclopedia().search("town", 1)  # compiles the search
+
+    def reset(self, rng: random.Random) -> None:
+        options = self.options
+        hops = rng.randint(options.min_hops, options.max_hops)
+        rest = {"all": None, "train": 1, "test": 0}[options.split]
+        self.question, self.articles, self.answer = draw_question(rng, encyclopedia(), hops, rest)
+        self.seen = frozenset()
+        self.query = ""
+        self.found = None
+        self.verdict = ""
+
+    def step(self, action: Any) -> Outcome:
+        move = _MOVE.fullmatch(action) if isinstance(action, str) and len(action) <= MAX_LENGTH else None
+        self.query, self.found = "", None
+        if move is None or not move[2].strip():
+            return INVALID
+        if move[1].lower() == "finish":
+            return self._finish(move[2])
+        try:
+            found = encyclopedia().search(move[2], self.options.results)
+        except TooManyTerms:
+            return INVALID
+        before = self.seen
+        self.query, self.found = move[2].strip(), found
+        self.seen |= frozenset(found)
+        return Outcome(effective=self.seen != before, criteria=self._criteria())
+
+    def _finish(self, answer: str) -> Outcome:
+        exact, overlap = exact_match(answer, self.answer), f1(answer, self.answer)
+        self.verdict = "right" if exact else "wrong"
+        partial = overlap if self.options.reward == "f1" and overlap >= 0.3 else 0.0
+        return Outcome(
+            1.0 if exact else partial,
+            terminated=True,
+            success=exact,
+            criteria=self._criteria() | {"exact_match": exact},
+            info={"answer": self.answer, "f1": overlap},
+        )
+
+    def _criteria(self) -> dict[str, bool]:
+        return {f"article_{hop}": article in self.seen for hop, article in enumerate(self.articles, 1)}
+
+    def observe(self) -> str:
+        if self.verdict:
+            return f"Your answer is {self.verdict}."
+        if self.found is None:
+            return self.question if not self.seen else "Write search[words] or finish[answer]."
+        return _shown(encyclopedia(), self.found) or "Nothing was found."
+
+    def state_key(self) -> bytes:
+        return digest(repr((self.question, sorted(self.seen), self.verdict)))
+
+    def expert_action(self) -> str | None:
+        if self.verdict:
+            return None
+        unread = (article for article in self.articles if article not in self.seen)
+        article = next(unread, None)
+        return f"finish[{self.answer}]" if article is None else f"search[{encyclopedia().articles[article].title}]"
+
+    def score(self) -> float:
+        """0.9 of the share of the articles that were shown; after the answer 1 or 0."""
+        if self.verdict:
+            return float(self.verdict == "right")
+        return 0.9 * len(self.seen & set(self.articles)) / len(self.articles)
+
+    def render(self, mode: str = "text") -> str | bytes:
+        book = encyclopedia()
+        if mode == "png":
+            cards = [(book.articles[number].title, book.articles[number].text) for number in self.found or ()]
+            return draw(self.question, self.query, cards, self.verdict)
+        shown = [f"search[{self.query}]", _shown(book, self.found)] if self.found is not None else []
+        return "\n".join([self.question, *shown, *([self.verdict] if self.verdict else [])])
+
+
+def _shown(book: Encyclopedia, found: list[int]) -> str:
+    return "\n".join(f"{book.articles[number].title}: {book.articles[number].text}" for number in found)

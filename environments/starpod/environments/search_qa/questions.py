@@ -1,0 +1,67 @@
+"""Questions: chains of relations from one article to the next, in words."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from .encyclopedia import Encyclopedia
+
+_RELATIONS: dict[tuple[str, str], tuple[str, str, str]] = {
+    # kind, relation -> kind of the value ("" for a text), the value as a part of a longer question, the question itself
+    ("book", "author"): ("person", "the author of {}", "Who wrote {}?"),
+    ("book", "publisher"): ("company", "the publisher of {}", "Which company published {}?"),
+    ("book", "year"): ("", "", "In which year did {} appear?"),
+    ("person", "birthplace"): ("town", "the town where {} was born", "In which town was {} born?"),
+    ("person", "school"): ("school", "the school of {}", "At which school did {} study?"),
+    ("person", "employer"): ("company", "the employer of {}", "For which company does {} work?"),
+    ("person", "born"): ("", "", "In which year was {} born?"),
+    ("company", "seat"): ("town", "the town where {} has its seat", "In which town is the seat of {}?"),
+    ("company", "founder"): ("person", "the founder of {}", "Who founded {}?"),
+    ("company", "product"): ("", "", "What does {} make?"),
+    ("school", "town"): ("town", "the town of {}", "In which town is {}?"),
+    ("school", "founded"): ("", "", "In which year was {} founded?"),
+    ("town", "country"): ("country", "the country of {}", "In which country is {}?"),
+    ("town", "river"): ("river", "the river that crosses {}", "Which river crosses {}?"),
+    ("town", "mayor"): ("person", "the mayor of {}", "Who is the mayor of {}?"),
+    ("town", "founded"): ("", "", "In which year was {} founded?"),
+    ("river", "source"): ("country", "the country where {} rises", "In which country does {} rise?"),
+    ("river", "mouth"): ("", "", "Into what does {} flow?"),
+    ("country", "capital"): ("town", "the capital of {}", "What is the capital of {}?"),
+    ("country", "currency"): ("", "", "What is the currency of {}?"),
+}
+
+
+class Question(NamedTuple):
+    """A question. articles: the numbers of those that one has to read, in order."""
+
+    text: str
+    articles: tuple[int, ...]
+    answer: str
+
+
+def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int | None) -> Question:
+    """A question over as many articles as there are hops, no article twice.
+
+    rest: what remains of the first article's number divided by 5 must be 0 (held out) or not 0; None for any.
+    """
+    while True:
+        at = rng.randrange(len(book.articles))
+        if rest is not None and (at % 5 == 0) != (rest == 0):
+            continue
+        path, value, phrase = [at], None, book.articles[at].title
+        question = ""
+        for hop in range(1, hops + 1):
+            article = book.articles[path[-1]]
+            ways = [(name, way) for (kind, name), way in _RELATIONS.items() if kind == article.kind]
+            ways = [(name, way) for name, way in ways if way[0] or hop == hops]
+            name, (_, part, asked) = rng.choice(ways)
+            value = article.facts[name]
+            question = asked.format(phrase)
+            phrase = part.format(phrase)
+            if hop < hops:
+                assert isinstance(value, int)
+                path.append(value)
+        if len(set(path)) == hops and value not in path:
+            assert value is not None
+            return Question(question, tuple(path), book.name(value))
