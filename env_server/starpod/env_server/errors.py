@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -126,6 +127,19 @@ def release(error: BaseException) -> None:
         following = known.__cause__ or known.__context__
         known.__traceback__ = known.__cause__ = known.__context__ = None
         known = following
+
+
+def place_of(error: BaseException) -> str:
+    """File and line at which an author's code raised, such as `vault.py, line 9`; empty if it was our own alone."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{os.path.basename(error.filename)}, line {error.lineno}"
+    ours = os.path.dirname(__file__) + os.sep
+    calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    theirs = [call for call in calls if not call[0].startswith((ours, "<"))]
+    if not theirs:
+        return ""
+    file = theirs[0][0]  # what it called further, such as the standard library, is not where to look
+    return f"{os.path.basename(file)}, line {[line for name, line in theirs if name == file][-1]}"
 
 
 def bad_argument(path: str, problem: str) -> CallError:

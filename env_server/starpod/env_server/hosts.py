@@ -18,6 +18,7 @@ from starpod.env_server.environment import (
     Unavailable,
 )
 from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Transition, Want
+from starpod.env_server.errors import place_of
 from starpod.env_server.state import StateError
 from starpod.env_server.threads import Hung, ThreadPool
 from starpod.env_server.timing import measured
@@ -48,7 +49,8 @@ class EnvironmentBug(Exception):
 
     @classmethod
     def from_exception(cls, error: Exception | SystemExit, *, intact: bool) -> EnvironmentBug:
-        return cls(type(error).__name__, str(error), intact=intact)
+        place = place_of(error)
+        return cls(type(error).__name__, f"{error} ({place})" if place else str(error), intact=intact)
 
     @classmethod
     def of_copy(cls, death: HostDied) -> EnvironmentBug:

@@ -20,7 +20,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from starpod.env_server.environment import Environment, Unavailable
-from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.errors import CallError, bad_argument, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,20 @@ def _load_module(source: str) -> ModuleType:
         raise RegistryError(f"no such file: {source}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        problem = str(error.msg if isinstance(error, SyntaxError) else error)
+        raise RegistryError(f"{place_of(error) or source}: {type(error).__name__}: {problem}") from error
     return module
+
+
+def _place_of_class(environment: type[Environment]) -> str:
+    """File and line of a class, such as `vault.py, line 9`; the name of its module where it has no source."""
+    try:
+        return f"{Path(inspect.getsourcefile(environment) or '').name}, line {inspect.getsourcelines(environment)[1]}"
+    except (OSError, TypeError):
+        return environment.__module__
 
 
 Reference = tuple[str, ...]
@@ -206,18 +218,20 @@ class Registry:
         A package's classes are those that its `__init__.py` names.
         """
         module = _load_module(source)
-        found = [
+        own = [
             value
             for value in vars(module).values()
             if inspect.isclass(value)
             and issubclass(value, Environment)
-            and not inspect.isabstract(value)
             and f"{value.__module__}.".startswith(f"{module.__name__}.")
         ]
-        if not found:
+        if not own:
             raise RegistryError(f"{source} defines no Environment with spec, reset, step and render")
-        for environment in found:
-            self.add(environment)
+        for environment in [each for each in own if not inspect.isabstract(each)] or own[:1]:
+            try:
+                self.add(environment)
+            except RegistryError as error:
+                raise RegistryError(f"{_place_of_class(environment)}: {error}") from error
 
     def add_hosted(self, family: str, text: str) -> str:
         """Adds another package's environment, as `hosting/FAMILY.py` makes it; returns its id. Raises RegistryError."""

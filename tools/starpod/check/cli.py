@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from starpod.check.report import Terminal, describe_requirement, to_json, to_junit
-from starpod.check.requirement import LEVELS
+from starpod.check.requirement import LEVELS, Requirement
 from starpod.check.runner import PLAYED, Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
-from starpod.check.suite import REQUIREMENTS
+from starpod.check.suite import REQUIREMENTS, REWARD
 from starpod.client.catalog import JSON, access_options, expect_address, expect_writable, write_report
+from starpod.client.programs import ServiceFailed, ServiceRefused, started
 from starpod.report.console import safe_console
+
+CONTRACT = [level for level in LEVELS.values() if level != "reward"]
 
 
 def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     chosen = {level.strip() for level in value.split(",")}
-    if unknown := chosen - set(LEVELS.values()):
-        raise click.BadParameter(f"no level {', '.join(sorted(unknown))}; there are {', '.join(LEVELS.values())}")
+    if unknown := chosen - set(CONTRACT):
+        raise click.BadParameter(f"no level {', '.join(sorted(unknown))}; there are {', '.join(CONTRACT)}")
     return chosen
 
 
@@ -31,9 +35,14 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
 @click.option("--list", "only_list", is_flag=True, help="Print the requirements and check no server.")
 @click.option("--environment", "-e", "environments", multiple=True, help="Only this one (repeatable). Default: all.")
 @click.option(
+    "--reward",
+    is_flag=True,
+    help="Check beyond the contract whether rewards are earned by the task alone, by playing it well and badly.",
+)
+@click.option(
     "--level",
     "levels",
-    default=",".join(LEVELS.values()),
+    default=",".join(CONTRACT),
     callback=_levels,
     show_default=True,
     help="Which requirements, comma-separated: core is for every server, the others for what its capabilities declare.",
@@ -71,6 +80,7 @@ def check(
     address: str | None,
     only_list: bool,
     environments: tuple[str, ...],
+    reward: bool,
     levels: set[str],
     also: str,
     json_file: str,
@@ -81,23 +91,34 @@ def check(
 ) -> None:
     """Check that the server at ADDRESS keeps the contract of docs/protocol.md.
 
-    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP.
+    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, or FILE.py: then the
+    environments of that file are served meanwhile.
 
     With --list, print each requirement with its number and level instead.
 
     Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 the call was wrong.
     """
+    known = (*REQUIREMENTS, *REWARD) if reward else REQUIREMENTS
+    chosen = [each for each in known if each.level in (*levels, "reward")]
     if only_list:
-        _list_requirements(context, levels, json_file)
+        _list_requirements(context, chosen, json_file)
         return
     if address is None:
         raise click.UsageError("Missing argument 'ADDRESS'.")
+    if address.endswith(".py"):
+        try:
+            with started("the environment service", "serve", "--environment-module", address, "--port", "0") as served:
+                context.invoke(check, **{**context.params, "address": served})
+        except ServiceRefused as error:
+            raise click.UsageError(error.said) from error
+        except ServiceFailed as error:
+            raise click.ClickException(error.said) from error
     for value in filter(None, (address, also)):
         if not re.fullmatch(r"https?://[^\s/]+:\d+", value):
             expect_address(value)
     expect_writable(json_file, junit_file)
     # Whatever the levels: where no episode can be played, none of them is shown.
-    requirements = [each for each in REQUIREMENTS if each.level in levels or each.id == PLAYED]
+    requirements = [each for each in known if each in chosen or each.id == PLAYED]
     console = safe_console(stderr=json_file == "-")
     with Terminal(console) as terminal:
         try:
@@ -126,16 +147,15 @@ def check(
     context.exit(0 if report.passed else 1)
 
 
-def _list_requirements(context: click.Context, levels: set[str], json_file: str) -> None:
-    """Prints the requirements of the levels, or writes them as JSON. Raises UsageError for what only a check needs."""
+def _list_requirements(context: click.Context, chosen: Sequence[Requirement], json_file: str) -> None:
+    """Prints requirements, or writes them as JSON. Raises UsageError for what only a check needs."""
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and name not in ("only_list", "levels", "json_file"):
+        if given and name not in ("only_list", "levels", "reward", "json_file"):
             shown = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
             raise click.UsageError(f"--list checks no server: leave {shown} out")
     expect_writable(json_file)
-    chosen = [each for each in REQUIREMENTS if each.level in levels]
     write_report(json_file, json.dumps([describe_requirement(each) for each in chosen], indent=2) + "\n")
     if json_file == "-":
         return

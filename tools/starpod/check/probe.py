@@ -8,7 +8,7 @@ import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import struct_pb2
@@ -31,6 +31,7 @@ RECORDING = 20
 """What the recording of the script may take, in times of what a call may take."""
 SAME = "draw only from streams that the seeds start; never from time, addresses or hash order"
 
+T = TypeVar("T")
 Turn = tuple[pb.Action, ...]
 
 
@@ -114,6 +115,16 @@ class Target:
         self.unplayed: Unmet | None = None
         self.differs: Unmet | None = None
         self._script: Script | None = None
+        self._shared: dict[str, Any] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def shared(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+        """What several tests need and the first of them makes."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            if name not in self._shared:
+                self._shared[name] = await make()
+        found: T = self._shared[name]
+        return found
 
     @property
     def want(self) -> pb.Want:

@@ -8,11 +8,12 @@ from typing import Literal
 
 from starpod.check.probe import Probe
 
-Level = Literal["core", "stream", "fork", "snapshot"]
+Level = Literal["core", "stream", "fork", "snapshot", "reward"]
 Strength = Literal["MUST", "SHOULD"]
 Test = Callable[[Probe], Awaitable[None]]
 
-LEVELS: dict[str, Level] = {"C": "core", "S": "stream", "F": "fork", "N": "snapshot"}
+LEVELS: dict[str, Level] = {"C": "core", "S": "stream", "F": "fork", "N": "snapshot", "R": "reward"}
+"""Level by the letter that a number begins with. All but `reward` make up the contract."""
 
 
 @dataclass(frozen=True, slots=True)

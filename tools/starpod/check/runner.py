@@ -277,7 +277,7 @@ def _out_of_scope(target: Target, requirement: Requirement) -> str:
     level = requirement.level
     if level == "stream" and not isinstance(target.connection, GrpcConnection):
         return "HTTP has no Stream in both directions"
-    if level == "core":
+    if level in ("core", "reward"):
         return ""
     owner, of = ("server", target.server) if level == "stream" else ("environment", target.spec)
     there = getattr(of.capabilities, level)

@@ -44,6 +44,8 @@ class Subcommand:
 
 
 SUBCOMMANDS = {
+    "new": Subcommand("starpod.cli.new:new", "Write an environment of your own to begin from."),
+    "dev": Subcommand("starpod.cli.dev:dev", "Serve, check and show an environment's file while you write it."),
     "serve": Subcommand("starpod.env_server.cli:serve", "Serve environments.", extra="server"),
     "webshop": Subcommand("starpod.environments.webshop.cli:webshop", "Build and inspect shops.", extra="webshop"),
     "list": Subcommand("starpod.cli.listing:list_environments", "List what a server hosts."),

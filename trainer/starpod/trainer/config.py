@@ -18,6 +18,7 @@ from starpod.trainer.checkpoints.checkpoint import CheckpointConfig
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.environment_file import choose_job, names_environment_file
 from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.mixture import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.models.config import ModelConfig
@@ -267,7 +268,8 @@ SHORTHANDS = {
 
 
 def load_config(source: str, words: Sequence[str] = ()) -> Config:
-    """Reads a configuration: a YAML file, or the name of one that comes with the package; then `key=value` words.
+    """Reads a configuration: a YAML file, the name of one that comes with the package, or `FILE.py` of an environment,
+    for which one is chosen; then `key=value` words.
 
     A file may begin from another one: `base: NAME`. Words that name a whole section go before those that name a part
     of one, wherever they stand. Raises ConfigError.
@@ -304,6 +306,9 @@ def parse_config(values: Mapping[str, Any]) -> Config:
 
 
 def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    if names_environment_file(source):
+        values = dict(choose_job(source).values)
+        return _merge(_read(str(values.pop("base"))), values)
     known = shipped()
     path = known.get(source, Path(source))
     try:
@@ -321,6 +326,8 @@ def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         return values
     if base in seen:
         raise ConfigError(f"{path}: base {base!r} comes back to itself")
+    if names_environment_file(str(base)):
+        base = path.parent / str(base)  # it lies beside its configuration
     return _merge(_read(str(base), (*seen, source)), values)
 
 

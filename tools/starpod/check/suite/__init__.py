@@ -5,6 +5,8 @@ A number is never used again.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from starpod.check.requirement import LEVELS, Requirement
 from starpod.check.suite import (
     companions,
@@ -18,6 +20,7 @@ from starpod.check.suite import (
     open,
     outcomes,
     reset,
+    reward,
     snapshot,
     step,
     stream,
@@ -28,10 +31,18 @@ _MODULES = (
     *(invalid_requests, companions, stream, fork, snapshot),
 )
 
-REQUIREMENTS: tuple[Requirement, ...] = tuple(
-    sorted(
-        (value for module in _MODULES for value in vars(module).values() if isinstance(value, Requirement)),
-        key=lambda requirement: (tuple(LEVELS).index(requirement.id[0]), requirement.id),
+
+def _of(*modules: ModuleType) -> tuple[Requirement, ...]:
+    return tuple(
+        sorted(
+            (value for module in modules for value in vars(module).values() if isinstance(value, Requirement)),
+            key=lambda requirement: (tuple(LEVELS).index(requirement.id[0]), requirement.id),
+        )
     )
-)
-"""All of them, by level and number, as `starpod check --list` prints them."""
+
+
+REQUIREMENTS: tuple[Requirement, ...] = _of(*_MODULES)
+"""Those of the contract, by level and number, as `starpod check --list` prints them."""
+
+REWARD: tuple[Requirement, ...] = _of(reward)
+"""Those of `starpod check --reward`: about the environment, beyond the contract."""

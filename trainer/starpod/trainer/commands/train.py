@@ -64,8 +64,9 @@ def train(
 ) -> int:
     """Trains a policy on environments over the wire.
 
-    CONFIG is a YAML file, or the name of a configuration that comes with the package (see --list); KEY=VALUE changes a
-    part of it, e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). Without CONFIG it is frozen_lake, or, with
+    CONFIG is a YAML file, or the name of a configuration that comes with the package (see --list), or the file of an
+    environment, ENVIRONMENT.py or ENVIRONMENT.py:NAME, for which a small job is chosen; KEY=VALUE changes a part of it,
+    e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). Without CONFIG it is frozen_lake, or, with
     --resume, the configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
     """
     from starpod.trainer.section import ConfigError, shipped
@@ -85,6 +86,7 @@ def train(
     if config is not None and "=" in config and not Path(config).exists():
         words, config = (config, *words), None
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run  # with torch, which takes seconds
+    from starpod.trainer.environment_file import choose_job, names_environment_file
     from starpod.trainer.rollout.environment import check_installed
 
     try:
@@ -95,6 +97,8 @@ def train(
             check_installed(task.environment)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
+    if config is not None and names_environment_file(config):
+        click.echo("".join(f"{line}\n" for line in choose_job(config).reasons), nl=False, err=True)
     if dry_run:
         click.echo(yaml.safe_dump(resolved.to_dict(), sort_keys=False, allow_unicode=True), nl=False)
         return _check_memory(resolved)
@@ -197,14 +201,13 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
 @contextmanager
 def _live_site(path: Path) -> Iterator[str]:
     """The address of a live site that shows the run while the context lasts. Raises ClickException."""
-    from starpod.trainer.section import ConfigError
-    from starpod.trainer.services import ServiceFailed, started
+    from starpod.client.programs import ServiceFailed, started
 
     try:
         # The folder is made later, and only if the run begins.
         with started("the live site", "ui", str(path), "--port", "0", "--index", ":memory:") as address:
             yield address
-    except (ConfigError, ServiceFailed) as error:
+    except ServiceFailed as error:
         raise click.ClickException(str(error)) from error
 
 

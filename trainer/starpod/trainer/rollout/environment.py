@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -11,11 +11,11 @@ from pydantic import Field, field_validator, model_validator
 
 from starpod.client import Limits
 from starpod.client.nearest import unknown_environment
+from starpod.client.programs import ServiceRefused, started
 from starpod.client.transport import as_addresses
 from starpod.trainer.agents.base import Task
 from starpod.trainer.rollout.curriculum import CurriculumConfig
 from starpod.trainer.section import ConfigError, Section
-from starpod.trainer.services import started
 
 
 class EnvironmentConfig(Section):
@@ -100,12 +100,16 @@ def check_installed(config: EnvironmentConfig) -> None:
         raise ConfigError(f"environment.id: {unknown_environment(config.id, installed).message}")
 
 
-def local_services(
-    environments: Sequence[str], *, workers: int = 1, arguments: Sequence[str] = ()
-) -> AbstractContextManager[str]:
+@contextmanager
+def local_services(environments: Sequence[str], *, workers: int = 1, arguments: Sequence[str] = ()) -> Iterator[str]:
     """Runs `starpod serve` while the context lasts and yields its address.
 
-    environments: what it hosts. workers: server processes. arguments: handed on as they are. Raises as `started` does.
+    environments: what it hosts. workers: server processes. arguments: handed on as they are. Raises ServiceFailed, and
+    ConfigError where it was called wrong.
     """
     words = ("serve", *environments, "--port", "0", "--workers", str(workers), *arguments)
-    return started("the environment service", *words)
+    try:
+        with started("the environment service", *words) as address:
+            yield address
+    except ServiceRefused as error:
+        raise ConfigError(str(error)) from error

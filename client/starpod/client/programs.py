@@ -1,4 +1,4 @@
-"""Programs of Starpod that a run starts beside itself, and that end with it."""
+"""Starts programs of Starpod beside the caller: environment servers of its own, a live site. They end with it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from starpod.trainer.section import ConfigError
-
 STOP_SECONDS = 10.0
 
 
 class ServiceFailed(Exception):
-    """A program did not come up. The message holds what it wrote on standard error."""
+    """A program did not come up. The message holds the call, and what it wrote on standard error: `said`."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message)
+        self.said = said.removeprefix("starpod: ")
+
+
+class ServiceRefused(ServiceFailed):
+    """A program was called wrong."""
 
 
 @contextlib.contextmanager
 def started(what: str, *words: str) -> Iterator[str]:
     """Runs `starpod WORDS --end-with-stdin` while the context lasts and yields the address that it prints.
 
-    what: the program, in words. Raises ServiceFailed with its own words if it does not become ready, ConfigError where
-    it was called wrong.
+    what: the program, in words. It must take --end-with-stdin, and print one line that ends in its address. Raises
+    ServiceFailed with its own words if it does not become ready, ServiceRefused where it was called wrong.
     """
-    # It ends when the trainer's end of the pipe closes, even if the trainer is killed. A preexec_fn could ask for that,
+    # It ends when our end of the pipe closes, even if we are killed. A preexec_fn could ask for that,
     # but Python code between fork and exec is unsafe beside gRPC's threads.
     command = [sys.executable, "-m", "starpod.cli.main", *words, "--end-with-stdin"]
     with (
@@ -35,7 +41,7 @@ def started(what: str, *words: str) -> Iterator[str]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            # Ctrl-C is the trainer's: it saves, with the services still there, and stops them itself.
+            # Ctrl-C is the caller's: a trainer saves, with its services still there, and stops them itself.
             start_new_session=True,
         ) as process,
     ):
@@ -45,11 +51,10 @@ def started(what: str, *words: str) -> Iterator[str]:
             if not line:
                 process.wait(STOP_SECONDS)
                 log.seek(0)
+                said = log.read().strip() or f"it ended with status {process.returncode} and said nothing"
+                message = f"{what} did not start (`{' '.join(command)}`): {said}"
                 # Exit status 2: the call was wrong, as with every command.
-                raise (ConfigError if process.returncode == 2 else ServiceFailed)(
-                    f"{what} did not start (`{' '.join(command)}`): "
-                    + (log.read().strip() or f"it ended with status {process.returncode} and said nothing")
-                )
+                raise (ServiceRefused if process.returncode == 2 else ServiceFailed)(message, said)
             yield line.split()[-1]
         finally:
             process.terminate()

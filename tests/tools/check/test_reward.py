@@ -1,0 +1,142 @@
+"""`starpod check --reward` finds rewards that are not earned by the task, and nothing wrong with the built-in ones."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from starpod.check.requirement import Requirement
+from starpod.check.runner import Result, check
+from starpod.check.suite import REWARD
+from starpod.cli.new import fill
+from starpod.v1 import environment_pb2 as pb
+from tests.support import ServerProcess, start_server
+from tests.tools.check.reference_server import ReferenceService, Seat, serve
+
+SOLVED = "return Outcome(reward=float(solved), terminated=True, success=solved)"
+TEXT = ('actions=("left", "right", "open")', 'grammar="left, right or open"')
+"""With this a policy may write what it likes."""
+SHOWN = 'return f"The dial is at'
+
+MOVE = "        before = self.dial\n"
+
+
+def _if(word: str, outcome: str) -> str:
+    """A turn in which a word is paid."""
+    return f'        if "{word}" in action:\n            return {outcome}\n{MOVE}'
+
+
+Replacement = tuple[str, str]
+
+BUGS: dict[str, tuple[str, list[Replacement]]] = {
+    "no limit": ("R-01", [("limits=Limits(max_turns=12)", "limits=Limits()")]),
+    "an expert that never opens": ("R-02", [('return "open"', 'return "left"')]),
+    "any end is a success": ("R-02", [("solved = self.dial == self.secret", "solved = True")]),
+    "pays for an end": ("R-07", [(SOLVED, SOLVED.replace("float(solved)", "1.0"))]),
+    "pays for failing": ("R-07", [(SOLVED, SOLVED.replace("float(solved)", "float(not solved)"))]),
+    "always the same start": ("R-04", [("self.secret = rng.sample(marks, 2)", "self.secret = 4, 4")]),
+    "pays for each move": ("R-04", [("effective=self.dial != before", "reward=1.0")]),
+    "believes what is written": ("R-05", [TEXT, (MOVE, _if("success", "Outcome(1.0, True, success=True)"))]),
+    "pays a little for what is written": ("R-05", [TEXT, (MOVE, _if("reward", "Outcome(0.01)"))]),
+    "shows the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed}. The"))]),
+    "shows the seed in hexadecimal": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed:X}. The"))]),
+    "shows the end of the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed % 1000}. The"))]),
+    "shows the seed of its luck": ("R-06", [(SHOWN, SHOWN.replace("The", "Luck {self.dynamics_seed}. The"))]),
+}
+
+
+WITHOUT_EXPERT = {"right": [], "any end is a success": [("solved = self.dial == self.secret", "solved = True")]}
+
+Results = dict[str, list[Result]]
+
+
+def examine(address: str, environments: Sequence[str] = ()) -> Results:
+    report = asyncio.run(check(address, REWARD, environments=environments, seconds=120.0))
+    return {environment.id: environment.results for environment in report.environments}
+
+
+def unmet(results: Sequence[Result]) -> dict[str, str]:
+    return {each.requirement.id: each.message for each in results if each.status in ("failed", "error")}
+
+
+def skipped(results: Sequence[Result]) -> set[str]:
+    return {each.requirement.id for each in results if each.status == "skipped"}
+
+
+def environment(id_: str, changes: Sequence[Replacement] = (), *, expert: bool = True) -> str:
+    """The vault of `starpod new`, with changes."""
+    values = {"file": "vault", "id": id_, "title": "Vault", "name": "Vault"}
+    text = fill("environment", values, options=False, expert=expert)
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def id_of(name: str, *, expert: bool = True) -> str:
+    return f"{name.replace(' ', '_')}{'' if expert else '_alone'}-v1"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of every vault, right and wrong, on one server."""
+    folder = tmp_path_factory.mktemp("vaults")
+    texts = {id_of(name): environment(id_of(name), changes) for name, (_, changes) in BUGS.items()}
+    texts["right-v1"] = environment("right-v1")
+    for name, changes in WITHOUT_EXPERT.items():
+        id_ = id_of(name, expert=False)
+        texts[id_] = environment(id_, changes, expert=False)
+    words = []
+    for id_, text in texts.items():
+        (folder / f"{id_.replace('-', '_')}.py").write_text(text)
+        words += ["--environment-module", str(folder / f"{id_.replace('-', '_')}.py")]
+    with start_server(*words) as server:
+        return examine(server.address)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_found(name: str, found: Results) -> None:
+    messages = unmet(found[id_of(name)])
+    assert BUGS[name][0] in messages, messages
+    assert all("expected" in message and "got" in message for message in messages.values()), messages
+
+
+def test_an_environment_without_a_bug_has_none(found: Results) -> None:
+    assert (unmet(found["right-v1"]), skipped(found["right-v1"])) == ({}, set())
+
+
+def test_without_an_expert_it_is_enough_that_something_is_left_unsolved(found: Results) -> None:
+    right, wrong = (found[id_of(name, expert=False)] for name in WITHOUT_EXPERT)
+    assert (unmet(right), skipped(right) - {"R-07"}) == ({}, {"R-02"})
+    assert "R-04" in unmet(wrong)
+
+
+def test_built_in_environments_have_none(server: ServerProcess) -> None:
+    names = ("bandit", "countdown", "frozen_lake", "sokoban", "sudoku")
+    assert {name: unmet(results) for name, results in examine(server.address, names).items()} == {
+        f"{name}-v1": {} for name in names
+    }
+
+
+def test_pay_for_doing_nothing_is_found_in_a_server_of_another_kind() -> None:
+    class PaysForNothing(ReferenceService):
+        def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
+            transition = super().play(seat, request)
+            transition.reward += not request.actions
+            return transition
+
+    async def both() -> list[list[Result]]:
+        found = []
+        for service in (ReferenceService(), PaysForNothing()):
+            async with serve(service) as address:
+                found.append((await check(address, REWARD)).results)
+        return found
+
+    right, wrong = map(unmet, asyncio.run(both()))
+    assert set(right) <= {"R-04"}  # to go right is all that there is to learn of a walk
+    assert "R-03" in wrong
+
+
+def test_a_number_is_one_of_the_level() -> None:
+    assert [each.id for each in REWARD] == [f"R-{number:02}" for number in range(1, len(REWARD) + 1)]
+    assert all(isinstance(each, Requirement) and each.level == "reward" for each in REWARD)

@@ -1,0 +1,118 @@
+"""`starpod train FILE.py`: the job that is chosen for a file, and mistakes in it, told with their line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.cli.new import fill
+from starpod.trainer.config import Config, ConfigError, load_config
+from starpod.trainer.environment_file import choose_job, names_environment_file
+
+VALUES = {"file": "vault", "id": "vault-v1", "title": "Vault", "name": "Vault"}
+
+
+def write(folder: Path, *changes: tuple[str, str], expert: bool = True) -> str:
+    text = fill("environment", VALUES, options=True, expert=expert)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "vault.py").write_text(text)
+    return str(folder / "vault.py")
+
+
+def test_what_names_a_file() -> None:
+    assert names_environment_file("vault.py")
+    assert names_environment_file("folder/vault.py:vault-v1")
+    assert not names_environment_file("vault.yaml")
+    assert not names_environment_file("frozen_lake")
+
+
+def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
+    config, job = load_config(source := write(tmp_path), ["stop.minutes=1"]), choose_job(source)
+    assert (config.environment.id, config.environment.max_turns) == ("vault-v1", 12)
+    assert config.environment.serve == ("--environment-module", source)
+    assert config.warm_start.actions == "expert"
+    assert config.evaluation.reference == ("random", "expert")
+    assert (config.stop.minutes, config.stop.iterations) == (1.0, job.values["stop"]["iterations"])
+    assert any("at most 12 turns: its expert took" in line for line in job.reasons)
+    wide = load_config(write(tmp_path, ("max_turns=12", "max_turns=500"), ("default=10", "default=4")))
+    assert wide.environment.max_turns is not None and wide.environment.max_turns < 12
+    assert wide.sampling.max_episode_tokens < config.sampling.max_episode_tokens
+
+
+def test_without_an_expert_the_format_is_learnt_from_random_play(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, expert=False))
+    assert (config.warm_start.actions, config.warm_start.noise) == ("random", 0.0)
+    assert config.evaluation.reference == ("random",)
+
+
+def test_one_turn_is_compared_within_its_group(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, ("max_turns=12", "max_turns=1")))
+    assert (config.environment.max_turns, config.algorithm.advantage) == (1, "grpo")
+
+
+def test_long_texts_are_shown_a_turn_at_a_time(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, ("The dial is at", "A dial of brass and iron, " * 12 + "is at")))
+    assert (config.prompt.context, config.prompt.window) == ("single_turn", 1)
+
+
+def test_a_configuration_may_begin_from_a_file_beside_it(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "mine.yaml").write_text("base: vault.py\nenvironment:\n  options:\n    marks: 5\n")
+    config: Config = load_config(str(tmp_path / "mine.yaml"))
+    assert config.environment.options == {"marks": 5}
+    assert config.environment.serve == ("--environment-module", str(tmp_path / "vault.py"))
+
+
+SECOND = """
+
+class Other(Vault):
+    spec = EnvironmentSpec(id="other-v1", version="1.0.0", title="Other", actions=("open",))
+"""
+
+
+def test_of_several_environments_one_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path)
+    Path(source).write_text(Path(source).read_text() + SECOND)
+    with pytest.raises(ConfigError, match=r"holds other-v1 and vault-v1: say which, as in vault\.py:other-v1"):
+        choose_job(source)
+    assert choose_job(f"{source}:vault-v1").values["environment"]["id"] == "vault-v1"
+    assert choose_job(f"{source}:other").values["environment"]["id"] == "other-v1"
+    with pytest.raises(ConfigError, match="did you mean vault-v1"):
+        choose_job(f"{source}:valt")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("def step(", "de step("), r"vault.py, line \d+: SyntaxError: "),
+        (("import random", "import no_such_package"), "vault.py, line 3: ModuleNotFoundError: No module named"),
+        (('version="1.0.0"', 'version="1"'), r"vault.py, line \d+: version '1' of vault-v1 is not MAJOR.MINOR.PATCH"),
+        (("def render(", "def draw("), r"vault.py, line \d+: Vault does not define render"),
+        (('title="Vault"', "name='Vault'"), r"vault.py, line \d+: TypeError: .*'name'"),
+        (
+            ("before = self.dial", "before = self.dail"),
+            r"Step raised AttributeError: .* \(vault.py, line \d+\)",
+        ),
+        (("self.last = marks[-1]", "self.last = marks[99]"), r"Open raised IndexError: .* \(vault.py, line \d+\)"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        choose_job(write(tmp_path, change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such file: .*missing.py"):
+        load_config(str(tmp_path / "missing.py"))
+
+
+def test_what_lists_nothing_and_shows_nothing_cannot_be_begun_from_nothing(tmp_path: Path) -> None:
+    changes: list[Any] = [('actions=("left", "right", "open")', 'grammar="left, right or open"')]
+    with pytest.raises(ConfigError, match="vault-v1 lists no actions and has no expert"):
+        choose_job(write(tmp_path, *changes, expert=False))
+    config = load_config(write(tmp_path, *changes))
+    assert (config.warm_start.noise, config.evaluation.reference) == (0.0, ("expert",))

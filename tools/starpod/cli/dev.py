@@ -1,0 +1,102 @@
+"""`starpod dev`: an environment's file, served, shown in a browser, and checked each time it is saved."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from starpod.client import SyncFleet
+from starpod.client.programs import ServiceFailed, started
+
+_POLL_SECONDS = 0.2
+
+
+@click.command()
+@click.argument("file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Of the server; 0: any free.")
+@click.option(
+    "--open/--no-open",
+    "opens",
+    default=bool(sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")),
+    help="Open the page in the browser. Default: where there is a desktop.",
+)
+def dev(file: Path, port: int, opens: bool) -> None:
+    """Serve the environments of FILE.py, check them each time it is saved, and show a page to play them on.
+
+    Goes on until Ctrl-C. A mistake in the file is told with its line, and the next save is waited for.
+    """
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as site:
+        page = ""
+        while True:
+            saved = _saved(file)
+            # Without a drain: open games are replayed on the next server, which has the same address.
+            words = ("serve", "--environment-module", str(file), "--port", str(port), "--drain", "0")
+            try:
+                with started("the environment service", *words) as address:
+                    port = int(address.rpartition(":")[2])
+                    page = page or _show(address, site, opens)
+                    _check(file, address)
+                    _await_save(file, saved)
+            except ServiceFailed as error:
+                _tell(error.said, colour="red")
+                _await_save(file, saved)
+
+
+def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
+    """Starts the live site and returns the address of the first environment's page; why there is none, without one."""
+    with SyncFleet(address) as fleet:
+        first = fleet.describe()[0].id
+    click.echo(f"serving on {address}")
+    try:
+        words = ("ui", "runs", "--address", address, "--port", "0", "--index", ":memory:")
+        page = f"{site.enter_context(started('the live site', *words))}play/{first}"
+    except ServiceFailed as error:
+        click.echo(f"no page to play on: {error.said}")
+        return error.said
+    click.echo(f"play it at {page}")
+    if opens:
+        click.launch(page)
+    return page
+
+
+def _check(file: Path, address: str) -> None:
+    """Tells which requirements the server does not meet."""
+    command = [sys.executable, "-m", "starpod.cli.main", "check", address, "--reward", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        _tell(done.stderr.strip() or f"the check ended with status {done.returncode}", colour="red")
+        return
+    results = [result for environment in report["environments"] for result in environment["results"]]
+    for result in results:
+        if result["status"] in ("failed", "error"):
+            colour = "red" if result["strength"] == "MUST" else "yellow"
+            _tell(f"{result['id']} {result['strength']} {result['title']}\n    {result['message']}", colour=colour)
+    met = sum(result["status"] == "passed" for result in results)
+    if report["passed"]:
+        _tell(f"{file.name} keeps the contract: {met} requirements shown", colour="green")
+
+
+def _tell(text: str, *, colour: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')} {click.style(text, fg=colour)}")
+
+
+def _saved(file: Path) -> int:
+    """When the file was last written; 0 while an editor replaces it."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _await_save(file: Path, before: int) -> None:
+    while _saved(file) in (before, 0):
+        time.sleep(_POLL_SECONDS)

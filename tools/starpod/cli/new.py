@@ -1,0 +1,68 @@
+"""`starpod new`: the files that an environment of one's own begins from."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib import resources
+from pathlib import Path
+
+import click
+
+FILES = {"environment": "{file}.py", "configuration": "{file}.yaml", "test": "test_{file}.py"}
+"""File by the template that it is made from."""
+_CONDITION = re.compile(r"\[(no )?(options|expert)\]")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--options", "with_options", is_flag=True, help="With options, such as the size of the task.")
+@click.option("--expert", "with_expert", is_flag=True, help="With an expert, for a warm start and to measure by.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    show_default=True,
+    help="Where the files are written.",
+)
+def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
+    """Write an environment NAME in one file, a configuration to train on it and a test.
+
+    They can be served, checked and trained at once: turn a dial to where a vault opens. Make them yours from there.
+    """
+    file = name.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", file) or keyword.iskeyword(file):
+        raise click.UsageError(f"{name!r} names no environment: use a-z, 0-9 and _, beginning with a letter")
+    if file in ("starpod", "test"):
+        raise click.UsageError(f"{file}.py would hide a module of that name: choose another one")
+    title = file.replace("_", " ").capitalize()
+    filled = {"file": file, "id": f"{file}-v1", "title": title, "name": title.title().replace(" ", "")}
+    texts = {
+        folder / pattern.format(**filled): fill(template, filled, options=with_options, expert=with_expert)
+        for template, pattern in FILES.items()
+    }
+    if existing := [str(path) for path in texts if path.exists()]:
+        raise click.UsageError(f"{existing[0]} exists already: nothing is overwritten")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    environment, configuration, test = texts
+    click.echo(
+        f"{environment}  the environment {filled['id']}\n{configuration}  how to train on it\n{test}  its test\n\n"
+        f"starpod dev {environment}    # play it in a browser; it is checked each time you save\n"
+        f"starpod train {environment}  # a tiny policy learns it"
+    )
+
+
+def fill(template: str, values: dict[str, str], **wanted: bool) -> str:
+    """A template's text. Lines that begin with `[WORD]` or `[no WORD]` are there if that is wanted, or is not."""
+    lines = []
+    for line in resources.files("starpod.cli").joinpath(f"templates/{template}.txt").read_text("utf-8").splitlines():
+        if condition := _CONDITION.match(line):
+            if wanted[condition[2]] == bool(condition[1]):
+                continue
+            line = line[condition.end() :]
+        for name, value in values.items():
+            line = line.replace(f"{{{name}}}", value)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
