@@ -5,6 +5,8 @@
     python -m benchmarks.training.learning sokoban bandit countdown webshop
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
+    python -m benchmarks.training.learning horizons          episodes that grow forward, backward from success, or not
+    python -m benchmarks.training.learning turn_order        a step for each turn, the last one first, or whole episodes
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
@@ -52,6 +54,20 @@ CLAIMS = "benchmarks/training/claims.yaml"
 ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwise"]])
 """Blockwise without its strata."""
 
+CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
+IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
+NO_KL = "algorithm.kl.where=off"
+
+
+def _stages(key: str, values: Sequence[int]) -> str:
+    """A stage for each value, left by success or after so many iterations."""
+    until = "until: {{metric: collect/success, at_least: 0.7, patience: 2, iteration: {}}}"
+    stages = (
+        f"{{{until.format(10 * number)}, set: {{{key}: {value}}}}}" for number, value in enumerate(values, start=1)
+    )
+    return f"stages=[{', '.join(stages)}]"
+
+
 EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "frozen_lake": (Variant("StarPO-S", "frozen_lake"),),
     "sokoban": (Variant("StarPO-S", "sokoban"),),
@@ -70,7 +86,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "credit": tuple(
         Variant(
             name,
-            "benchmarks/training/corridor.yaml",
+            CORRIDOR,
             (f"algorithm.advantage={advantage}", f"rewards.criteria.weight={paid}"),
         )
         for name, advantage, paid in (
@@ -86,6 +102,18 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("Dr. GRPO", CLAIMS),
         Variant("routed", CLAIMS, ("algorithm.advantage=terms", f"algorithm.terms={ROUTED}")),
         Variant("Blockwise", CLAIMS, ("algorithm.advantage=blockwise",)),
+    ),
+    "horizons": (
+        Variant("fixed", DOORS),
+        Variant("forward", DOORS, (_stages("environment.max_turns", (4, 8)),)),
+        Variant("backward", DOORS, (_stages("environment.expert_moves_left", (1, 2, 4)),)),
+    ),
+    # As many gradient steps an iteration for all: one for each of the four turns.
+    "turn_order": (
+        Variant("Dr. GRPO", CORRIDOR, (*IN_FOUR_STEPS, "algorithm=dr-grpo")),
+        Variant("GSPO", CORRIDOR, (*IN_FOUR_STEPS, "algorithm=seeupo", "algorithm.order=together", NO_KL)),
+        Variant("SeeUPO", CORRIDOR, ("algorithm=seeupo", NO_KL)),
+        Variant("SeeUPO forward", CORRIDOR, ("algorithm=seeupo", "algorithm.order=forward_turns", NO_KL)),
     ),
     "echo_trap": (
         Variant("GRPO", "echo_trap"),
@@ -105,13 +133,15 @@ TRAP = (EVALUATION, "collect/reward_std_in_group", "policy/entropy", "update/gra
 METRICS = {
     "blocks": (EVALUATION, "reward/reasoning"),
     "credit": (RETURN, EVALUATION),
+    "horizons": (EVALUATION, "collect/success"),
+    "turn_order": (RETURN, EVALUATION),
     "echo_trap": TRAP,
     "echo_trap_parts": TRAP,
     "mixture": (EVALUATION, *(f"{EVALUATION}/{name}" for name in ("bandit", "frozen_lake", "sokoban"))),
     "webshop": (RETURN, EVALUATION),
 }
 """What the picture shows where success alone does not tell it."""
-OVER = {"blocks": (TOKENS,), "credit": tuple(SPENT)}
+OVER = {"horizons": (STEPS, "environment steps"), "blocks": (TOKENS,), "credit": tuple(SPENT)}
 """Quantities that it is drawn over, where those are not the iterations."""
 
 

@@ -20,6 +20,7 @@ def test_all_presets_are_there() -> None:
         "starpo-ppo",
         "starpo-grpo",
         "starpo-s",
+        "seeupo",
         "dapo",
         "dr-grpo",
         "loop",
@@ -146,7 +147,7 @@ def test_contradictions_are_refused_with_a_sentence(values: Any, sentence: str) 
 
 
 def test_a_presets_own_bounds_do_not_stand_in_the_way_of_bounds_by_turn() -> None:
-    for preset in PRESETS:
+    for preset in set(PRESETS) - {"seeupo"}:  # which sees one turn at a time
         config = AlgorithmConfig(preset=preset, turn_clip={"kind": "decay", "low": [0.2, 0.1], "high": [0.2, 0.1]})
         assert AlgorithmConfig.model_validate(config.to_dict()) == config
 

@@ -38,6 +38,7 @@ from starpod.trainer.rollout.collect import Collector
 from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
 from starpod.trainer.run import Output, Run
 from starpod.trainer.seeds import SeedCursor, derive
+from starpod.trainer.turn_order import TurnwiseLearner
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
 
@@ -175,7 +176,8 @@ async def open_run(
             each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening) for each in served
         }
         offline = read_offline(config, templates)
-        learner = Learner(
+        turnwise = any(stage.algorithm.order != "together" for stage in config.in_stages)
+        learner = (TurnwiseLearner if turnwise else Learner)(
             policy,
             config.algorithm,
             config.optimizer,

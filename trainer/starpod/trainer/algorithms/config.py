@@ -81,6 +81,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
         "bootstrap_truncated": True,
     },
+    # arXiv 2602.06554.
+    "seeupo": {
+        "advantage": "dr_grpo",
+        "order": "reverse_turns",
+        "policy_loss": "gspo",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "loss_average": "seq-mean-token-mean",
+        "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.002},
+        "entropy_coefficient": 0.0,
+    },
     # RAGEN-2 (arXiv 2604.06268): the groups that hold 90 % of the reward deviation.
     "ragen2": {
         "advantage": "gae",
@@ -175,6 +186,10 @@ class AlgorithmConfig(Section):
     correction: CorrectionConfig = CorrectionConfig()
 
     epochs: int = Field(default=1, ge=1, description="Passes over a collection.")
+    order: Literal["together", "reverse_turns", "forward_turns"] = Field(
+        default="together",
+        description="Updates on whole episodes, or a step on each turn by itself; see docs/methods.md#seeupo.",
+    )
     mini_batch_size: int = Field(
         default=32, ge=1, description="Episodes of an optimiser step; a pass takes as many equal steps as come closest."
     )
@@ -266,7 +281,8 @@ class AlgorithmConfig(Section):
         if loss == "gspo":
             # The ratio of a whole sequence moves far less than that of a token (arXiv 2507.18071, section 5.1).
             defaults = {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None, "loss_average": "seq-mean-token-mean"}
-            resolved |= {key: value for key, value in defaults.items() if key not in values}
+            given = values if PRESETS[preset].get("policy_loss") != "gspo" else resolved
+            resolved |= {key: value for key, value in defaults.items() if key not in given}
         return resolved
 
     @model_validator(mode="after")
@@ -339,6 +355,7 @@ class AlgorithmConfig(Section):
                 self.turn_clip.low is not None and (self.clip_low, self.clip_high) != (*clip.values(),),
                 "algorithm.turn_clip.low and high take the place of clip_low and clip_high: give either",
             ),
+            *self._contradictions_of_order(),
             (
                 self.filter_loss_scaling != "none" and self.filter.strategy == "none",
                 "algorithm.filter_loss_scaling scales by what a filter keeps: name a filter, or set it to none",
@@ -360,6 +377,31 @@ class AlgorithmConfig(Section):
                 self.kl.where == "reward" and not critic and all(t.parts or t.unit == "criterion" for t in terms),
                 f"algorithm.kl.where reward takes the penalty off the sum of rewards, and {without} reads parts of it "
                 "alone: set kl.where to loss or off",
+            ),
+        ]
+
+    def _contradictions_of_order(self) -> list[tuple[bool, str]]:
+        turnwise = self.order != "together"
+        whole = all(term.unit == "episode" and not term.parts for term in self.credit_terms)
+        order = f"algorithm.order {self.order} takes a step on each turn"
+        return [
+            (
+                turnwise and (self.needs_critic or not whole),
+                f"{order}, whose advantage is the episode's, and algorithm.advantage {self.advantage} is not: set it "
+                "to dr_grpo",
+            ),
+            (
+                turnwise and (self.whiten or self.soft_reweight),
+                f"{order} and normalises its advantages itself: set algorithm.whiten and soft_reweight to false",
+            ),
+            (turnwise and self.epochs > 1, f"{order}, once: set algorithm.epochs to 1"),
+            (
+                turnwise and self.kl.where == "reward",
+                f"{order} with the episode's return: set algorithm.kl.where to loss or off",
+            ),
+            (
+                turnwise and self.turn_clip.kind != "off",
+                f"{order} and sees no other turn in it: set algorithm.turn_clip.kind to off",
             ),
         ]
 

@@ -1,0 +1,53 @@
+"""Doors in a row, each with a sign and one right action, paid when the last one opens: a long horizon with one reward.
+
+starpod train benchmarks/training/doors.yaml
+"""
+
+from __future__ import annotations
+
+import random
+
+from pydantic import Field
+
+from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
+
+RIGHT = {"red": "Left", "blue": "Right", "green": "Up", "black": "Down", "white": "Left", "gold": "Up"}
+"""The action that a sign asks for. A policy has to find out."""
+
+
+class DoorsOptions(EnvironmentOptions):
+    fewest: int = Field(3, ge=1, le=32, description="Doors at least.")
+    most: int = Field(8, ge=1, le=32, description="Doors at most.")
+
+
+class Doors(Environment):
+    """A door opens for the right action and stays closed for any other."""
+
+    spec = EnvironmentSpec(
+        id="doors-v1",
+        version="1.0.0",
+        title="Doors in a row",
+        actions=("Left", "Right", "Up", "Down"),
+        limits=Limits(max_turns=12, max_actions_per_turn=1),
+    )
+    Options = DoorsOptions
+    options: DoorsOptions
+
+    def reset(self, rng: random.Random) -> None:
+        count = rng.randint(self.options.fewest, max(self.options.fewest, self.options.most))
+        self.signs = [rng.choice(sorted(RIGHT)) for _ in range(count)]
+
+    def step(self, action: object) -> Outcome:
+        if action == RIGHT[self.signs[0]]:
+            self.signs.pop(0)
+        done = not self.signs
+        return Outcome(reward=float(done), terminated=done, success=True if done else None)
+
+    def render(self, mode: str = "text") -> str:
+        return f"{len(self.signs)} {self.signs[0]}" if self.signs else "The end."
+
+    def state_key(self) -> bytes:
+        return digest(" ".join(self.signs))
+
+    def expert_action(self) -> str | None:
+        return RIGHT[self.signs[0]] if self.signs else None

@@ -1,0 +1,170 @@
+"""Updates turn by turn: SeeUPO's advantages and carry, and a step for each turn on exactly its tokens."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from starpod.trainer.algorithms.advantages import Advantages
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.credit import group_statistics
+from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.episode import Group
+from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.turn_order import TurnwiseLearner, carried, normalised, turn_alone
+from starpod.trainer.update import Learner, OptimizerConfig
+from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner
+
+# --- golden numbers, computed by hand ---------------------------------------------------------------------------------
+
+
+def centred(*groups: list[float]) -> torch.Tensor:
+    values = torch.tensor([value for group in groups for value in group], dtype=torch.float64)
+    return group_statistics(values, torch.tensor([g for g, group in enumerate(groups) for _ in group])).deviation_n
+
+
+def test_advantages_are_normalised_over_all_rows_and_not_by_the_group() -> None:
+    found = normalised(centred([1, 0], [1, 1]))
+    assert found.tolist() == pytest.approx([1.224745, -1.224745, 0, 0], abs=1e-6)
+    alike = [[1.0] * 8] * 3
+    found = normalised(centred([1.0] + [0.0] * 7, *alike))
+    assert found[:2].tolist() == pytest.approx([3, -0.744024], abs=1e-6)
+    assert normalised(centred([1, 1], [0, 0])).tolist() == [0, 0, 0, 0]
+
+
+def test_the_carry_follows_what_each_turn_moved() -> None:
+    carry = carried(torch.ones(4), torch.tensor([0.1, -0.3, 0.0, 0.05]))
+    assert carry.tolist() == pytest.approx([1.105171, 0.8, 1, 1.051271], abs=1e-6)
+    advantages = normalised(centred([1, 0], [1, 1])) * carry
+    assert advantages.tolist() == pytest.approx([1.353553, -0.979796, 0, 0], abs=1e-6)
+    twice = carried(carried(torch.ones(1), torch.tensor([0.1])), torch.tensor([0.15]))
+    assert twice.item() == pytest.approx(1.2)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=12), st.lists(st.floats(-5, 5), min_size=1, max_size=12))
+def test_nothing_leaves_its_bounds(values: list[float], moves: list[float]) -> None:
+    found = normalised(torch.tensor(values, dtype=torch.float64))
+    assert bool((found.abs() <= 3).all())
+    carry = torch.ones(1)
+    for move in moves:
+        carry = carried(carry, torch.tensor([move]))
+        assert 0.8 - 1e-6 <= carry.item() <= 1.2 + 1e-6
+
+
+# --- the steps --------------------------------------------------------------------------------------------------------
+
+
+def turnwise(order: str = "reverse_turns", lr: float = 1e-2, **algorithm: Any) -> TurnwiseLearner:
+    config = AlgorithmConfig(preset="seeupo", order=order, kl={"where": "off"}, **algorithm)  # type: ignore[arg-type]
+    return TurnwiseLearner(copy.deepcopy(built("none")), config, OptimizerConfig(lr=lr), Parallel(), max_length=64)
+
+
+def groups_of(turns: int = 3) -> list[Group]:
+    return [group_of(built("none"), n, rewards, turns=turns) for n, rewards in enumerate([(1.0, 0.0), (1.0, 0.2)])]
+
+
+def test_a_turn_alone_has_its_whole_past_as_its_prompt() -> None:
+    for group in groups_of():
+        for episode in group.episodes:
+            whole = [(sample.tokens, sample.sampled) for sample in samples_of(episode)]
+            for number, turn in enumerate(episode.turns):
+                alone = turn_alone(episode, number)
+                (sample,) = samples_of(alone)
+                assert sum(sample.sampled) == len(turn.reply) and sample.sampled[-len(turn.reply) :] == [True] * len(
+                    turn.reply
+                )
+                assert any(tokens[: len(sample.tokens)] == sample.tokens for tokens, _ in whole)
+                assert alone.total_reward == episode.total_reward
+                assert (alone.group, alone.member) == (episode.group, episode.member)
+
+
+def test_with_one_turn_it_is_gspo_on_normalised_advantages() -> None:
+    groups = groups_of(turns=1)
+    learner, other = turnwise(), make_learner(AlgorithmConfig(preset="seeupo", kl={"where": "off"}), lr=1e-2)  # type: ignore[arg-type]
+    learner.learn(groups, version=VERSION)
+    batch = Batch([episode for group in groups for episode in group.episodes])
+    rollout, _ = other.prepare(batch, VERSION)
+    advantages_B = normalised(centred(*(group.returns for group in groups)))
+    advantages_BT = torch.where(batch.mask_BT, advantages_B.unsqueeze(1), 0.0).float()
+    other.optimizer.zero_grad()
+    advantages = Advantages(advantages_BT, None, batch.mask_BT)
+    other.accumulate(batch, rollout, advantages, range(len(batch)), scale=1.0)
+    other._step()
+    for one, two in zip(learner.policy.parameters(), other.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("order", ["reverse_turns", "forward_turns"])
+def test_each_turn_has_a_step_in_its_order_with_the_carry_of_those_before(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, groups = turnwise(order), groups_of()
+    del groups[0].episodes[0].turns[1:]  # a short episode is in no later turn's statistics
+    seen: list[dict[tuple[int, int], float]] = []
+    carries: list[dict[tuple[int, int], float]] = []
+    learn_turn = TurnwiseLearner._learn_turn
+
+    def watched(self: TurnwiseLearner, episodes: Any, carry: Any, **settings: Any) -> Any:
+        carries.append(dict(carry))
+        result = learn_turn(self, episodes, carry, **settings)
+        first = result[1][:, 0].tolist()
+        seen.append({(each.group, each.member): value for each, value in zip(episodes, first, strict=True)})
+        return result
+
+    monkeypatch.setattr(TurnwiseLearner, "_learn_turn", watched)
+    record = UpdateRecord()
+    metrics = learner.learn(groups, version=VERSION, record=record)
+    assert metrics["update/turns"] == 3
+    rows = [3, 3, 4] if order == "reverse_turns" else [4, 3, 3]
+    assert [len(each) for each in seen] == rows
+    assert carries[0] == {} and len(carries[-1]) == max(rows[:-1])
+    # The first step has plain advantages, later ones are moved by what came before, in the right direction.
+    assert carries[1][1, 0] > 1 > carries[1][1, 1]
+    assert seen[1][1, 0] == pytest.approx(
+        seen[0][1, 0] * carries[1][1, 0] if rows[0] == rows[1] else seen[1][1, 0], rel=1e-5
+    )
+    # What is recorded of each token is of the step that its turn had.
+    for episode, tokens in record.tokens():
+        own = [step[episode.group, episode.member] for step in seen if (episode.group, episode.member) in step]
+        own = own[::-1] if order == "reverse_turns" else own
+        expected = [value for value, turn in zip(own, episode.turns, strict=True) for _ in turn.reply]
+        assert tokens.advantages.tolist() == pytest.approx(expected, abs=2e-3)
+
+
+def test_together_is_the_plain_learner_and_a_turn_of_one_episode_is_passed_over() -> None:
+    config = AlgorithmConfig(preset="dr-grpo")
+    learners = [kind(copy.deepcopy(built("none")), config, OptimizerConfig(lr=1e-2), Parallel()) for kind in KINDS]
+    for learner in learners:
+        learner.learn(groups_of(), version=VERSION)
+    for one, two in zip(learners[0].policy.parameters(), learners[1].policy.parameters(), strict=True):
+        assert one.equal(two)
+    groups = groups_of()
+    for group in groups:
+        for episode in group.episodes[group.id :]:
+            del episode.turns[1:]
+    del groups[0].episodes[1].turns[1:]
+    assert turnwise().learn(groups, version=VERSION)["update/turns"] == 1
+
+
+KINDS = (Learner, TurnwiseLearner)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"advantage": "gae"}, "set it to dr_grpo"),
+        ({"advantage": "gigpo"}, "set it to dr_grpo"),
+        ({"advantage": "reinforce_plus_plus_baseline"}, "normalises its advantages itself"),
+        ({"epochs": 2}, "set algorithm.epochs to 1"),
+        ({"kl": {"where": "reward"}}, "set algorithm.kl.where to loss or off"),
+        ({"policy_loss": "ppo", "turn_clip": {"kind": "decay"}}, "set algorithm.turn_clip.kind to off"),
+    ],
+)
+def test_what_does_not_go_with_turns_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        AlgorithmConfig.model_validate({"preset": "seeupo", **values})
