@@ -32,7 +32,8 @@ _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "retur
 STEPS = "step"
 TOKENS = "sampled tokens"
 SPENT = {"environment steps": ("turns_mean",), TOKENS: ("turns_mean", "tokens_per_turn")}
-"""Quantities that charts can be drawn over beside STEPS: all that was collected so far, as episodes times metrics."""
+"""Quantities that charts can be drawn over beside STEPS: all that was collected so far, as episodes times metrics, or
+what a search has counted."""
 
 DEFAULT_METRICS = (
     EVALUATION,
@@ -131,7 +132,8 @@ def _spent(folder: RunFolder, axis: str) -> Callable[[float], float]:
     total, found = 0.0, {0.0: 0.0}
     for line in folder.read_metrics():
         values = line["metrics"]
-        total += math.prod(values.get(f"collect/{name}") or 0.0 for name in ("episodes", *SPENT[axis]))
+        own = math.prod(values.get(f"collect/{name}") or 0.0 for name in ("episodes", *SPENT[axis]))
+        total += values.get(f"search/{axis.replace(' ', '_')}", own)
         found[line["step"]] = total
     return lambda step: found[step]
 

@@ -127,3 +127,12 @@ def test_on_a_terminal_it_takes_its_time_and_colour(file: Path) -> None:
         assert process.wait(60) == 0
     os.close(controller)
     assert "\x1b[" in shown
+
+
+def test_a_branch_says_where_it_left_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "train-000001.jsonl"
+    branch = Episode(5, 3, "frozen_lake-v1", turns=SOLVED.turns, end="terminal", parent=(1, 2))
+    write_episodes(path, [SOLVED, branch])
+    shown = run(path).output
+    assert shown.count("A branch of member") == 1
+    assert "A branch of member 1: up to turn 2 their turns are the same." in shown

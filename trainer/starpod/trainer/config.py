@@ -100,6 +100,12 @@ class Config(Section):
                 f"collect.max_staleness {bound} lets episodes go on during updates, and replay.offline collects none: "
                 "drop either"
             )
+        strategy = self.collect.search.strategy
+        if strategy != "none" and any(task.environment.expert_moves_left for task in self.tasks):
+            raise ValueError(
+                f"collect.search.strategy {strategy} opens the start states themselves, and "
+                "environment.expert_moves_left has others: drop either"
+            )
         for term in self.algorithm.credit_terms:
             if term.min_peers > (term.most_peers(size) or term.min_peers):
                 raise ValueError(

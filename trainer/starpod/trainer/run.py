@@ -17,7 +17,7 @@ from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scal
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.diversity import diversity
@@ -29,6 +29,7 @@ from starpod.trainer.diagnostics.metrics import (
     kept_by_task,
     latency_metrics,
     metrics_by_task,
+    search_metrics,
     staleness_metrics,
 )
 from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out_figures, numbered, overall
@@ -123,6 +124,8 @@ class Run:
             "information": self.information,
             "replay": self.replay,
         }
+        if collector.search is not None:
+            self._parts["pivots"] = collector.search.pivots
         self.stopped = ""
         self.success: float | None = None
         self._evaluated = -1
@@ -370,6 +373,9 @@ class Run:
             "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(span, 1e-9),
         }
         self._follow_tasks(played)
+        if (search := self.collector.search) is not None:
+            search.pivots.observe(played)
+            self.metrics |= search_metrics(played)
         if config.max_staleness:
             self.metrics |= staleness_metrics(groups, self.version) | {"collect/stale_groups": float(stale)}
         if groups:
@@ -474,11 +480,14 @@ class Run:
             self._verdicts |= verdicts(self.config.algorithm.filter, groups, kept)
         if self.config.environments:
             self.metrics |= kept_by_task(groups, kept)
-        return kept
+        # Where all have failed alike, their branches are what can be learnt from.
+        left = {id(group) for group in kept}
+        dropped = [group for group in groups if group.branches and id(group) not in left]
+        return kept + [Group(group.id, [], branches=group.branches) for group in dropped]
 
     async def learn(self, groups: Sequence[Group]) -> None:
         """One update, or none where the filter kept nothing to train on."""
-        nothing = not episodes_of(groups)
+        nothing = not (episodes_of(groups) or branches_of(groups))
         self.metrics["update/skipped"] = float(nothing)
         record = UpdateRecord() if self._kept_bytes else None
         if nothing:
@@ -500,7 +509,8 @@ class Run:
         self.metrics["time/update"] = seconds
         if self.config.collect.max_staleness:
             self.metrics["time/overlap_share"] = min((self.ahead.busy - busy) / max(seconds, 1e-9), 1.0)
-        tokens = sum(episode.sampled_tokens for group in groups for episode in group.episodes)
+        trained = (episode for group in groups for episode in (*group.episodes, *group.branches))
+        tokens = sum(episode.sampled_tokens for episode in trained)
         self.metrics["rate/trained_tokens_per_s"] = tokens / max(seconds, 1e-9)
         if record is not None:
             await self._keep_update(record)
@@ -633,7 +643,7 @@ class Run:
                     f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
                 )
             agents = replace(collector.agents, purpose=streams, temperature=0.0 if greedy else settings.temperature)
-            player = replace(collector, agents=agents, task=self._held_out(name), others={})
+            player = replace(collector, agents=agents, task=self._held_out(name), search=None, others={})
             own = self.parallel.split(starts_from(self._seeds(name, purpose)))
             played[name] = await self._of_all_ranks(await player.collect(own, 1))
         return played

@@ -36,6 +36,8 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
 from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
+from starpod.trainer.rollout.pivots import Recoverability
+from starpod.trainer.rollout.search import Search
 from starpod.trainer.run import Output, Run
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.turn_order import TurnwiseLearner
@@ -59,13 +61,14 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The part of the environment's spec that a policy needs: its action names, and whether it can show state keys, be
-    forked, and has an expert."""
+    """The part of the environment's spec that a run needs: its action names, and whether it can show state keys, be
+    forked, score states, and has an expert."""
 
     actions: tuple[str, ...]
     state_key: bool
     fork: bool = True
     expert: bool = True
+    score: bool = True
 
 
 async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
@@ -74,7 +77,8 @@ async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
     for spec in specs:
         if spec.id == environment_id:
             able = spec.capabilities
-            return Facts(tuple(spec.action_space.names), able.state_key, able.fork, able.expert_action)
+            names = tuple(spec.action_space.names)
+            return Facts(names, able.state_key, able.fork, able.expert_action, able.score)
     raise unknown_environment(environment_id, [spec.id for spec in specs])
 
 
@@ -113,6 +117,17 @@ async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
             raise ConfigError(
                 f"environment.expert_moves_left begins episodes with moves of an expert and forks what they come to, "
                 f"and {task.environment.id} has {'no fork' if facts.expert else 'no expert'}: drop it"
+            )
+        search = config.collect.search
+        if search.needs_score and not facts.score:
+            raise ConfigError(
+                f"collect.search.score is the environment's own, and {task.environment.id} has none; set "
+                "collect.search.score to reward"
+            )
+        if search.needs_fork and not facts.fork:
+            raise ConfigError(
+                f"collect.search.strategy {search.strategy} tries replies on copies that have luck of their own, and "
+                f"{task.environment.id} cannot be forked; choose best_of or pivots"
             )
         writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions)
         yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer)
@@ -186,11 +201,13 @@ async def open_run(
             max_length=config.sampling.max_episode_tokens,
             make_reference=make_initial_policy,
             seed=derive(config.seed, "minibatches"),
+            branch_weight=config.collect.search.weight or 0.0,
         )
         engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel)
         stack.push_async_callback(engine.close)
         if (slots := engine.stats().slots) < config.engine.slots:
             screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
+        search, pivots = config.collect.search, Recoverability()
 
         def make_collector(stage: Config) -> Collector[EngineAgents]:
             """Plays what a stage, or at last the run itself, is about."""
@@ -203,12 +220,13 @@ async def open_run(
                         prompt=task.prompt,
                         sampling=stage.sampling,
                         seed=config.seed,
-                        want=Want(state_key=config.needs_state_key),
+                        want=Want(state_key=config.needs_state_key, score=search.needs_score),
                         spans=any(each.algorithm.blocks for each in config.in_stages),
                     ),
                     task=task.environment.task(each.task.actions, task.name),
                     rewards=Rewards(task.rewards),
                     deadline=config.collect.deadline,
+                    search=Search(search, pivots) if search.strategy != "none" else None,
                 )
                 for task, each in zip(stage.tasks, served, strict=True)
             }

@@ -7,15 +7,17 @@ each token carries its weight along, and a loss is a weighted sum. So no packing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
+from starpod.trainer.algorithms.advantages import Advantages, compute_advantages, sibling_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.hae import stages
 from starpod.trainer.algorithms.losses import (
@@ -28,7 +30,7 @@ from starpod.trainer.algorithms.losses import (
 )
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, split
-from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.episode import Group, branches_of, episodes_of
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.models.first_adapters import FirstAdapters
@@ -124,12 +126,26 @@ class Accumulated:
     logprobs_BT: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Episodes whose loss is a mean of its own. metrics: of their scoring. weight: of the loss. single: as in
+    `accumulate`."""
+
+    batch: Batch
+    rollout: RolloutBatch
+    advantages: Advantages
+    metrics: dict[str, float]
+    weight: float
+    single: bool
+
+
 class Learner:
     """Updates the policy from groups of episodes; owns the optimiser.
 
     temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
     constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
     term, with any weights, where the policy has no adapters; `reference` is None until `freeze_reference`.
+    branch_weight: factor of the loss of branches.
     """
 
     def __init__(
@@ -143,6 +159,7 @@ class Learner:
         max_length: int = 1,
         make_reference: Callable[[], Policy] | None = None,
         seed: int = 0,
+        branch_weight: float = 1.0,
     ) -> None:
         self.policy = policy
         self.algorithm = algorithm
@@ -150,6 +167,7 @@ class Learner:
         self.parallel = parallel
         self.temperature = temperature
         self.max_length = max_length
+        self.branch_weight = branch_weight
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
@@ -194,35 +212,63 @@ class Learner:
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters["rate"] * rate
-        batch = Batch(episodes_of(groups), self.parallel.device)
-        single = not self.algorithm.scores_first(len(batch))
-        rollout = self._unscored(batch)
-        metrics: dict[str, float] = {}
-        if not single:
-            rollout, metrics = self.prepare(batch, version)
-        advantages = self._advantages(batch, rollout)
-        if advantages.returns_BT is not None and rollout.values_BT is not None:
-            metrics["critic/explained_variance"] = explained_variance(
-                rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
-            )
+        streams = self._streams(groups, version)
+        metrics = dict(streams[0].metrics)
         if record is not None:
-            record.begin(batch, advantages.advantages_BT)
+            record.begin(streams[0].batch, streams[0].advantages.advantages_BT)
         steps = []
         for _ in range(self.algorithm.epochs):
-            order = torch.randperm(len(batch), generator=self.generator).tolist()
-            for rows in split(order, self.algorithm.steps(len(order))):
+            orders = [torch.randperm(len(each.batch), generator=self.generator).tolist() for each in streams]
+            parts = [split(order, self.algorithm.steps(len(orders[0]))) for order in orders]
+            for rows_of in zip_longest(*parts, fillvalue=()):
                 self.optimizer.zero_grad(set_to_none=True)
-                done = self.accumulate(batch, rollout, advantages, rows, scale=scale, single=single, record=record)
-                if done.logprobs_BT is not None:
-                    metrics = self._check_sampler(batch, rollout.sampler_logprobs_BT, done.logprobs_BT, version)
-                steps.append(done.metrics | self._step())
+                done = [
+                    self.accumulate(
+                        each.batch,
+                        each.rollout,
+                        each.advantages,
+                        rows,
+                        scale=scale * each.weight,
+                        single=each.single,
+                        record=record if each is streams[0] else None,
+                    )
+                    for each, rows in zip(streams, rows_of, strict=True)
+                    if rows
+                ]
+                if (found_BT := done[0].logprobs_BT) is not None:
+                    batch, sampler_BT = streams[0].batch, streams[0].rollout.sampler_logprobs_BT
+                    metrics = self._check_sampler(batch, sampler_BT, found_BT, version)
+                for other in done[1:]:
+                    done[0].metrics["update/branch_loss"] = other.metrics["update/loss"]
+                steps.append(done[0].metrics | self._step())
         for name in steps[0]:
-            values = [step[name] for step in steps]
+            values = [step[name] for step in steps if name in step]
             metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
         metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         if record is not None:
             self.parallel.sum(record.found_2BT)
         return metrics
+
+    def _streams(self, groups: Sequence[Group], version: int) -> list[_Stream]:
+        """What is trained on: the groups' episodes, and branches beside them, whose loss is a mean of its own."""
+        main, branches = episodes_of(groups), branches_of(groups)
+        single = not self.algorithm.scores_first(len(main or branches))
+        streams = []
+        for episodes, weight in ((main, 1.0), (branches, self.branch_weight)):
+            if not episodes:
+                continue
+            batch = Batch(episodes, self.parallel.device)
+            rollout, metrics = (self._unscored(batch), {}) if single else self.prepare(batch, version)
+            if episodes is branches:
+                advantages = sibling_advantages(self.algorithm, rollout, [each.parent for each in branches])
+            else:
+                advantages = self._advantages(batch, rollout)
+            if advantages.returns_BT is not None and rollout.values_BT is not None:
+                metrics["critic/explained_variance"] = explained_variance(
+                    rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
+                )
+            streams.append(_Stream(batch, rollout, advantages, metrics, weight, single))
+        return streams
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
         """Scores a batch with the policy as it is. Raises LogprobGap."""
@@ -248,6 +294,7 @@ class Learner:
             old_logprobs_BT=sampler_BT,
             sampler_logprobs_BT=sampler_BT,
             bootstrap_B=torch.zeros(len(batch), device=batch.device),
+            inherited=[_sums(turn.parts for turn in episode.turns[: episode.shared]) for episode in batch.episodes],
             state_keys=[[turn.state_key for turn in episode.turns] for episode in batch.episodes],
             agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
             parts=[[turn.parts for turn in episode.turns] for episode in batch.episodes],
@@ -261,7 +308,7 @@ class Learner:
 
     def _check_sampler(self, batch: Batch, sampler_BT: Tensor, logprobs_BT: Tensor, version: int) -> dict[str, float]:
         """Compares the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap."""
-        versions = [[v for turn in episode.turns for v in turn.versions] for episode in batch.episodes]
+        versions = [[v for turn in episode.own_turns for v in turn.versions] for episode in batch.episodes]
         fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
         gaps = (logprobs_BT - sampler_BT).abs()[fresh_BT]
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
@@ -545,6 +592,14 @@ def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None)
         return unpacked.place(values)
     placed_RTH = torch.stack([unpacked.place(values_N) for values_N in values.unbind(1)], dim=2)
     return placed_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
+
+
+def _sums(parts: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+    """The sum of each named reward part over turns."""
+    sums: Counter[str] = Counter()
+    for turn in parts:
+        sums.update(turn)
+    return sums
 
 
 class Sums:

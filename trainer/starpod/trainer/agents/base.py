@@ -124,6 +124,10 @@ class Agent(ABC):
         """The move of a turn that was played before, as if it were made now; None where it would not be the same."""
         return None
 
+    def recall(self, episode: Episode) -> None:
+        """Takes the turns of an episode that another agent played for its own, to go on after them."""
+        return
+
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
         """`Episode.tail` and `tail_fresh`: the prompt of the reply that a limit prevented. Empty without tokens."""
         return [], False

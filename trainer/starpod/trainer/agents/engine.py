@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import Field, model_validator
 
@@ -83,22 +83,23 @@ class EngineAgents(Agents):
     spans: bool = False
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        return EngineAgent(self, session, task, group)
+        return EngineAgent(self, session, task)
 
 
 class EngineAgent(Agent):
     """Keeps one episode's conversation as token ids, and asks the engine for each reply."""
 
-    def __init__(self, shared: EngineAgents, session: Session, task: Task, group: int) -> None:
+    def __init__(self, shared: EngineAgents, session: Session, task: Task) -> None:
         self._shared = shared
         self._prompter = Prompter(shared.prompt, session.instructions, task.actions, limits_left(session))
         self._conversation = Conversation.of(shared.template, shared.prompt)
         self._conversation.system(self._prompter.system())
-        self._name = f"{shared.purpose}/{group}/{session.member}"
+        self._name = ""
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         shared = self._shared
-        prompt = self._ask(observation, episode)
+        prompt = self._ask(observation.text, episode)
+        self._name = f"{shared.purpose}/{episode.group}/{episode.member}"
         room = shared.sampling.max_episode_tokens - len(prompt.context)
         if room < shared.sampling.least_room:
             return Stop("context")
@@ -119,10 +120,17 @@ class EngineAgent(Agent):
         return self._answer(prompt, reply)
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
-        prompt = self._ask(observation, episode)
+        prompt = self._ask(observation.text, episode)
         if (prompt.appended, prompt.fresh) != (turn.prompt, turn.fresh) or not turn.reply:
             return None
         return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
+
+    def recall(self, episode: Episode) -> None:
+        past = replace(episode, turns=[])
+        for turn in episode.turns:
+            self._ask(turn.observation, past)
+            self._conversation.answer(turn.reply, turn.finish, turn.text)
+            past.turns.append(turn)
 
     def _answer(self, prompt: Prompt, reply: Reply) -> Move:
         text = self._shared.template.decode(reply.tokens)
@@ -141,15 +149,15 @@ class EngineAgent(Agent):
         )
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
-        prompt = self._ask(observation, episode)
+        prompt = self._ask(observation.text, episode)
         return prompt.appended, prompt.fresh
 
     def close(self) -> None:
         self._shared.engine.forget(self._name)
 
-    def _ask(self, observation: Observation, episode: Episode) -> Prompt:
+    def _ask(self, observation: str, episode: Episode) -> Prompt:
         sampling = self._shared.sampling
         return self._conversation.ask(
-            self._prompter.following(episode, observation.text),
+            self._prompter.following(episode, observation),
             most_tokens=sampling.max_episode_tokens - sampling.least_room,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from starpod.trainer.algorithms.credit import EPSILON, credit, group_statistics
 from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
 from starpod.trainer.algorithms.hae import hae
 from starpod.trainer.algorithms.losses import kl_divergence
+from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import RolloutBatch
 
 VARIANCE_EPSILON = 1e-8
@@ -62,6 +64,22 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     return Advantages(
         advantages_BT.to(dtype), None if returns_BT is None else returns_BT.to(dtype), advantages.value_mask_BT
     )
+
+
+def sibling_advantages(
+    config: AlgorithmConfig, rollout: RolloutBatch, parents: Sequence[tuple[int, int] | None]
+) -> Advantages:
+    """Return less the mean over the branches of the same state (DEEP-GRPO, arXiv 2602.14169), for any estimator.
+
+    parents: as in `Episode`.
+    """
+    rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
+    known: dict[object, int] = {}
+    states = zip(rollout.groups_B.tolist(), parents, strict=True)
+    siblings_B = torch.tensor([known.setdefault(state, len(known)) for state in states])
+    siblings_B = siblings_B.to(rollout.groups_B.device)
+    advantages_BT = credit((CreditTerm(),), replace(rollout, groups_B=siblings_B), rewards_BT)
+    return Advantages(advantages_BT.to(rollout.old_logprobs_BT.dtype), None, rollout.mask_BT)
 
 
 def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:

@@ -78,7 +78,7 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     elif term.without:
         rewards_BT = rewards_BT - _rewards_of(term.without, rollout)
     units = _units(term, rollout)
-    scores_BK = _scores(term, units, rewards_BT)
+    scores_BK = _scores(term, units, rewards_BT, rollout.inherited_B(term.parts, term.without))
     if term.block is not None:
         # Scored as the turn that it is in, compared with the turns that have it, credited to its own tokens.
         units = units.within(_in_block(term.block, rollout))
@@ -121,11 +121,11 @@ def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
             return Units.of(mask_BT, torch.zeros_like(turns_BT))
 
 
-def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor) -> Tensor:
-    """[B, K] for K units."""
+def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor, inherited_B: Tensor) -> Tensor:
+    """[B, K] for K units. inherited_B: rewards of turns before the episodes' own."""
     match term.score:
         case "return":
-            returns_B = torch.where(units.mask_BT, rewards_BT, 0.0).sum(1)
+            returns_B = torch.where(units.mask_BT, rewards_BT, 0.0).sum(1) + inherited_B
             return returns_B.unsqueeze(1).expand(units.mask_BK.shape)
         case "to_go":
             rewards_BK = units.total(rewards_BT)

@@ -98,6 +98,9 @@ def scenes(episode: Episode, title: str) -> Iterator[RenderableType]:
     yield Text.assemble(
         (title, "bold"), f": {name}, seed {episode.seed}, group {episode.group}, member {episode.member}"
     )
+    if episode.parent is not None:
+        member, shared = episode.parent
+        yield Text(f"A branch of member {member}: up to turn {shared} their turns are the same.", "bright_black")
     total = 0.0
     for number, turn in enumerate(episode.turns, 1):
         total += turn.reward

@@ -77,9 +77,10 @@ class _Place(NamedTuple):
 
 
 def samples_of(episode: Episode) -> list[Sample]:
-    """The training samples of an episode, in order. Raises ValueError if the first turn does not begin one."""
+    """The training samples of an episode, in order: what it shares with its parent is context there. Raises ValueError
+    if the first turn does not begin one."""
     samples: list[Sample] = []
-    for turn in episode.turns:
+    for index, turn in enumerate(episode.turns):
         if turn.fresh:
             samples.append(Sample([], []))
         elif not samples:
@@ -88,7 +89,7 @@ def samples_of(episode: Episode) -> list[Sample]:
         sample.tokens.extend(turn.prompt)
         sample.sampled.extend([False] * len(turn.prompt))
         sample.tokens.extend(turn.reply)
-        sample.sampled.extend([True] * len(turn.reply))
+        sample.sampled.extend([index >= episode.shared] * len(turn.reply))
     return samples
 
 
@@ -149,7 +150,7 @@ class Batch:
         """One value per turn of each episode, repeated on its sampled tokens: [B, T]."""
         return self.rows(
             [
-                [v for turn, v in zip(episode.turns, own, strict=True) for _ in turn.reply]
+                [v for turn, v in list(zip(episode.turns, own, strict=True))[episode.shared :] for _ in turn.reply]
                 for episode, own in zip(self.episodes, value, strict=True)
             ],
             fill,
@@ -169,7 +170,7 @@ class Batch:
         rows = []
         for episode in self.episodes:
             row: list[int] = []
-            for turn in episode.turns:
+            for turn in episode.own_turns:
                 if turn.reply and not turn.spans:
                     raise ValueError(
                         f"a turn of group {episode.group} does not tell the blocks of its reply, which "
@@ -198,12 +199,12 @@ class Batch:
         def rewards(turn: Turn) -> list[float]:
             return [0.0] * (len(turn.reply) - 1) + [turn.reward]
 
-        placed = [[r for turn in episode.turns for r in rewards(turn)] for episode in self.episodes]
+        placed = [[r for turn in episode.own_turns for r in rewards(turn)] for episode in self.episodes]
         return self.rows(placed, dtype=torch.float64)
 
     def sampler_logprobs_BT(self) -> Tensor:
         """Log-probabilities as the engine reported them: [B, T]."""
-        return self.rows([[p for turn in episode.turns for p in turn.logprobs] for episode in self.episodes])
+        return self.rows([[p for turn in episode.own_turns for p in turn.logprobs] for episode in self.episodes])
 
     # --- what a model reads -------------------------------------------------------------------------------------------
 
@@ -280,6 +281,7 @@ class RolloutBatch:
     values_BT: the critic's value of the context before each token; None without a critic.
     bootstrap_B: value of the state after the last turn; 0 where the task itself ended or nothing is bootstrapped.
     groups_B: id of the episode's group.
+    inherited: per episode, the sums of the named reward parts over the turns that it shares with its parent.
     state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, parts (of rewards),
         criteria: likewise, as in `Turn`.
     blocks_BT: block of each token, an index of BLOCKS, -1 in replies that could not be read; None unless looked at.
@@ -295,6 +297,7 @@ class RolloutBatch:
     bootstrap_B: Tensor
     values_BT: Tensor | None = None
     ref_logprobs_BT: Tensor | None = None
+    inherited: Sequence[Mapping[str, float]] = ()
     state_keys: Sequence[Sequence[bytes]] = ()
     agents: Sequence[Sequence[str]] = ()
     parts: Sequence[Sequence[Mapping[str, float]]] = ()
@@ -317,4 +320,12 @@ class RolloutBatch:
     @property
     def returns_B(self) -> Tensor:
         """Undiscounted return of each episode."""
-        return torch.where(self.mask_BT, self.rewards_BT, 0.0).sum(1)
+        return torch.where(self.mask_BT, self.rewards_BT, 0.0).sum(1) + self.inherited_B()
+
+    def inherited_B(self, parts: Sequence[str] = (), without: Sequence[str] = ()) -> Tensor:
+        """Rewards of shared turns. parts: of these alone; empty: of all but those `without`."""
+        sums = [
+            sum(paid for name, paid in own.items() if name not in without and (name in parts or not parts))
+            for own in self.inherited
+        ]
+        return torch.tensor(sums or [0.0] * len(self.mask_BT), dtype=torch.float64, device=self.mask_BT.device)

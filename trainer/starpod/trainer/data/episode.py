@@ -107,6 +107,8 @@ class Episode:
     error: what failed, where `end` is "failed".
     task: its name among the run's `environments`; empty where the run has one. begun_at: turns that the environment's
         expert had taken before the first one.
+    parent: the member of the group, and the index of a turn: its turns before that one are that member's, and were
+        played and are trained there. None: all turns are its own.
     final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another
         reply, where the episode was cut short by a limit: what a critic bootstraps from. tail_fresh: as `Turn.fresh`.
     """
@@ -127,6 +129,7 @@ class Episode:
     tail_fresh: bool = False
     task: str = ""
     begun_at: int = 0
+    parent: tuple[int, int] | None = None
 
     @classmethod
     def begin(cls, session: Session, group: int, task: str = "") -> Episode:
@@ -176,8 +179,19 @@ class Episode:
         return sum(turn.parts.get("environment", turn.reward) for turn in self.turns)
 
     @property
+    def shared(self) -> int:
+        """Turns at the beginning that are its parent's."""
+        return self.parent[1] if self.parent else 0
+
+    @property
+    def own_turns(self) -> list[Turn]:
+        """The turns that were played for it."""
+        return self.turns[self.shared :]
+
+    @property
     def sampled_tokens(self) -> int:
-        return sum(len(turn.reply) for turn in self.turns)
+        """Of its own turns."""
+        return sum(len(turn.reply) for turn in self.own_turns)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""
@@ -187,7 +201,23 @@ class Episode:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Episode:
-        return cls(**{**values, "turns": [Turn.from_json(turn) for turn in values["turns"]]})
+        parent = values.get("parent")
+        turns = [Turn.from_json(turn) for turn in values["turns"]]
+        return cls(**{**values, "turns": turns, "parent": tuple(parent) if parent else None})
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a search cost, with what it threw away: turns that an environment stepped, sampled tokens, forks."""
+
+    steps: int = 0
+    tokens: int = 0
+    forks: int = 0
+
+    def add(self, turns: Sequence[Turn], *, sampled: int) -> None:
+        """Counts turns that were played; the last `sampled` of them were sampled, the others repeated."""
+        self.steps += sum(bool(turn.actions) for turn in turns)
+        self.tokens += sum(len(turn.reply) for turn in turns[len(turns) - sampled :])
 
 
 @dataclass(slots=True)
@@ -195,16 +225,20 @@ class Group:
     """The episodes of one start state.
 
     id: as in its episodes. episodes: those that may be trained on, by member. failed: those that may not.
+    branches: episodes with a parent among `episodes` that are compared with their siblings alone, and trained beside.
+    spent: by a search; None where there was none.
     """
 
     id: int
     episodes: list[Episode]
     failed: list[Episode] = field(default_factory=list)
+    branches: list[Episode] = field(default_factory=list)
+    spent: Spent | None = None
 
     @property
     def members(self) -> list[Episode]:
-        """All episodes, failed ones too, by member."""
-        return sorted([*self.episodes, *self.failed], key=lambda episode: episode.member)
+        """All episodes, failed ones and branches too, by member."""
+        return sorted([*self.episodes, *self.branches, *self.failed], key=lambda episode: episode.member)
 
     @property
     def kind(self) -> str:
@@ -233,14 +267,14 @@ class Group:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""
-        parts = {"episodes": self.episodes, "failed": self.failed}
+        parts = {"episodes": self.episodes, "failed": self.failed, "branches": self.branches}
         return {"id": self.id} | {name: [episode.to_json() for episode in part] for name, part in parts.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Group:
-        return cls(
-            values["id"], *([Episode.from_json(each) for each in values[part]] for part in ("episodes", "failed"))
-        )
+        parts = ("episodes", "failed", "branches")
+        episodes, failed, branches = ([Episode.from_json(each) for each in values.get(part, ())] for part in parts)
+        return cls(values["id"], episodes, failed, branches)
 
 
 def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -257,3 +291,14 @@ def episodes_of(groups: Sequence[Group]) -> list[Episode]:
     Those without a sampled token are left out: their first prompt was too long, and there is nothing to train.
     """
     return [episode for group in groups for episode in group.episodes if episode.sampled_tokens]
+
+
+def branches_of(groups: Sequence[Group]) -> list[Episode]:
+    """The branches that may be trained on: those of a state whose returns differ. Others have nothing to teach."""
+    kept = []
+    for group in groups:
+        siblings: dict[tuple[int, int] | None, list[Episode]] = {}
+        for branch in group.branches:
+            siblings.setdefault(branch.parent, []).append(branch)
+        kept += [each for own in siblings.values() if Group(group.id, own).reward_std > 1e-8 for each in own]
+    return [branch for branch in kept if branch.sampled_tokens]

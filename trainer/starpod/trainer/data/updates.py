@@ -94,7 +94,10 @@ class UpdateRecord:
         advantages_BT = self._advantages_BT.half().cpu().numpy()
         ratios_BT, marks_BT = self.found_2BT[0].half().cpu().numpy(), self.found_2BT[1].byte().cpu().numpy()
         for row, (episode, count) in enumerate(zip(self._batch.episodes, self._batch.row_tokens, strict=True)):
-            yield episode, TokenRecord(advantages_BT[row, :count], ratios_BT[row, :count], marks_BT[row, :count])
+            # What it shares with its parent is trained there.
+            shared = sum(len(turn.reply) for turn in episode.turns[: episode.shared])
+            found = (np.pad(each[row, :count], (shared, 0)) for each in (advantages_BT, ratios_BT, marks_BT))
+            yield episode, TokenRecord(*found)
 
 
 def update_file(rollouts: Path) -> Path:

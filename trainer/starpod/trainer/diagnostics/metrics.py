@@ -49,6 +49,25 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups)
 
 
+def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What a search cost, all that it threw away included, and where it branched."""
+    spent = [group.spent for group in groups if group.spent is not None]
+    metrics = {
+        "search/environment_steps": float(sum(each.steps for each in spent)),
+        "search/sampled_tokens": float(sum(each.tokens for each in spent)),
+        "search/forks": float(sum(each.forks for each in spent)),
+    }
+    branches = [branch for group in groups for branch in group.branches]
+    if branches:
+        turns = {(group.id, episode.member): len(episode.turns) for group in groups for episode in group.episodes}
+        states = {(branch.group, *branch.parent) for branch in branches if branch.parent is not None}
+        depths = [turn / turns[group, member] for group, member, turn in states if (group, member) in turns]
+        metrics["search/branches"] = float(len(branches))
+        metrics["search/branch_return"] = statistics.fmean(branch.total_reward for branch in branches)
+        metrics["search/branch_depth"] = statistics.fmean(sorted(depths))
+    return metrics
+
+
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
     """The metrics of each environment of several, as `environments/<name>/<metric>`."""
     metrics: dict[str, float] = {}

@@ -14,8 +14,10 @@ from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.rewards.reward import Rewards
+from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.expert_start import open_near_success
 from starpod.trainer.rollout.play import OWN_REWARD, play
+from starpod.trainer.rollout.search import Search, SearchConfig
 from starpod.trainer.section import Section
 
 
@@ -44,6 +46,7 @@ class CollectConfig(Section):
     deadline: float = Field(
         default=3600.0, gt=0, description="Seconds after which an episode that is not over counts as failed."
     )
+    search: SearchConfig = SearchConfig()
 
     @model_validator(mode="after")
     def _sizes(self) -> CollectConfig:
@@ -51,6 +54,15 @@ class CollectConfig(Section):
             raise ValueError(
                 f"collect.min_group_size {self.min_group_size} is more than group_size {self.group_size}: "
                 "every group would be dropped"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _searches_in_lock_step(self) -> CollectConfig:
+        if self.max_staleness and self.search.strategy != "none":
+            raise ValueError(
+                f"collect.search.strategy {self.search.strategy} cannot be resumed in the middle of a group: set "
+                "collect.max_staleness to 0"
             )
         return self
 
@@ -91,7 +103,7 @@ class Collected:
         """The groups without those of fewer than `min_size` episodes."""
         failed = [episode for group in groups for episode in group.failed]
         kept = [group for group in groups if len(group.episodes) >= min_size]
-        turns = (turn for group in groups for episode in (*group.episodes, *group.failed) for turn in episode.turns)
+        turns = (turn for group in groups for episode in group.members for turn in episode.own_turns)
         return cls(
             kept,
             len(failed),
@@ -125,7 +137,8 @@ class Collector(Generic[Players]):
     """Plays groups of episodes of one task, or of several.
 
     agents: who plays. rewards: what a turn earns. watch: called with each episode that is over. deadline: seconds of an
-    episode. others: collectors of other tasks by name; starts that name one of them are played by it.
+    episode. search: how groups are found; None: they are played. others: collectors of other tasks by name; starts that
+    name one of them are played by it.
     """
 
     fleet: Fleet
@@ -134,6 +147,7 @@ class Collector(Generic[Players]):
     rewards: Rewards = OWN_REWARD
     watch: Callable[[Episode], None] = lambda episode: None
     deadline: float | None = None
+    search: Search | None = None
     others: Mapping[str, Collector[Players]] = field(default_factory=dict)
 
     async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
@@ -170,6 +184,18 @@ class Collector(Generic[Players]):
             return await other.play_group(start, size, begun)
         begun = {} if begun is None else begun
         task = self.task.with_options(start.options)
+        if self.search is not None:
+            brancher = Brancher(
+                fleet=self.fleet,
+                agents=self.agents,
+                task=task,
+                group=start.id,
+                seed=start.seed,
+                rewards=self.rewards,
+                watch=self.watch,
+                deadline=self.deadline,
+            )
+            return await self.search.find(brancher, size)
 
         async def play_member(session: Session) -> None:
             known = begun.get(session.member)

@@ -30,20 +30,25 @@ async def play(
     deadline: float | None = None,
     episode: Episode | None = None,
     past: Sequence[Turn] = (),
+    turns: int | None = None,
 ) -> Episode:
     """One episode from the session's present state to its end; `watch` gets it when it is over.
 
     group, task: as in `Episode`. deadline: seconds after which it is failed; None: no limit. episode: the record to
-    fill, for those who want to see it grow. past: turns that were played before from the same start state: their
-    replies are sent again, not sampled again, as long as the environment answers them as it did.
+    fill, for those who want to see it grow; its turns so far are the agent's own, or it was told of them (`recall`).
+    past: turns that were played before from the same state: their replies are sent again, not sampled again, as long as
+    the environment answers them as it did. turns: that are played now; None: all. An episode that they do not end can
+    be played on by another call, and nobody is told of its end.
 
     What the infrastructure or the agent's endpoint failed has the end "failed". Raises AgentRefused and RewardError.
     """
     episode = episode or Episode.begin(session, group, task)
     limit = asyncio.timeout(deadline)
+    over = True
     try:
         async with limit:
-            await _play_turns(agent, session, episode, rewards, past)
+            until = None if turns is None else len(episode.turns) + turns
+            over = await _play_turns(agent, session, episode, rewards, past, until)
     except (StarpodError, AgentError) as error:
         episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
     except TimeoutError:
@@ -58,19 +63,26 @@ async def play(
             f"{len(episode.turns) + (not stepping)}"
         )
     finally:
-        agent.close()
-    episode.final_observation = session.observation.text
-    watch(episode)
+        if over:
+            agent.close()
+    if over:
+        episode.final_observation = session.observation.text
+        watch(episode)
     return episode
 
 
-async def _play_turns(agent: Agent, session: Session, episode: Episode, rewards: Rewards, past: Sequence[Turn]) -> None:
+async def _play_turns(
+    agent: Agent, session: Session, episode: Episode, rewards: Rewards, past: Sequence[Turn], until: int | None
+) -> bool:
+    """Plays until so many turns are played; returns whether the episode is over."""
     known = deque(past)
     most_turns = session.limits.max_turns or MOST_TURNS
     while not (episode.end or session.done):
         if len(episode.turns) >= most_turns:
             episode.end = "max_turns"
             break
+        if until is not None and len(episode.turns) >= until:
+            return False
         observation = session.observation
         began = perf_counter()
         move: Move | Stop | None = agent.repeat(observation, episode, known.popleft()) if known else None
@@ -94,6 +106,7 @@ async def _play_turns(agent: Agent, session: Session, episode: Episode, rewards:
     rewards.settle(episode)
     if episode.end and not episode.terminated:
         episode.tail, episode.tail_fresh = agent.unanswered(session.observation, episode)
+    return True
 
 
 def _record(observation: Observation, move: Move, *, first: bool, seconds: float) -> Turn:

@@ -1,0 +1,305 @@
+"""Search over real sockets: what is kept, what it cost, whose luck it saw, what a lost server changes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from starpod.client import Fleet, Observation, Session, Want
+from starpod.client.errors import Unsupported
+from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
+from starpod.trainer.config import ConfigError, parse_config
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.rollout.branches import Brancher
+from starpod.trainer.rollout.collect import Collector, Start
+from starpod.trainer.rollout.search import Search, SearchConfig
+from starpod.trainer.seeds import derive
+from tests.support import ROOT, ServerProcess, start_server
+
+MODULE = str(ROOT / "tests" / "environments" / "branching.py")
+Choose = Callable[[str, Episode], str]
+"""The action for an observation, of an episode."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start_server("--environment-module", MODULE) as process:
+        yield process
+
+
+class Player(Agent):
+    """Says what the factory's function says, and repeats what it is told to."""
+
+    def __init__(self, agents: "Players") -> None:
+        self.agents = agents
+        self.recalled = 0
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        self.agents.asked += 1
+        action = self.agents.choose(observation.text, episode)
+        return Move(action, [action])
+
+    def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
+        return Move(turn.text, turn.actions)
+
+    def recall(self, episode: Episode) -> None:
+        self.recalled = len(episode.turns)
+
+    def close(self) -> None:
+        self.agents.closed += 1
+
+
+class Players(Agents):
+    want = Want(score=True)
+    at_once = None
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+        self.asked = self.made = self.closed = 0
+
+    def agent(self, session: Session, task: Task, group: int) -> Agent:
+        self.made += 1
+        return Player(self)
+
+
+def in_turn() -> Choose:
+    """`a` and `b` in turn, in each state."""
+    asked: Counter[str] = Counter()
+
+    def choose(observation: str, episode: Episode) -> str:
+        asked[observation] += 1
+        return "ab"[(asked[observation] - 1) % 2]
+
+    return choose
+
+
+def at_random(observation: str, episode: Episode) -> str:
+    """By the episode's own random stream, as an engine samples."""
+    return "ab"[derive(0, "choice", episode.member, len(episode.turns)) % 2]
+
+
+async def search(
+    address: str, environment: str, agents: Players, size: int = 1, groups: int = 1, **config: Any
+) -> list[Group]:
+    async with Fleet(address) as fleet:
+        found = Search(SearchConfig(**config)) if config else None
+        collector = Collector(fleet=fleet, agents=agents, task=Task(environment), search=found)
+        collected = await collector.collect([Start(number, number) for number in range(groups)], size)
+        left = sum(len(replica.sessions) for replica in fleet.replicas)
+    assert (left, collected.failed) == (0, 0)
+    return collected.groups
+
+
+def paths(group: Group) -> list[str]:
+    return ["".join(action for turn in episode.turns for action in turn.actions)[:2] for episode in group.episodes]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"strategy": "beam", "keep": 1}, ["ab"]),
+        ({"strategy": "beam", "keep": 2}, ["ba", "bb"]),
+        ({"strategy": "lookahead", "keep": 1, "depth": 1}, ["ba"]),
+        ({"strategy": "lookahead", "keep": 1, "depth": 0}, ["ab"]),
+    ],
+)
+async def test_beams_keep_the_best_prefixes(server: ServerProcess, config: dict[str, Any], expected: list[str]) -> None:
+    agents = Players(in_turn())
+    (group,) = await search(server.address, "tree-v1", agents, len(expected), width=2, naive=0.0, **config)
+    assert paths(group) == expected
+    assert agents.closed == agents.made
+
+
+async def test_what_a_beam_shares_is_of_its_first_episode(server: ServerProcess) -> None:
+    (group,) = await search(
+        server.address, "tree-v1", Players(in_turn()), 2, strategy="beam", keep=2, width=2, naive=0.0
+    )
+    first, second = group.episodes
+    assert (first.parent, second.parent) == (None, (0, 1))
+    assert (first.turns[0] is second.turns[0], first.member, second.member) == (True, 0, 1)
+    assert second.own_turns[0].actions == ["b"]
+
+
+@pytest.mark.parametrize("config", [{"strategy": "beam", "naive": 0.0}, {"strategy": "beam", "naive": 0.5}])
+async def test_a_search_that_has_no_choice_is_plain_play(server: ServerProcess, config: dict[str, Any]) -> None:
+    (plain,) = await search(server.address, "chain-v1", Players(at_random), 4)
+    (searched,) = await search(server.address, "chain-v1", Players(at_random), 4, width=1, keep=1, **config)
+    for one, other in zip(plain.episodes, searched.episodes, strict=True):
+        clock = {"generating": 0.0, "stepping": 0.0}
+        turns = [[replace(turn, **clock) for turn in each.turns] for each in (one, other)]
+        assert (turns[0], replace(one, turns=[])) == (turns[1], replace(other, turns=[]))
+    assert searched.spent is not None
+    assert (searched.spent.forks, searched.spent.steps) == (0, 24)
+
+
+async def test_what_a_beam_costs_is_counted(server: ServerProcess) -> None:
+    agents = Players(at_random)
+    (group,) = await search(server.address, "chain-v1", agents, 4, strategy="beam", width=3, keep=1, naive=0.25)
+    assert group.spent is not None
+    # Of four episodes of six turns three try three replies at each turn, and then play one of them.
+    assert (group.spent.forks, group.spent.steps, agents.asked) == (3 * 6 * 3, 6 + 3 * 6 * (3 + 1), 6 + 3 * 6 * 3)
+    assert [episode.success for episode in group.episodes[1:]] != [False] * 3
+
+
+async def test_no_search_sees_the_luck_that_will_come(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"strategy": "beam", "width": 2, "keep": 1, "naive": 0.0, "score": "reward"}
+
+    async def first_turns_won() -> float:
+        groups = await search(server.address, "coin-v1", Players(in_turn()), 4, 50, **config)
+        return sum(episode.turns[0].reward for group in groups for episode in group.episodes) / 200
+
+    # Two replies that cover both falls of the coin: whoever saw it would always be right. Chance within 4 deviations.
+    assert 0.36 < await first_turns_won() < 0.64
+    fork = Session.fork
+
+    async def keep(session: Session, count: int = 1, **_: Any) -> list[Session]:
+        return await fork(session, count)
+
+    monkeypatch.setattr(Session, "fork", keep)
+    assert await first_turns_won() == 1.0
+
+
+async def test_best_of_keeps_the_highest_returns_beside_naive_members(server: ServerProcess) -> None:
+    """Returns of 0, 1, 0, 0.5 keep members 1 and 3; a naive one stays whatever it earned."""
+
+    def choose(observation: str, episode: Episode) -> str:
+        return "b" if episode.member in (0, 1, 3) else "a"
+
+    (group,) = await search(server.address, "chain-v1", Players(choose), 3, strategy="best_of", width=2, naive=0.34)
+    assert [(episode.member, episode.total_reward) for episode in group.episodes] == [(0, 0.0), (2, 1.0), (4, 1.0)]
+    assert group.spent is not None
+    assert (group.spent.steps, group.spent.forks) == (5 * 6, 0)
+
+
+async def test_pivots_branch_the_failed_episodes_alone(server: ServerProcess) -> None:
+    def choose(observation: str, episode: Episode) -> str:
+        lost = episode.member == 1 and len(episode.turns) == 4
+        return "b" if lost or (episode.member >= 2 and episode.member % 2) else "a"
+
+    agents = Players(choose)
+    (group,) = await search(server.address, "chain-v1", agents, 2, strategy="pivots", width=4, gamma=50.0)
+    assert [episode.success for episode in group.episodes] == [True, False]
+    # The depth counts so much that the pivot is the last turn, which comes after the mistake.
+    assert {branch.parent for branch in group.branches} == {(1, 5)}
+    assert [branch.member for branch in group.branches] == [6, 7, 8, 9]
+    for branch in group.branches:
+        assert all(one is other for one, other in zip(branch.turns[:5], group.episodes[1].turns, strict=False))
+        assert (len(branch.own_turns), branch.success, branch.seed) == (1, False, 0)
+    assert group.spent is not None
+    assert (group.spent.forks, group.spent.steps) == (4, 12 + 4)
+
+
+async def test_pivots_without_a_failure_branch_nothing(server: ServerProcess) -> None:
+    agents = Players(lambda observation, episode: "a")
+    (group,) = await search(server.address, "chain-v1", agents, 2, strategy="pivots")
+    assert (group.branches, [episode.success for episode in group.episodes]) == ([], [True, True])
+
+
+def brancher(fleet: Fleet, environment: str = "coin-v1", choose: Choose = at_random) -> Brancher:
+    return Brancher(fleet=fleet, agents=Players(choose), task=Task(environment), group=3, seed=7)
+
+
+@pytest.mark.parametrize("way", ["fork", "restore", "replay", "a fork's replay"])
+async def test_every_way_of_branching_gives_the_same_branches(server: ServerProcess, way: str) -> None:
+    """The same state, and the same luck of the branch's own."""
+    falls = []
+    for chosen in ("fork", way):
+        async with Fleet(server.address) as fleet:
+            lines = brancher(fleet)
+            (line,) = await lines.open(1)
+            if way == "a fork's replay":
+                await lines.play(line, 1)
+                (line,) = await lines.grow(line, 1, [5])
+            if way == "restore":
+                lines.keep_snapshots(line)
+            await lines.play(line, 2 - len(line.episode.turns))
+            if chosen != "fork":
+                await lines.play(line)
+            branches = await lines.grow(line, 2, [10, 11, 12])
+            for branch in branches:
+                assert branch.episode.parent == (line.episode.member, 2)
+                assert branch.agent.recalled == 2  # type: ignore[attr-defined]
+                await lines.play(branch)
+            falls.append([branch.episode.final_observation for branch in branches])
+            await lines.close()
+    assert falls[0] == falls[1]
+    assert len({fall[:7] for fall in falls[0]}) == 1 < len(set(falls[0]))
+
+
+async def test_a_branch_without_forks_is_played_again(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unable(*_: Any, **__: Any) -> Any:
+        raise Unsupported("cannot")
+
+    monkeypatch.setattr(Session, "fork", unable)
+    monkeypatch.setattr(Session, "snapshot", unable)
+    agents = Players(lambda observation, episode: "b" if episode.member == 0 and len(episode.turns) == 4 else "a")
+    (group,) = await search(server.address, "chain-v1", agents, 1, strategy="pivots", width=2, gamma=0.0)
+    assert len(group.branches) == 2
+    assert group.spent is not None
+    turn = group.branches[0].shared
+    assert (group.spent.forks, group.spent.steps) == (0, 6 + 2 * 6)
+    assert {branch.success for branch in group.branches} == {turn < 5}
+
+
+async def test_branches_survive_their_server() -> None:
+    """One of two servers dies while branches are played: they go on where they stood, on the other one."""
+    with start_server("--environment-module", MODULE) as one, start_server("--environment-module", MODULE) as other:
+        async with Fleet([one.address, other.address], grace=0.05) as fleet:
+            lines = brancher(fleet, "chain-v1", lambda observation, episode: "a")
+            (line,) = await lines.open(1)
+            lines.keep_snapshots(line)
+            await lines.play(line, 3)
+            branches = await lines.grow(line, 3, [10, 11])
+            lost = one if branches[0].session.address == one.address else other
+            lost.kill()
+            await asyncio.gather(*(lines.play(branch) for branch in branches))
+            assert [branch.episode.success for branch in branches] == [True, True]
+            # What stood there is gone too; the state is restored, and where its snapshot is spoilt, played again.
+            line.over = True
+            for spoilt in (False, True):
+                if spoilt:
+                    line.snapshots = {turn: replace(each, state=b"") for turn, each in line.snapshots.items()}
+                (again,) = await lines.grow(line, 2, [20 + spoilt])
+                assert (await lines.play(again)).episode.success is True
+            await lines.close()
+            assert fleet.recoveries
+
+
+async def test_a_state_that_cannot_be_reached_fails_its_branches(server: ServerProcess) -> None:
+    async with Fleet(server.address) as fleet:
+        lines = brancher(fleet, "chain-v1")
+        (line,) = await lines.open(1)
+        await lines.play(line)
+        line.episode.turns[0].observation = "something else"
+        branches = await lines.grow(line, 3, [10, 11])
+        assert [branch.episode.failed for branch in branches] == [True, True]
+        assert "shows something else" in branches[0].episode.error
+        assert all([(await lines.play(branch)).over for branch in branches])
+        await lines.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"strategy": "beam", "gamma": 2.0}, "collect.search.gamma is not for strategy beam"),
+        ({"width": 2}, "collect.search.width is not for strategy none"),
+        ({"strategy": "pivots", "most_branches": 2}, "has no room for the 8 continuations"),
+    ],
+)
+def test_keys_that_mean_nothing_are_refused(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config({"collect": {"search": values}})
+
+
+def test_what_a_run_notes_can_be_read_again() -> None:
+    config = parse_config({"collect": {"search": {"strategy": "pivots", "width": 4}}})
+    assert parse_config(config.to_dict()) == config
+    assert (config.collect.search.gamma, config.collect.search.keep) == (2.0, None)
+
+
+def test_no_search_while_updates_go_on() -> None:
+    with pytest.raises(ConfigError, match=r"set collect\.max_staleness to 0"):
+        parse_config({"collect": {"search": {"strategy": "best_of"}, "max_staleness": 1}})

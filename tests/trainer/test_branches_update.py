@@ -1,0 +1,150 @@
+"""Branches in the update: what is shared gets no gradient, and their loss is a mean of its own."""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.credit import credit
+from starpod.trainer.algorithms.terms import CreditTerm
+from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.episode import Episode, Group, branches_of
+from starpod.trainer.update import Learner
+from tests.trainer.tiny_learner import VERSION, built, make_learner, say, turn
+
+DR_GRPO = {"preset": "dr-grpo", "loss_average": "token-mean", "correction": {"mode": "off"}}
+
+
+def an_episode(member: int, replies: Sequence[list[int]], rewards: Sequence[float], *, group: int = 0) -> Episode:
+    turns = [
+        turn([40 + index, 41], reply, reward, fresh=index == 0)
+        for index, (reply, reward) in enumerate(zip(replies, rewards, strict=True))
+    ]
+    for each in turns:
+        each.parts = {"environment": each.reward}
+    return Episode(group, member, "lake", turns=turns, end="terminal")
+
+
+def branched(parent: Episode, at: int, member: int, replies: Sequence[list[int]], rewards: Sequence[float]) -> Episode:
+    own = an_episode(member, replies, rewards, group=parent.group)
+    for index, each in enumerate(own.turns):
+        each.fresh = at + index == 0
+    own.turns, own.parent = [*parent.turns[:at], *own.turns], (parent.member, at)
+    return say_own(own)
+
+
+def say_own(episode: Episode) -> Episode:
+    """With the policy's log-probabilities in its own turns; those of the others are of no use to anybody."""
+    told = copy.deepcopy(episode)
+    told.parent = None
+    say(built("none"), told)
+    for mine, heard in zip(episode.own_turns, told.turns[episode.shared :], strict=True):
+        mine.logprobs = heard.logprobs
+    return episode
+
+
+def gradient(learner: Learner) -> list[Tensor]:
+    return [each.grad.clone() for each in learner.policy.parameters() if each.grad is not None]
+
+
+def learn(groups: Sequence[Group], weight: float = 1.0) -> tuple[dict[str, float], list[Tensor]]:
+    learner = make_learner(AlgorithmConfig.model_validate(DR_GRPO))
+    learner.branch_weight = weight
+    learner.config = learner.config.model_copy(update={"max_grad_norm": 1e9})
+    metrics = learner.learn(groups, version=VERSION)
+    return metrics, gradient(learner)
+
+
+def main_group(size: float = 0.3) -> Group:
+    """Six tokens whose advantages add up to 4 size."""
+    long, short = an_episode(0, [[1, 2], [3, 4, 5]], [0, 2 * size]), an_episode(1, [[6]], [0])
+    return Group(0, [say(built("none"), long), say(built("none"), short)])
+
+
+def with_branches(group: Group, size: float = 0.5) -> Group:
+    """Ten tokens, whose advantages add up to 6 size, beside the group."""
+    parent = group.episodes[0]
+    pairs = [(2, [[7] * 8], 2 * size), (3, [[8, 9]], 0.0)]
+    branches = [branched(parent, 1, member, replies, [reward]) for member, replies, reward in pairs]
+    return Group(0, group.episodes, branches=branches)
+
+
+def test_golden_streams() -> None:
+    """Main 6 tokens that sum to -1.2, branches 10 that sum to -3: -0.35 at weight 0.5, not the pooled -0.2625."""
+    metrics, found = learn([with_branches(main_group())], weight=0.5)
+    assert metrics["update/loss"] == pytest.approx(-0.2, abs=1e-6)
+    assert metrics["update/branch_loss"] == pytest.approx(0.5 * -0.3, abs=1e-6)
+    _, main = learn([main_group()])
+    _, branches = learn([Group(0, [], branches=with_branches(main_group()).branches)], weight=0.5)
+    for both, one, other in zip(found, main, branches, strict=True):
+        torch.testing.assert_close(both, one + other, rtol=1e-4, atol=1e-7)
+    assert any(bool(other.abs().max() > 1e-4) for other in branches)
+
+
+def test_without_branches_the_update_is_the_old_one() -> None:
+    (alone, gradients), (beside, others) = learn([main_group()]), learn([Group(0, main_group().episodes, branches=[])])
+    assert alone == beside
+    assert "update/branch_loss" not in alone
+    assert all(torch.equal(one, other) for one, other in zip(gradients, others, strict=True))
+
+
+def test_the_gradient_of_what_is_shared_is_exactly_zero() -> None:
+    """The shared replies are trained as little as if the environment had said them."""
+    parent = main_group().episodes[0]
+    pairs = [(2, [[7, 8, 9]], 1.0), (3, [[8, 9]], 0.0)]
+    branches = [branched(parent, 1, member, replies, [reward]) for member, replies, reward in pairs]
+    first = parent.turns[0]
+    for branch in branches:
+        (sample,) = samples_of(branch)
+        assert sum(sample.sampled) == branch.sampled_tokens == len(branch.turns[1].reply)
+    told = [copy.deepcopy(branch) for branch in branches]
+    for branch in told:
+        own = branch.own_turns[0]
+        own.prompt, own.fresh = [*first.prompt, *first.reply, *own.prompt], True
+        branch.turns, branch.parent = [own], None
+    (_, with_parent), (_, without) = learn([Group(0, branches)]), learn([Group(0, told)])
+    assert all(torch.equal(one, other) for one, other in zip(with_parent, without, strict=True))
+    # And changing what the engine said about them changes nothing.
+    first.logprobs = [logprob - 1 for logprob in first.logprobs]
+    first.versions = [VERSION] * len(first.reply)
+    _, again = learn([Group(0, branches)])
+    assert all(torch.equal(one, other) for one, other in zip(with_parent, again, strict=True))
+
+
+def test_what_was_earned_before_a_branch_is_part_of_its_return() -> None:
+    parent = an_episode(0, [[1, 2], [3]], [0.75, 0.0])
+    branch = branched(parent, 1, 1, [[4, 5]], [0.5])
+    learner = make_learner(AlgorithmConfig.model_validate(DR_GRPO))
+    rollout = learner._unscored(Batch([say(built("none"), parent), branch]))
+    assert rollout.returns_B.tolist() == [0.75, 1.25]
+    assert rollout.turns_BT.tolist() == [[0, 0, 1], [1, 1, -1]]
+    (first, *_), (second, *_) = credit((CreditTerm(),), rollout, rollout.rewards_BT).tolist()
+    assert (first, second) == (-0.25, 0.25)
+    own = credit((CreditTerm(unit="turn", score="reward", baseline="none"),), rollout, rollout.rewards_BT)
+    assert own.tolist() == [[0.75, 0.75, 0.0], [0.5, 0.5, 0.0]]
+
+
+def test_golden_siblings() -> None:
+    """Returns of 1, 0, 0, 0, 0, 0, 0, 1 after one state; those after another one are not in their mean."""
+    parent = main_group().episodes[0]
+    returns = [1.0, 0, 0, 0, 0, 0, 0, 1.0]
+    siblings = [branched(parent, 1, 2 + index, [[7]], [reward]) for index, reward in enumerate(returns)]
+    others = [branched(parent, 2, 20 + index, [[8]], [reward]) for index, reward in enumerate((5.0, 7.0))]
+    alike = [branched(parent, 0, 30 + index, [[9]], [2.0]) for index in range(2)]
+    kept = branches_of([Group(0, [parent], branches=[*siblings, *others, *alike])])
+    assert [id(each) for each in kept] == [id(each) for each in (*siblings, *others)]
+    learner = make_learner(AlgorithmConfig.model_validate(DR_GRPO))
+    _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
+    expected = [0.75, *[-0.25] * 6, 0.75, -1.0, 1.0]
+    assert stream.advantages.advantages_BT[:, 0].tolist() == expected
+
+
+def test_records_of_branches_survive_json() -> None:
+    group = with_branches(main_group())
+    again = Group.from_json(group.to_json())
+    assert [each.parent for each in again.branches] == [(0, 1), (0, 1)]
+    assert [each.member for each in again.members] == [0, 1, 2, 3]
+    assert again.branches[0].sampled_tokens == 8

@@ -1,0 +1,90 @@
+"""Which states of a failed episode are worth branching (DEEP-GRPO, arXiv 2602.14169)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starpod.trainer.data.episode import Group
+
+MOST = 10_000
+"""Past pivots that are remembered."""
+FEWEST = 10
+"""Past pivots, of both kinds, above which the regression is used."""
+ROUNDS = 200
+
+
+def sigmoid(x: float) -> float:
+    """The logistic function, for any size of x."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def fit(depths: Sequence[float], labels: Sequence[bool]) -> tuple[float, float]:
+    """Weight and bias of a logistic regression on one feature: the least sum of cross-entropies + weight^2 / 2.
+
+    By Newton's method: the sum is strictly convex where both labels occur.
+    """
+    weight = bias = 0.0
+    for _ in range(ROUNDS):
+        slope_w, slope_b, curve_ww, curve_wb, curve_bb = weight, 0.0, 1.0, 0.0, 1e-12
+        for depth, label in zip(depths, labels, strict=True):
+            chance = sigmoid(weight * depth + bias)
+            slope_w += (chance - label) * depth
+            slope_b += chance - label
+            spread = chance * (1 - chance)
+            curve_ww += spread * depth * depth
+            curve_wb += spread * depth
+            curve_bb += spread
+        determinant = curve_ww * curve_bb - curve_wb * curve_wb
+        step_w = (slope_w * curve_bb - slope_b * curve_wb) / determinant
+        step_b = (slope_b * curve_ww - slope_w * curve_wb) / determinant
+        weight, bias = weight - step_w, bias - step_b
+        if abs(step_w) + abs(step_b) < 1e-12:
+            break
+    return weight, bias
+
+
+class Recoverability:
+    """Chance that a branch from some depth of a failed episode succeeds, learnt from the branches so far.
+
+    A depth is the index of a turn over the number of turns. The chance is 1 as long as too little is known.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, bool]] = []
+        self.weight = self.bias = 0.0
+        self.fitted = False
+
+    def chances(self, depths: Sequence[float], gamma: float) -> list[float]:
+        """Probability of each depth to be the pivot: in proportion to the chance of success times depth^gamma."""
+        chances = [sigmoid(self.weight * depth + self.bias) if self.fitted else 1.0 for depth in depths]
+        worth = [chance * depth**gamma for chance, depth in zip(chances, depths, strict=True)]
+        return [each / sum(worth) for each in worth]
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Learns from the branches of a collection: whether any from the same state did better than its parent."""
+        for group in groups:
+            parents = {episode.member: episode for episode in group.episodes}
+            better: dict[tuple[int, int], bool] = {}
+            for branch in group.branches:
+                if branch.parent is not None and (parent := parents.get(branch.parent[0])) is not None:
+                    won = branch.own_return > parent.own_return if branch.success is None else branch.success
+                    better[branch.parent] = won or better.get(branch.parent, False)
+            self._seen += [(turn / len(parents[member].turns), won) for (member, turn), won in better.items()]
+        del self._seen[:-MOST]
+        self._fit()
+
+    def _fit(self) -> None:
+        labels = [won for _, won in self._seen]
+        self.fitted = len(labels) > FEWEST and any(labels) and not all(labels)
+        if self.fitted:
+            self.weight, self.bias = fit([depth for depth, _ in self._seen], labels)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._seen = [(depth, won) for depth, won in state["seen"]]
+        self._fit()

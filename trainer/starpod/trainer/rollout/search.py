@@ -1,0 +1,303 @@
+"""Search during and after play: how the episodes of a group are found, where they are not simply played.
+
+Whatever scores a candidate or branches a state does so with luck of its own: what a search has seen happen is not what
+will happen to the episode that is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from statistics import fmean
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.rollout.branches import Brancher, Line, adopt
+from starpod.trainer.rollout.pivots import Recoverability
+from starpod.trainer.section import Section
+from starpod.trainer.seeds import derive
+
+Result = TypeVar("Result")
+Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots"]
+
+_SCORING: dict[str, Any] = {"width": 4, "keep": 2, "draws": 1, "score": "score", "naive": 0.25}
+STRATEGIES: dict[Strategy, dict[str, Any]] = {
+    "none": {},
+    "best_of": {"width": 2, "naive": 0.25},
+    "beam": _SCORING,
+    "lookahead": {**_SCORING, "depth": 1},
+    "pivots": {"width": 8, "gamma": 2.0, "weight": 1.0, "most_branches": 64},
+}
+"""The keys that each one has, with their defaults."""
+
+WON, LOST = 2.0, -1.0
+"""Scores of episodes that are over: above and below all that are not, whose scores lie between 0 and 1."""
+
+
+class SearchConfig(Section):
+    """How the episodes of a group are found. Each strategy has some of the keys; others are refused."""
+
+    strategy: Strategy = Field(default="none", description="none: episodes are played; see docs/methods.md#branches.")
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        description="Episodes for each one kept (best_of), replies tried in a state (beam, lookahead), continuations "
+        "of one (pivots).",
+    )
+    keep: int | None = Field(default=None, ge=1, description="Episodes that a beam goes on with after each turn.")
+    depth: int | None = Field(default=None, ge=0, description="Turns that are tried below a reply to score it.")
+    draws: int | None = Field(default=None, ge=1, description="Lucks over which the score of a reply is averaged.")
+    score: Literal["score", "reward"] | None = Field(
+        default=None, description="What a state is worth: the environment's own score, or its rewards so far."
+    )
+    naive: float | None = Field(
+        default=None, ge=0, le=1, description="Share of a group that is played without search, for contrast."
+    )
+    gamma: float | None = Field(default=None, ge=0, description="Power of a pivot's relative depth.")
+    weight: float | None = Field(default=None, gt=0, description="Factor of the branches' loss.")
+    most_branches: int | None = Field(default=None, ge=1, description="Branches of a group at most.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("strategy", "none") not in STRATEGIES:
+            return values
+        strategy = values.get("strategy", "none")
+        own, given = STRATEGIES[strategy], {key: value for key, value in values.items() if value is not None}
+        for key in given:
+            if key in cls.model_fields and key != "strategy" and key not in own:
+                fitting = " or ".join(name for name, keys in STRATEGIES.items() if key in keys)
+                raise ValueError(
+                    f"collect.search.{key} is not for strategy {strategy}: drop it, or set strategy to {fitting}"
+                )
+        return {**own, **given}
+
+    @model_validator(mode="after")
+    def _grows_whole_sets(self) -> SearchConfig:
+        if self.most_branches is not None and self.most_branches < (self.width or 0):
+            raise ValueError(
+                f"collect.search.most_branches {self.most_branches} has no room for the {self.width} continuations of "
+                "a single state: raise it, or lower width"
+            )
+        return self
+
+    @property
+    def needs_score(self) -> bool:
+        """Whether observations must carry the environment's score."""
+        return self.score == "score"
+
+    @property
+    def needs_fork(self) -> bool:
+        """Whether luck must be drawn anew before it is known: without, a search would see what is to come."""
+        return self.strategy in ("beam", "lookahead")
+
+
+class Search:
+    """Finds groups of episodes by a strategy.
+
+    pivots: what is learnt about branches on the way; the searches of several environments share it.
+    """
+
+    def __init__(self, config: SearchConfig, pivots: Recoverability | None = None) -> None:
+        self.config = config
+        self.pivots = pivots or Recoverability()
+
+    async def find(self, brancher: Brancher, size: int) -> Group:
+        """A group of `size` episodes, or fewer where some failed. Sessions are closed at the end.
+
+        Raises what opening raises, AgentRefused and RewardError.
+        """
+        find: dict[Strategy, Callable[[Brancher, int], Awaitable[Group]]] = {
+            "best_of": self._best_of,
+            "beam": self._beams,
+            "lookahead": self._beams,
+            "pivots": self._pivots,
+        }
+        try:
+            group = await find[self.config.strategy](brancher, size)
+        finally:
+            await brancher.close()
+        group.spent = brancher.spent
+        return group
+
+    def _naive(self, size: int) -> int:
+        assert self.config.naive is not None
+        return round(self.config.naive * size)
+
+    @property
+    def _width(self) -> int:
+        assert self.config.width is not None
+        return self.config.width
+
+    # --- after play ---------------------------------------------------------------------------------------------------
+
+    async def _best_of(self, brancher: Brancher, size: int) -> Group:
+        naive = self._naive(size)
+        lines = await brancher.open(naive + self._width * (size - naive))
+        await _all(brancher.play(line) for line in lines)
+        searched = _group(brancher, lines[naive:])
+        group = _group(brancher, lines[:naive])
+        group.episodes += best(searched.episodes, size - naive)
+        group.failed += searched.failed
+        return group
+
+    async def _pivots(self, brancher: Brancher, size: int) -> Group:
+        """DEEP-GRPO: one state of each failed episode is branched, as far as `most_branches` go."""
+        config, width = self.config, self._width
+        assert config.gamma is not None and config.most_branches is not None
+        lines = await brancher.open(size)
+        for line in lines:
+            brancher.keep_snapshots(line)
+        await _all(brancher.play(line) for line in lines)
+        group = _group(brancher, lines)
+        # An episode of one turn has no state but the start, which its whole group branches.
+        lost = [line for line in lines if unsuccessful(line.episode) and len(line.episode.turns) > 1]
+        grown = []
+        for line in lost[: config.most_branches // width]:
+            member, count = line.episode.member, len(line.episode.turns)
+            chances = self.pivots.chances([turn / count for turn in range(1, count)], config.gamma)
+            rng = random.Random(derive(brancher.seed, "pivot", brancher.group, member))
+            (turn,) = rng.choices(range(1, count), chances)
+            grown.append(brancher.grow(line, turn, range(size + member * width, size + (member + 1) * width)))
+        branches = list(chain.from_iterable(await _all(grown)))
+        await _all(brancher.play(branch) for branch in branches)
+        found = _group(brancher, branches)
+        group.branches, group.failed = found.episodes, group.failed + found.failed
+        return group
+
+    # --- during play --------------------------------------------------------------------------------------------------
+
+    async def _beams(self, brancher: Brancher, size: int) -> Group:
+        """TSR: groups of `keep` episodes, each of which goes on with the best of the replies that all of them try."""
+        naive, keep = self._naive(size), self.config.keep
+        assert keep is not None
+        widths = [min(keep, size - first) for first in range(naive, size, keep)]
+        lines = await brancher.open(naive + len(widths))
+        beams = zip(lines[naive:], widths, strict=True)
+        _, found = await asyncio.gather(
+            _all(brancher.play(line) for line in lines[:naive]),
+            _all(self._beam(brancher, line, own) for line, own in beams),
+        )
+        group = _group(brancher, lines[:naive])
+        ended = list(chain.from_iterable(found))
+        adopt([line.episode for line in ended], naive)
+        searched = _group(brancher, ended)
+        group.episodes, group.failed = group.episodes + searched.episodes, group.failed + searched.failed
+        for line in ended:
+            brancher.watch(line.episode)
+        return group
+
+    async def _beam(self, brancher: Brancher, first: Line, keep: int) -> list[Line]:
+        lines = [first]
+        while going := [line for line in lines if not line.over]:
+            places = keep - (len(lines) - len(going))
+            if len(going) * self._width <= places:
+                # All that could be tried lives: there is nothing to choose.
+                chosen: list[tuple[Line, Sequence[Turn | None]]] = [(line, [None] * self._width) for line in going]
+            else:
+                chosen = await self._choose(brancher, going, places)
+            lines = [line for line in lines if line.over]
+            lines += chain.from_iterable(await _all(_go_on(brancher, line, replies) for line, replies in chosen))
+            lost = [line for line in going if all(line is not kept for kept, _ in chosen)]
+            await brancher.close([line.session for line in lost])
+            for line in lost:
+                line.agent.close()
+        return lines
+
+    async def _choose(
+        self, brancher: Brancher, going: Sequence[Line], places: int
+    ) -> list[tuple[Line, Sequence[Turn | None]]]:
+        """The best replies to the states of these lines, with the line of each, of equal ones the first."""
+        tried = await _all(self._try(brancher, line) for line in going)
+        ranked = [(score, index, reply) for index, own in enumerate(tried) for score, reply in own]
+        ranked.sort(key=lambda item: -item[0])
+        # A line whose replies have all failed goes on alone, and says what is wrong with it.
+        kept: dict[int, list[Turn | None]] = {index: [None] for index, own in enumerate(tried) if not own}
+        for _, index, reply in ranked[: max(places - len(kept), 0)]:
+            kept.setdefault(index, []).append(reply)
+        return [(going[index], kept[index]) for index in sorted(kept)]
+
+    async def _try(self, brancher: Brancher, line: Line) -> list[tuple[float, Turn]]:
+        """Replies to the state of a line, each with its score, a mean over draws of luck."""
+        member, turn, draws = line.episode.member, len(line.episode.turns), self.config.draws
+        assert draws is not None
+        names = [[derive(member, "try", turn, number, draw) for draw in range(draws)] for number in range(self._width)]
+        branches = await brancher.grow(line, turn, list(chain.from_iterable(names)))
+        found = []
+        for number in range(self._width):
+            first, *others = branches[number * draws : (number + 1) * draws]
+            found.append(self._score(brancher, first, others, self.config.depth or 0))
+        scored = await _all(found)
+        return [each for each in scored if each is not None]
+
+    async def _score(
+        self, brancher: Brancher, line: Line, others: Sequence[Line], depth: int
+    ) -> tuple[float, Turn] | None:
+        """Plays a reply and says what it is worth; None where that failed. others: repeat it under other luck."""
+        before = len(line.episode.turns)
+        await brancher.play(line, 1)
+        if len(line.episode.turns) == before or line.episode.failed:
+            return None
+        reply = line.episode.turns[before]
+        await _all(brancher.play(other, 1, [reply]) for other in others)
+        worth = await _all(self._worth(brancher, each, depth) for each in (line, *others) if not each.episode.failed)
+        for each in (line, *others):
+            if not each.over:
+                each.agent.close()
+        await brancher.close([each.session for each in (line, *others) if not each.over])
+        return fmean(worth), reply
+
+    async def _worth(self, brancher: Brancher, line: Line, depth: int) -> float:
+        """Score of a line's state, or with a depth the best among those that can be reached so many turns below."""
+        episode = line.episode
+        if self.config.score == "reward" and (line.over or not depth):
+            return episode.own_return
+        if line.over and episode.success is not None:
+            return WON if episode.success else LOST
+        if line.over or not depth:
+            score = line.session.observation.score
+            return LOST if score is None else score
+        member, turn = episode.member, len(episode.turns)
+        names = [derive(member, "below", turn, number) for number in range(self._width)]
+        below = await brancher.grow(line, turn, names)
+        found = await _all(self._score(brancher, each, (), depth - 1) for each in below)
+        return max((score for score, _ in (each for each in found if each is not None)), default=LOST)
+
+
+def best(episodes: Sequence[Episode], count: int) -> list[Episode]:
+    """The episodes of the highest returns, in their order; of equal ones the earlier."""
+    ranked = sorted(episodes, key=lambda episode: -episode.total_reward)[:count]
+    return [episode for episode in episodes if any(episode is each for each in ranked)]
+
+
+def unsuccessful(episode: Episode) -> bool:
+    """Whether it did not reach its goal, or earned nothing where there is no telling."""
+    if episode.failed:
+        return False
+    return episode.own_return <= 0 if episode.success is None else not episode.success
+
+
+async def _go_on(brancher: Brancher, line: Line, replies: Sequence[Turn | None]) -> list[Line]:
+    """A line for each reply, played by one turn: the line itself and branches of it. None: a reply is sampled."""
+    member, turn = line.episode.member, len(line.episode.turns)
+    names = [derive(member, "line", turn, number) for number in range(1, len(replies))]
+    lines = [line, *(await brancher.grow(line, turn, names) if names else ())]
+    pairs = zip(lines, replies, strict=True)
+    return await _all(brancher.play(each, 1, [] if reply is None else [reply]) for each, reply in pairs)
+
+
+def _group(brancher: Brancher, lines: Sequence[Line]) -> Group:
+    episodes = [line.episode for line in lines]
+    return Group(
+        brancher.group,
+        [episode for episode in episodes if not episode.failed],
+        [episode for episode in episodes if episode.failed],
+    )
+
+
+async def _all(calls: Iterable[Awaitable[Result]]) -> list[Result]:
+    return list(await asyncio.gather(*calls))
