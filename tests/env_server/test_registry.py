@@ -53,6 +53,7 @@ def test_only_what_is_asked_for_is_imported() -> None:
         "desk",
         "frozen_lake",
         "game_2048",
+        "house",
         "rubiks_cube",
         "search_qa",
         "sokoban",

@@ -12,6 +12,7 @@ from starpod.environments.countdown import Countdown
 from starpod.environments.desk import Desk
 from starpod.environments.frozen_lake import FrozenLake
 from starpod.environments.game_2048 import Game2048
+from starpod.environments.house import House
 from starpod.environments.rubiks_cube import RubiksCube
 from starpod.environments.sokoban import Sokoban
 from starpod.environments.sudoku import Sudoku
@@ -52,6 +53,8 @@ CASES: list[Case] = [
     (Desk, {}),
     (Desk, {"count": 3, "expert_calls": "text", "reward": "share"}),
     (Desk, {"tasks": ["cancel", "keep"]}),
+    (House, {}),
+    (House, {"tasks": ["heat", "look"], "split": "test", "furniture": 0, "things": 2, "max_steps": 12}),
 ]
 """Environments with options that between them use every way to start."""
 

@@ -370,7 +370,18 @@ def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -
 
 @pytest.mark.parametrize(
     "environment",
-    ["bandit", "countdown", "desk", "frozen_lake", "rubiks_cube", "search_qa", "sokoban", "sudoku", "word_problems"],
+    [
+        "bandit",
+        "countdown",
+        "desk",
+        "frozen_lake",
+        "house",
+        "rubiks_cube",
+        "search_qa",
+        "sokoban",
+        "sudoku",
+        "word_problems",
+    ],
 )
 def test_every_environment_is_played_to_its_end_by_its_hints(server: ServerProcess, environment: str) -> None:
     with connect(server.address) as connection:

@@ -1,0 +1,152 @@
+"""A house in text, in the manner of ALFWorld: find things, clean, heat or cool them, and put them where they belong."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
+
+from .expert import next_action
+from .picture import draw
+from .rooms import TASKS, Task, draw_house, possible_tasks
+from .state import Nothing, State
+
+MAX_LENGTH = 100
+"""Characters of an action that are read."""
+
+
+class HouseOptions(EnvironmentOptions):
+    """Which tasks, how large the house is and what doing the task pays."""
+
+    tasks: tuple[str, ...] = Field(default=TASKS, description=f"Kinds of tasks: {', '.join(TASKS)}.")
+    split: Literal["all", "train", "test"] = Field(
+        default="all", description="All pairs of a thing and its place, three in four of them, or every fourth."
+    )
+    furniture: int = Field(
+        default=8, ge=0, le=40, description="Pieces of furniture beside those that are always there."
+    )
+    things: int = Field(default=10, ge=0, le=60, description="Things beside those of the task.")
+    max_steps: int = Field(default=50, ge=1, le=10_000, description="Actions after which the episode is truncated.")
+
+    @field_validator("tasks")
+    @classmethod
+    def _known(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        if not tasks or not set(tasks) <= set(TASKS):
+            raise ValueError(f"name one or more of {', '.join(TASKS)}")
+        return tasks
+
+
+class House(Environment):
+    """The seed fixes the house and the task; nothing is left to chance."""
+
+    spec = EnvironmentSpec(
+        id="house-v1",
+        version="1.0.0",
+        title="House: find, clean, heat, cool and place things",
+        instructions=(
+            "You are in a house. Do the task that you are told. Actions are: go to PLACE, open PLACE, close PLACE, "
+            "take THING from PLACE, put THING in PLACE, clean THING with sinkbasin 1, heat THING with microwave 1, "
+            "cool THING with fridge 1, use desklamp 1, look, inventory. Name places and things with their numbers, as "
+            "in take apple 1 from fridge 1. You see what is in or on a place when you stand there and it is open, "
+            "and you can carry one thing. What cannot be done changes nothing."
+        ),
+        grammar="go to PLACE | open PLACE | close PLACE | take THING from PLACE | put THING in PLACE | clean, heat or "
+        "cool THING with PLACE | use desklamp 1 | look | inventory",
+        render_modes=("text", "png"),
+        limits=Limits(max_turns=50, max_actions_per_turn=1, max_actions=50),
+    )
+    Options = HouseOptions
+    options: HouseOptions
+
+    state: State
+    told: str
+    """What the latest action told."""
+    steps: int
+
+    def reset(self, rng: random.Random) -> None:
+        options = self.options
+        possible = _tasks(options.tasks, options.split)
+        house = draw_house(rng, possible[rng.choice(sorted(possible))], options.furniture, options.things)
+        self.state = State(house.task, house.places, house.things)
+        self.told = f"You are in the middle of a house. {self.state.view()}\nYour task: {house.task.ask()}."
+        self.steps = 0
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"state": dataclasses.asdict(self.state)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        whole = State(**state["state"])
+        whole.task = Task(*whole.task)
+        super().set_state({**state, "state": whole})
+
+    def step(self, action: Any) -> Outcome:
+        self.steps += 1
+        late = self.steps >= self.options.max_steps
+        state = self.state
+        try:
+            if not isinstance(action, str) or len(action) > MAX_LENGTH:
+                raise Nothing
+            self.told = state.act(" ".join(action.lower().split()))
+        except Nothing:
+            self.told = "Nothing happens."
+            return INVALID._replace(truncated=late, criteria=state.stages())
+        looked = self.told.startswith("You hold") or action.strip().lower() in ("look", "inventory")
+        stages = state.stages()
+        done = all(stages.values())
+        return Outcome(
+            float(done),
+            terminated=done,
+            truncated=late and not done,
+            success=done or None,
+            effective=not looked,
+            criteria=stages,
+        )
+
+    def observe(self) -> str:
+        return self.told
+
+    def valid_actions(self) -> list[str]:
+        return self.state.choices()
+
+    def state_key(self) -> bytes:
+        state = self.state
+        parts = (state.task, state.places, state.things, state.at, state.held, state.lit, sorted(state.opened))
+        return digest(repr((*parts, [sorted(things) for things in state.changed.values()])))
+
+    def expert_action(self) -> str | None:
+        return next_action(self.state) if self.steps < self.options.max_steps else None
+
+    def score(self) -> float:
+        """The share of the task's stages that are reached."""
+        stages = self.state.stages()
+        return sum(stages.values()) / len(stages)
+
+    def render(self, mode: str = "text") -> str | bytes:
+        state = self.state
+        if mode == "png":
+            return draw(state)
+        lines = [f"Task: {state.task.ask()}"]
+        for place in state.places:
+            known = place in state.seen and state.is_open(place)
+            lines.append(
+                f"{'>' if place == state.at else ' '} {place}: {', '.join(state.inside(place)) if known else '?'}"
+            )
+        return "\n".join([*lines, f"In the hand: {state.held or 'nothing'}"])
+
+
+@functools.lru_cache(maxsize=64)
+def _tasks(kinds: tuple[str, ...], split: str) -> dict[str, list[Task]]:
+    """The tasks of a split by kind."""
+    return {
+        kind: [
+            task
+            for number, task in enumerate(possible_tasks(kind))
+            if split == "all" or (number % 4 == 3) == (split == "test")
+        ]
+        for kind in kinds
+    }

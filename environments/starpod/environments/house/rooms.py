@@ -1,0 +1,129 @@
+"""Furniture, things and tasks: what a house holds at the start, drawn from a stream."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import NamedTuple
+
+CLOSED = frozenset({"cabinet", "drawer", "fridge", "microwave"})
+"""Furniture with a door, which is shut at the start."""
+
+TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+"""By what a thing is changed."""
+
+_ALWAYS = ("fridge", "microwave", "sinkbasin", "desk")
+_FURNITURE = ("cabinet", "countertop", "drawer", "shelf", "sidetable", "diningtable", "garbagecan", "armchair")
+_ABILITIES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("apple", "tomato", "potato"), ("clean", "heat", "cool")),
+    **dict.fromkeys(("bread", "egg"), ("heat", "cool")),
+    "lettuce": ("clean", "cool"),
+    **dict.fromkeys(("mug", "plate", "bowl"), ("clean", "heat", "cool")),
+    **dict.fromkeys(("fork", "knife", "spoon", "ladle"), ("clean",)),
+    **dict.fromkeys(("book", "pen", "newspaper", "keychain", "watch", "vase"), ("look",)),
+}
+"""Kinds of things, and what else than placing them can be asked."""
+THINGS = tuple(_ABILITIES)
+
+TASKS = ("place", "place_two", "clean", "heat", "cool", "look")
+
+_PLACES = {
+    "look": ("armchair", "shelf", "sidetable", "desk", "drawer", "diningtable"),
+    "kitchen": ("cabinet", "countertop", "drawer", "shelf", "sidetable", "diningtable", "garbagecan", "fridge"),
+}
+
+
+_PLURALS = {
+    "potato": "potatoes",
+    "tomato": "tomatoes",
+    "knife": "knives",
+    "watch": "watches",
+    "bread": "loaves of bread",
+    "lettuce": "heads of lettuce",
+}
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[:1] in "aeiou" else f"a {name}"
+
+
+class Task(NamedTuple):
+    """What is asked. kind: one of TASKS. target: kind of furniture; empty for `look`."""
+
+    kind: str
+    thing: str
+    target: str
+
+    @property
+    def change(self) -> str:
+        """clean, heat or cool, where that is asked for; else empty."""
+        return self.kind if self.kind in TOOLS else ""
+
+    def ask(self) -> str:
+        """The task in words."""
+        where = f"in or on {_a(self.target)}"
+        match self.kind:
+            case "place":
+                return f"put {_a(self.thing)} {where}"
+            case "place_two":
+                return f"put two {_PLURALS.get(self.thing, self.thing + 's')} {where}"
+            case "look":
+                return f"look at {_a(self.thing)} under the desklamp"
+        return f"put {_a(self.thing)} {where} after you {self.kind}ed it"
+
+
+def possible_tasks(kind: str) -> list[Task]:
+    """All tasks of a kind, in a fixed order."""
+    if kind == "look":
+        return [Task(kind, thing, "") for thing, abilities in _ABILITIES.items() if "look" in abilities]
+    tasks = []
+    for thing, abilities in _ABILITIES.items():
+        if kind in ("place", "place_two") or kind in abilities:
+            places = _PLACES["look" if "look" in abilities else "kitchen"]
+            tasks += [Task(kind, thing, place) for place in places if place != TOOLS.get(kind)]
+    return tasks
+
+
+class House(NamedTuple):
+    """The start. places: furniture by name. things: where each thing lies, by name."""
+
+    task: Task
+    places: tuple[str, ...]
+    things: dict[str, str]
+
+
+def kind_of(name: str) -> str:
+    """`apple` of `apple 2`."""
+    return name.rpartition(" ")[0]
+
+
+def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: int) -> House:
+    """A house in which one of the tasks can be done, and is not done at the start.
+
+    furniture: pieces beside the fridge, the microwave, the sink, the desk and the target. things: pieces beside those
+    of the task.
+    """
+    task = rng.choice(tasks)
+    kinds = [*_ALWAYS, *rng.choices(_FURNITURE, k=furniture)]
+    if task.target and task.target not in kinds:
+        kinds.append(task.target)
+    places = tuple(_numbered(sorted(kinds)))
+    wanted = {"place_two": 2}.get(task.kind, 1)
+    others = [thing for thing in THINGS if thing != task.thing]
+    names = _numbered([task.thing] * (wanted + rng.randint(0, 1)) + sorted(rng.choices(others, k=things)))
+    located = {}
+    for name in names:
+        kind = kind_of(name)
+        fitting = _PLACES["look" if "look" in _ABILITIES[kind] else "kitchen"]
+        free = [
+            place
+            for place in places
+            if kind_of(place) in fitting and (kind != task.thing or kind_of(place) != task.target)
+        ]
+        located[name] = rng.choice(free or [place for place in places if kind_of(place) == "desk"])
+    return House(task, places, located)
+
+
+def _numbered(kinds: list[str]) -> list[str]:
+    """`apple 1`, `apple 2`, `mug 1` of `apple`, `apple`, `mug`."""
+    return [f"{kind} {number}" for kind, group in itertools.groupby(kinds) for number, _ in enumerate(group, 1)]
