@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +52,11 @@ def _field(name: str, schema: Mapping[str, Any]) -> Field | None:
         case "string":
             return Field(name, "text", description, text)
     return None
+
+
+def marked(text: str) -> str:
+    """A description as html, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from starpod.report.charts import spark
 from starpod.report.figures import duration, show, signed
+from starpod.report.form import marked
 from starpod.report.site import Guard
 from starpod.ui.games import Games
 from starpod.ui.index import Index
@@ -117,5 +118,6 @@ def templates() -> Environment:
     environment.globals.update(
         ago=ago, duration=duration, interval=interval, query=query, run_link=run_link, show=show, signed=signed,
         spark=lambda values, label, **size: Markup(spark(values, label, **size)),
+        marked=lambda text: Markup(marked(text)),
     )  # fmt: skip
     return environment

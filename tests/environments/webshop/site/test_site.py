@@ -408,6 +408,21 @@ async def test_own_pictures_need_the_option(visit: Visit) -> None:
         assert ('src="https://images.example.com/' in reply.text) is pictures
 
 
+async def test_pages_are_written_for_people(visitor: Visitor) -> None:
+    """Code as code, prices with their cents, and words for nothing."""
+    assert options.marked("one of `<a>`") == "one of <code>&lt;a&gt;</code>"
+    await visitor.get("/")
+    assert "`" not in re.sub(r"<(style|script).*?</\1>", "", visitor.text, flags=re.DOTALL)
+    await visitor.start()
+    await visitor.search("women")
+    await visitor.act("click[b07sandals]")
+    assert "Price: $34.99 to $41.50" in visitor.text and 'data-price="$34.99 to $41.50"' in visitor.text
+    await visitor.act("click[buy now]")
+    shown = Reader(visitor.text).texts
+    assert "none" in shown and "{}" not in shown
+    assert any(text.endswith("%") for text in shown)
+
+
 # --- failures ----------------------------------------------------------------------------------------------------
 
 
@@ -415,11 +430,13 @@ async def test_an_unknown_or_ended_session_is_a_page(visitor: Visitor) -> None:
     session = await visitor.start()
     page, form = visitor.text, visitor.form("search")
     await visitor.stub.Close(pb.CloseRequest(session_ids=[session]))
-    for path in (f"/s/{session}/", f"/s/{session}/watch", "/s/never-was/"):
+    for path in (f"/s/{session}/", f"/s/{session}/watch"):
         reply = await visitor.get(path)
-        assert reply.status_code == 404 and "No such session" in reply.text
-    assert (await visitor.get(f"/s/{session}/state")).json() == {"error": "No such session"}
-    assert page and (await visitor.post(f"/s/{session}/act", {**form, "search_query": "x"})).status_code == 404
+        assert reply.status_code == 410 and "This session has ended" in reply.text
+    assert (await visitor.get(f"/s/{session}/state")).json() == {"error": "This session has ended"}
+    assert page and (await visitor.post(f"/s/{session}/act", {**form, "search_query": "x"})).status_code == 410
+    reply = await visitor.get("/s/never-was/")
+    assert reply.status_code == 404 and "No session of that id" in reply.text
 
 
 async def test_a_server_that_is_gone_is_a_page(visitor: Visitor) -> None:

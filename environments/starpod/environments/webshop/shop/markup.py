@@ -81,6 +81,11 @@ def with_pictures(page: str) -> str:
     return _PICTURE.sub(r'src="\1"', page)
 
 
+def with_cents(page: str) -> str:
+    """The page with prices as people write them: $100.00, where the original has $100.0."""
+    return _PRICE.sub(lambda price: _TENTHS.sub(r"\g<0>0", price[0]), page)
+
+
 def stylesheet() -> Markup:
     """The styles of the page, for pages beside it."""
     return Markup(_read("shop.css"))
@@ -98,6 +103,8 @@ def script_hash() -> str:
 
 _FORM = re.compile(r"<form\b[^>]*>")
 _BODY = re.compile(r"<body\b[^>]*>")
+_PRICE = re.compile(r'data-price="[^"]*"|<h[45] class="(?:product-)?price"[^<]*')
+_TENTHS = re.compile(r"\$[\d,]+\.\d(?!\d)")
 _PICTURE = re.compile(r'src="data:[^"]*" data-image="(https://[^"]*)"')
 
 
@@ -158,8 +165,8 @@ def _purchase(shop: Shop) -> dict[str, Any]:
         "parts": parts,
         "kind": _kind(grade),
         "figures": json.dumps(grade.as_info(), indent=2),
-        "options": json.dumps(shop.state.options, ensure_ascii=False),
-        "goal_options": json.dumps(goal.options, ensure_ascii=False),
+        "options": ", ".join(f"{name}: {value}" for name, value in shop.state.options.items()) or "none",
+        "goal_options": ", ".join(goal.options) or "none",
         "price": float(shop.stock.prices[item.position]),
         "cap": f"${goal.price_upper:.2f}" if goal.price_upper < NO_CAP else "none",
     }

@@ -27,6 +27,7 @@ from starpod.environments.webshop.shop.markup import (
     script_hash,
     stylesheet,
     templates_in,
+    with_cents,
     with_fields,
     with_pictures,
 )
@@ -174,8 +175,8 @@ class Site:
 
     async def _look(self, session: str) -> Page:
         page = await self.service.page(session)
-        if self.pictures:
-            page = Page(page.place, with_pictures(page.html))
+        html = with_cents(page.html)
+        page = Page(page.place, with_pictures(html) if self.pictures else html)
         self.trail.see(session, page)
         return page
 
@@ -193,7 +194,7 @@ class Site:
         return HTMLResponse(self._template(name).render(nonce=request.state.nonce, **fields), status)
 
     def _failed(self, request: Request, refused: Refused, again: Mapping[str, str] | None = None) -> Response:
-        status, title, advice = _explain(refused)
+        status, title, advice = self._explain(request, refused)
         response = self._page(
             request, "error.html", status, title=title, advice=advice, detail=refused.message, again=again or {},
             action=request.url.path,
@@ -202,11 +203,22 @@ class Site:
             response.headers["Retry-After"] = str(max(1, round(refused.retry_after or 5)))
         return response
 
+    def _explain(self, request: Request, refused: Refused) -> tuple[int, str, str]:
+        """HTTP status, title and advice for a call that failed."""
+        session = request.path_params.get("session", "")
+        if refused.reason == "UNKNOWN_SESSION" and (session in self._own or self.trail.last(session)):
+            return (
+                410,
+                "This session has ended",
+                "It was closed, or nothing was done in it for too long. Start a new one.",
+            )
+        return _explain(refused)
+
     def refused(self, request: Request, error: Exception) -> Response:
         """A call to the server that failed, as a page."""
         assert isinstance(error, Refused)
         if request.url.path.endswith("/state"):
-            status, title, _ = _explain(error)
+            status, title, _ = self._explain(request, error)
             return JSONResponse({"error": title}, status)
         return self._failed(request, error)
 
@@ -307,7 +319,11 @@ def _explain(refused: Refused) -> tuple[int, str, str]:
     """HTTP status, title and advice for a call that failed."""
     match refused.reason:
         case "UNKNOWN_SESSION":
-            return 404, "No such session", "It was closed, its time ran out, or the id has a typing mistake."
+            return (
+                404,
+                "No session of that id",
+                "It has ended, or there never was one: the id may have a typing mistake.",
+            )
         case "SESSION_LOST":
             return 410, "This session is lost", "Its environment stopped. Start a new one."
         case "OVERLOADED":
@@ -330,5 +346,6 @@ def _templates() -> Environment:
     environment = templates_in(_HERE / "templates")
     own = (_HERE / "templates" / "site.css").read_text(encoding="utf-8")
     environment.globals.update(style=stylesheet() + Markup(own), own_style=Markup(own), logo=logo())
+    environment.globals["marked"] = lambda text: Markup(options.marked(text))
     environment.filters["json"] = json.dumps
     return environment
