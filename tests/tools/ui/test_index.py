@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from starpod.ui.index import NAME, POINTS, Filter, Index
 from starpod.ui.indexer import Indexer
-from tests.trainer.diagnostics.synthetic import metrics_at
+from tests.trainer.diagnostics.synthetic import episode, metrics_at
 
 
 @pytest.fixture
@@ -114,7 +115,9 @@ def test_a_damaged_file_of_episodes_is_told_and_its_good_part_kept(indexed: tupl
         ({"outcome": "unknown"}, 1),
         ({"malformed": True}, 1),
         ({"truncated": True}, 1),
-        ({"text": "XYLO"}, 1),
+        ({"text": "XYLO*"}, 1),
+        ({"text": "XYLOPHONE"}, 1),
+        ({"text": "XYLO"}, 0),
         ({"text": "goal right"}, 4),
         ({"text": "goal xylophone"}, 0),
         ({"seed": "8"}, 2),
@@ -138,6 +141,31 @@ def test_words_are_looked_for_in_one_run(indexed: tuple[Path, Index, Indexer], m
     indexer.update()
     for run in index.runs():
         assert index.count(Filter(run["run"], text="goal")) == 4
+
+
+def test_the_newest_with_a_common_word_are_found(
+    indexed: tuple[Path, Index, Indexer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was read last: an older step whose file is read again comes after a newer one."""
+    folder, index, indexer = indexed
+    run = RunFolder(folder / "calm")
+    for step in (152, 151):
+        run.write_rollouts(step, [episode(step, solved=True, group=step)], most=2**20)
+        indexer.update()
+    monkeypatch.setattr("starpod.ui.index.SEARCHED", 1)
+    asked = Filter(only(index)["run"], text="goal")
+    assert [row["step"] for row in index.episodes(asked)] == [152] and index.count(asked) == 1
+
+
+def test_episodes_by_what_a_part_of_the_reward_was(indexed: tuple[Path, Index, Indexer]) -> None:
+    _, index, _ = indexed
+    run = only(index)["run"]
+    bits = dict(index.facets(run)["parts"])
+    assert set(bits) == {"environment", "format"}
+    solved, fined = Filter(run, kind="final", paid=1 << bits["environment"]), Filter(run, fined=1 << bits["format"])
+    assert {row["outcome"] for row in index.episodes(solved)} == {"solved"} and index.count(solved) == 13
+    assert index.count(fined) > 0 and {row["outcome"] for row in index.episodes(fined)} == {"unsolved"}
+    assert index.count(Filter(run, paid=1 << bits["format"])) == 0
 
 
 def test_orders(indexed: tuple[Path, Index, Indexer]) -> None:

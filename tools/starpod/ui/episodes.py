@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import stdev
@@ -34,10 +34,12 @@ def episodes_page(site: Site, request: Request) -> Response:
     asked = request.query_params
     run = site.run(asked.get("run", ""))
     step = number(request, "step") if asked.get("step") else None
+    facets = site.index.facets(run["run"])
     wanted = Filter(
         run["run"], outcome=asked.get("outcome", ""), kind=asked.get("kind", ""), step=step,
         environment=asked.get("environment", ""), seed=asked.get("seed", "").strip(), malformed="malformed" in asked,
         truncated="truncated" in asked, text=asked.get("text", "").strip(), sort=asked.get("sort", "newest"),
+        **_part_bits(facets["parts"], asked.get("part", "")),
     )  # fmt: skip
     count = site.index.count(wanted)
     page = number(request, "page", 1, least=1)
@@ -46,9 +48,16 @@ def episodes_page(site: Site, request: Request) -> Response:
     return render(
         "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=wanted,
         many=bool(wanted.text) and count > COUNTED,
-        pages_url=lambda place: query("/episodes", **kept, page=place), facets=site.index.facets(run["run"]),
+        pages_url=lambda place: query("/episodes", **kept, page=place), facets=facets, part=asked.get("part", ""),
         outcomes=OUTCOMES, sorts=SORTS, kinds=KINDS, link=episode_link, group_link=group_link,
     )  # fmt: skip
+
+
+def _part_bits(parts: Sequence[tuple[str, int]], asked: str) -> dict[str, int]:
+    """The fields of a filter for `paid NAME` or `fined NAME`, as the page gives it; none for what the run has not."""
+    sign, _, name = asked.partition(" ")
+    bit = dict(parts).get(name)
+    return {sign: 1 << bit} if sign in ("paid", "fined") and bit is not None else {}
 
 
 def episode_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:

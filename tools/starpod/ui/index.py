@@ -18,12 +18,14 @@ T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
 """Of the file, in the folder of the runs."""
-VERSION = 3
+VERSION = 4
 """Of the tables; an index of another version is made again."""
 COUNTED = 10_000
 """Episodes up to which those that hold some words are counted."""
-SEARCHED = 100_000
-"""Episodes, the last ones that were read, among which those that hold some words are looked for."""
+SEARCHED = 20_000
+"""Episodes with the words that are looked for, the newest, among which a filter chooses."""
+MOST_PARTS = 62
+"""Names of reward parts of a run that can be chosen by: bits of a number."""
 POINTS = 1024
 """Most points that are kept of a run's curves, each the mean of as many iterations as it takes."""
 
@@ -43,14 +45,19 @@ CREATE TABLE files (
     step INTEGER NOT NULL, size INTEGER NOT NULL, changed INTEGER NOT NULL, problem TEXT NOT NULL, UNIQUE (run, name)
 );
 CREATE TABLE episodes (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, file INTEGER NOT NULL, kind TEXT NOT NULL,
-    step INTEGER NOT NULL, start INTEGER NOT NULL, grp INTEGER NOT NULL, member INTEGER NOT NULL, environment TEXT,
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, file INTEGER NOT NULL, kind TEXT NOT NULL, step INTEGER NOT NULL,
+    start INTEGER NOT NULL, grp INTEGER NOT NULL, member INTEGER NOT NULL, environment TEXT,
     seed TEXT NOT NULL, outcome TEXT NOT NULL, end TEXT NOT NULL, malformed INTEGER NOT NULL,
-    truncated INTEGER NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL, reward REAL NOT NULL
+    truncated INTEGER NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL, reward REAL NOT NULL,
+    -- A bit for each part of the reward, by `parts`: whether it paid, whether it fined.
+    paid INTEGER NOT NULL, fined INTEGER NOT NULL
 );
+CREATE TABLE parts (run INTEGER NOT NULL, bit INTEGER NOT NULL, name TEXT NOT NULL, PRIMARY KEY (run, name));
 -- Each holds all that a filter looks at, so that episodes that do not fit are not read.
-CREATE INDEX episodes_by_step ON episodes (run, step, grp, member, kind, outcome, malformed, truncated, environment);
-CREATE INDEX episodes_by_reward ON episodes (run, reward, kind, outcome, malformed, truncated, environment, step);
+CREATE INDEX episodes_by_step
+    ON episodes (run, step, grp, member, kind, outcome, malformed, truncated, environment, paid, fined);
+CREATE INDEX episodes_by_reward
+    ON episodes (run, reward, kind, outcome, malformed, truncated, environment, step, paid, fined);
 CREATE INDEX episodes_by_seed ON episodes (run, seed);
 CREATE INDEX episodes_of_file ON episodes (file, grp, member);
 CREATE VIRTUAL TABLE words USING fts5 (text, content='', detail=none);
@@ -71,7 +78,8 @@ OUTCOMES = ("solved", "unsolved", "failed", "unknown")
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Which episodes a page shows. Empty and None: any. text: words that all occur in replies, actions or
-    observations, each perhaps as the beginning of a longer one, among the last `SEARCHED` that do."""
+    observations, `word*` for the beginning of longer ones; the newest `SEARCHED` with them. paid, fined: bits of the
+    reward parts that were above, below 0 in sum."""
 
     run: int
     outcome: str = ""
@@ -81,6 +89,8 @@ class Filter:
     step: int | None = None
     malformed: bool = False
     truncated: bool = False
+    paid: int = 0
+    fined: int = 0
     text: str = ""
     sort: str = "newest"
 
@@ -97,9 +107,12 @@ class Filter:
                 parts.append(f"{column} = ?")
                 values.append(value)
         parts += [f"{column} > 0" for column in ("malformed", "truncated") if getattr(self, column)]
-        if words := re.findall(r"[^\W_]+", self.text):
+        for column in ("paid", "fined"):
+            if bits := getattr(self, column):
+                parts.append(f"{column} & {int(bits)}")
+        if words := re.findall(r"([^\W_]+)(\*?)", self.text):
             parts.append(f"id IN (SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT {SEARCHED})")
-            values.append(" AND ".join([run_word(self.run), *(f'"{word}"*' for word in words)]))
+            values.append(" AND ".join([run_word(self.run), *(f'"{word}"{star}' for word, star in words)]))
         return " AND ".join(parts), values
 
 
@@ -246,11 +259,13 @@ class Index:
             return int(database.execute(counted, values).fetchone()[0])
 
     def facets(self, run: int) -> dict[str, list[Any]]:
-        """The kinds, environments and steps of a run's episodes, to choose from."""
+        """The kinds, environments, steps and reward parts (with their bits) of a run's episodes, to choose from."""
         with self.reading() as database:
             files = database.execute("SELECT DISTINCT kind, step FROM files WHERE run = ?", (run,)).fetchall()
             row = database.execute("SELECT summary FROM runs WHERE id = ?", (run,)).fetchone()
+            parts = database.execute("SELECT bit, name FROM parts WHERE run = ? ORDER BY name", (run,)).fetchall()
         return {
+            "parts": [(each["name"], each["bit"]) for each in parts],
             "kinds": sorted({file["kind"] for file in files}),
             "steps": sorted({file["step"] for file in files}, reverse=True),
             "environments": json.loads(row["summary"]).get("environments", []) if row else [],
@@ -282,11 +297,16 @@ def run_word(run: int) -> str:
     return f"starpodrun{run}x"
 
 
+def episode_id(step: int, file: int, place: int) -> int:
+    """The id of an episode in the index: those of later steps are larger, so that a search finds the newest first."""
+    return (min(max(step, 0), 2**23 - 1) << 40) + (file % 2**22 << 18) + place
+
+
 def _wasteful(database: sqlite3.Connection) -> bool:
     """Whether most words are of episodes that are gone: SQLite before 3.43 cannot remove them one by one."""
-    given = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'").fetchone()
+    given = database.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
     left = database.execute("SELECT count(*) FROM episodes").fetchone()[0]
-    return bool(given) and given[0] > 100_000 + 4 * left
+    return bool(given > 100_000 + 4 * left)
 
 
 def _summary(row: sqlite3.Row) -> dict[str, Any]:

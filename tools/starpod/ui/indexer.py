@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.report.charts import smooth
-from starpod.ui.index import POINTS, Index, run_word, spread
+from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
 from starpod.ui.reading import (
     BadFile,
     episode_lines,
@@ -87,7 +87,7 @@ class Indexer(threading.Thread):
         stored = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         for path in stored.keys() - runs.keys():
             with _transaction(database):
-                for table in ("points", "warnings", "files", "episodes"):
+                for table in ("points", "warnings", "files", "episodes", "parts"):
                     database.execute(f"DELETE FROM {table} WHERE run = ?", (stored[path],))
                 database.execute("DELETE FROM runs WHERE id = ?", (stored[path],))
             self._known.pop(path, None)
@@ -413,17 +413,18 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
         "INSERT INTO files (run, name, kind, step, size, changed, problem) VALUES (?, ?, ?, ?, ?, ?, '')",
         (run, path.name, kind, step, *stamp),
     ).lastrowid
-    given = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'").fetchone()
-    number = given["seq"] if given else 0
-    rows, texts, problems = [], [], []
+    assert file is not None
+    bits = {row["name"]: row["bit"] for row in database.execute("SELECT bit, name FROM parts WHERE run = ?", (run,))}
+    known = len(bits)
+    rows: list[tuple[Any, ...]] = []
+    texts, problems = [], []
     environments: set[str] = set()
     try:
         for start, line in episode_lines(path):
+            number = episode_id(step, file, len(rows))
             try:
-                number += 1
-                columns, text = _episode_columns(json.loads(line))
+                columns, text = _episode_columns(json.loads(line), bits)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                number -= 1
                 problems.append(f"an episode of {path.name} is damaged and left out: {error}")
                 continue
             environments.add(columns[2])
@@ -431,15 +432,22 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
             texts.append((number, f"{run_word(run)} {text}"))
     except BadFile as error:
         problems.append(str(error))
-    database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 17)})", rows)
+    database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 19)})", rows)
     database.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", texts)
+    database.executemany(
+        "INSERT INTO parts (run, bit, name) VALUES (?, ?, ?)",
+        [(run, bit, name) for name, bit in list(bits.items())[known:]],
+    )
     if problems:
         database.execute("UPDATE files SET problem = ? WHERE id = ?", (problems[0], file))
     return environments
 
 
-def _episode_columns(episode: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
-    """The columns of one episode, and what of it can be searched. Raises what a damaged one raises."""
+def _episode_columns(episode: Mapping[str, Any], bits: dict[str, int]) -> tuple[tuple[Any, ...], str]:
+    """The columns of one episode, and what of it can be searched. Raises what a damaged one raises.
+
+    bits: of the names of reward parts; new ones are added.
+    """
     turns, end, success = episode["turns"], str(episode.get("end", "")), episode.get("success")
     outcome = "solved" if success is True else "unsolved" if success is False else "unknown"
     if end == "failed":
@@ -447,6 +455,15 @@ def _episode_columns(episode: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
     text = "\n".join(
         part for turn in turns for part in (turn.get("text", ""), *turn.get("actions", ()), turn.get("observation", ""))
     )
+    sums: dict[str, float] = {}
+    for turn in turns:
+        for name, value in turn.get("parts", {}).items():
+            sums[name] = sums.get(name, 0.0) + value
+    signs = {1: 0, -1: 0}
+    for name, total in sums.items():
+        bit = bits.setdefault(str(name), len(bits)) if name in bits or len(bits) < MOST_PARTS else None
+        if total and bit is not None:
+            signs[1 if total > 0 else -1] |= 1 << bit
     columns = (
         int(episode["group"]),
         int(episode["member"]),
@@ -459,5 +476,7 @@ def _episode_columns(episode: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
         len(turns),
         sum(len(turn.get("reply", ())) for turn in turns),
         float(sum(turn.get("reward", 0.0) for turn in turns)),
+        signs[1],
+        signs[-1],
     )
     return columns, text[:TEXT]
