@@ -135,7 +135,7 @@ def main() -> None:
                 f"run of {asked.iterations:,} iterations": "/runs/long",
                 f"episodes of a run with {asked.episodes:,}": "/episodes?run=many",
                 "... not solved, malformed, worst first": "/episodes?run=many&outcome=unsolved&malformed=1&sort=worst",
-                "... with two words, which half of them have": "/episodes?run=many&text=goal+hole",
+                "... with two words, which most of them have": "/episodes?run=many&text=goal+hole",
                 "... with the beginnings of two such words": "/episodes?run=many&text=goa*+ho*",
                 "... with a reward part above 0, by the return": "/episodes?run=many&part=paid+environment&sort=best",
                 "... of one step": "/episodes?run=many&step=7",

@@ -2,6 +2,7 @@
 
 import html
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +13,15 @@ import httpx
 import pytest
 import yaml
 
-from starpod.client import SyncFleet, Want
+from starpod.client import Limits, SyncFleet, Want
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.rollout.saved_starts import read_starts
+from starpod.trainer.warmstart import read_demonstrations
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import serve_site, wait_until
+from tests.trainer.fake_openai import fake_openai
 from tests.trainer.turns import a_turn
 
 FATAL = 2
@@ -103,11 +108,11 @@ def visitor(address: str) -> Iterator[Visitor]:
 EPISODE = "/episode?run=lake&file=train-000001.jsonl.gz&group=0&member=0"
 
 
-def start(visitor: Visitor, environment: str, **options: str) -> None:
+def start(visitor: Visitor, environment: str, *, seed: str = "3", **options: str) -> None:
     assert visitor.get(f"/play/{environment}") == 200
     fields = dict(re.findall(r'<input name="(option-[^"]+)" value="([^"]*)"', visitor.text))
     fields |= {f"option-{name}": value for name, value in options.items()}
-    assert visitor.send("start", seed="3", **fields) == 200
+    assert visitor.send("start", seed=seed, **fields) == 200
     assert "/play/session/" in visitor.path
 
 
@@ -249,3 +254,76 @@ def test_a_server_that_goes_away_is_a_sentence(lost: tuple[Path, Episode]) -> No
     finally:
         site.close()
         server.close()
+
+
+def solve_by_hints(visitor: Visitor) -> None:
+    visitor.get(f"{visitor.path}?hint=1")
+    while "The expert would play" in visitor.text:
+        visitor.send("act", action=re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0])
+        visitor.get(f"{visitor.path}?hint=1")
+    assert "Solved." in visitor.text
+
+
+def test_what_was_found_is_saved_for_runs(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
+    """As a demonstration of what was played, and as a start state that is reached again."""
+    visitor.get(EPISODE)
+    visitor.send("/fork", turn="1")
+    assert visitor.send("save", kind="starts") == 200 and "environment.starts=" in visitor.text
+    (start,) = read_starts(str(lost[0] / "starts" / "frozen_lake-v1.jsonl"), "frozen_lake-v1")
+    assert list(start.actions) == lost[1].turns[0].actions and start.observation == lost[1].turns[1].observation
+    assert start.seed == lost[1].seed and start.options == {"success_rate": 1.0}
+    solve_by_hints(visitor)
+    assert 'value="starts"' not in visitor.text  # the episode is over
+    form = visitor.hidden("/save")
+    assert visitor.send("save", form, kind="starts") == 409 and "A start state is one" in visitor.text
+    visitor.get(visitor.path.removesuffix("/save"))
+    for count in (1, 2):
+        assert visitor.send("save", kind="demonstrations") == 200 and f"Saved: {count} in" in visitor.text
+    found = list(read_episodes(lost[0] / "demonstrations"))
+    assert [each.success for each in found] == [True, True] and [each.group for each in found] == [0, 1]
+    assert found[0].turns[0].actions == lost[1].turns[0].actions and len(found[0].turns) > 1
+    demonstrations = read_demonstrations(str(lost[0] / "demonstrations"), "frozen_lake-v1", Limits())
+    assert all(all(each.imitate) for each in demonstrations)
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
+    start(visitor, "bandit-v1")
+    visitor.send("act", action=re.findall(r'name="action" value="(\w+)"', visitor.text)[0])
+    (lost[0] / "demonstrations" / "bandit-v1.jsonl").mkdir(parents=True)
+    assert visitor.send("save", kind="demonstrations") == 409 and "cannot be written" in visitor.text
+
+
+def test_an_endpoint_plays_on_and_is_told_the_turns_before(server: ServerProcess, lost: tuple[Path, Episode]) -> None:
+    def answer(body: dict[str, Any]) -> str:
+        return "<think>down</think><answer>Down</answer>" if len(body["messages"]) % 4 else "I pass"
+
+    with fake_openai(answer) as endpoint:
+        words = (
+            "--address",
+            server.address,
+            "--endpoint",
+            endpoint.base_url,
+            "--model",
+            "tester",
+            "--index",
+            ":memory:",
+        )
+        for address in serve_site(lost[0], *words, page="/episodes?run=lake", shown='class="cards"'):
+            with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
+                visitor = Visitor(http)
+                visitor.get(EPISODE)
+                visitor.send("/fork", turn=str(FATAL))
+                assert visitor.send("branch", policy="endpoint", count="4") == 200, visitor.text
+                assert f"solved by tester at the endpoint after turn {FATAL}" in visitor.text
+    first = next(body["messages"] for body in endpoint.requests if len(body["messages"]) == 2 + 2 * FATAL)
+    assert [each["role"] for each in first] == ["system", *["user", "assistant"] * FATAL, "user"]
+    told = [each["content"] for each in first if each["role"] == "assistant"]
+    assert [f"<answer>{turn.actions[0]}</answer>" in text for turn, text in zip(lost[1].turns, told, strict=False)] == [
+        True
+    ] * FATAL
+
+
+def test_an_endpoint_without_its_model_is_refused(lost: tuple[Path, Episode]) -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--endpoint", "http://127.0.0.1:1/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--model NAME" in done.stderr

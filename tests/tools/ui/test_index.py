@@ -131,6 +131,8 @@ def test_filters(indexed: tuple[Path, Index, Indexer], wanted: dict[str, Any], c
     _, index, _ = indexed
     asked = Filter(only(index)["run"], kind="train", **wanted)
     assert index.count(asked) == len(index.episodes(asked)) == count
+    assert index.search(asked) == (index.episodes(asked), count) or not asked.text
+    assert index.search(asked, first=50) == ([], count)
 
 
 def test_words_are_looked_for_in_one_run(indexed: tuple[Path, Index, Indexer], monkeypatch: pytest.MonkeyPatch) -> None:

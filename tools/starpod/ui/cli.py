@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,10 +20,15 @@ from starpod.client.transport import Transport
 from starpod.report.site import link, listen, serve, site_options
 from starpod.ui.index import NAME, Index
 
+if TYPE_CHECKING:
+    from starpod.ui.games import Games
+
 
 @click.command()
 @click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--address", default="", metavar="SERVER", help="An environment server (host:port) to watch and play on.")
+@click.option("--endpoint", default="", metavar="URL", help="An OpenAI-compatible endpoint that can play on.")
+@click.option("--model", default="", metavar="NAME", help="The model to ask there.")
 @site_options(port=8090)
 @click.option("--index", default="", metavar="FILE", help=f"The index; :memory: for no file. [default: RUNS/{NAME}]")
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
@@ -31,6 +37,8 @@ def ui(
     access: Transport,
     runs: Path,
     address: str,
+    endpoint: str,
+    model: str,
     host: str,
     port: int,
     hosts: tuple[str, ...],
@@ -47,11 +55,15 @@ def ui(
         raise click.UsageError(f"{runs} is no folder: name the folder of your runs, such as that of --run-dir")
     if address:
         expect_address(address)
+    if bool(endpoint) != bool(model) or (endpoint and not address):
+        raise click.UsageError("an endpoint plays on with --address SERVER, --endpoint URL and --model NAME together")
     if end_with_stdin:  # which it does with whoever holds its other end
         threading.Thread(target=_await_end, daemon=True).start()
+    from starpod.ui.games import Games
+
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
     try:
-        games = (address, access) if address else None
+        games = Games(address, access, (endpoint, model) if endpoint else None) if address else None
         asyncio.run(_serve(runs, index, games, host=host, port=port, hosts={host, *hosts}, token=token))
     except OSError as error:
         raise click.ClickException(str(error)) from error
@@ -60,7 +72,7 @@ def ui(
 async def _serve(
     runs: Path,
     index: str,
-    server: tuple[str, Transport] | None,
+    games: Games | None,
     *,
     host: str,
     port: int,
@@ -68,10 +80,8 @@ async def _serve(
     token: str,
 ) -> None:
     from starpod.ui.app import create_app
-    from starpod.ui.games import Games
 
     with closing(listen(host, port)) as listener:
-        games = Games(*server) if server else None
         app = create_app(Index(runs, index), games=games, hosts=hosts, token=token)
         print(link(listener, host) + (f"?token={token}" if token else ""), flush=True)
         await serve(app, listener)

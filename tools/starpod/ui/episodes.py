@@ -17,7 +17,7 @@ from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
-from starpod.ui.games import COUNTS, POLICIES
+from starpod.ui.games import COUNTS
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
 from starpod.ui.reading import mapping, read_episode
@@ -41,9 +41,12 @@ def episodes_page(site: Site, request: Request) -> Response:
         truncated="truncated" in asked, text=asked.get("text", "").strip(), sort=asked.get("sort", "newest"),
         **_part_bits(facets["parts"], asked.get("part", "")),
     )  # fmt: skip
-    count = site.index.count(wanted)
     page = number(request, "page", 1, least=1)
-    rows = site.index.episodes(wanted, first=(page - 1) * PAGE, most=PAGE)
+    place = {"first": (page - 1) * PAGE, "most": PAGE}
+    if wanted.text:
+        rows, count = site.index.search(wanted, **place)
+    else:
+        rows, count = site.index.episodes(wanted, **place), site.index.count(wanted)
     kept = {name: value for name, value in asked.items() if name not in ("page",) and value}
     return render(
         "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=wanted,
@@ -133,10 +136,11 @@ def episode_page(site: Site, request: Request) -> Response:
         read_tokens(update_file(folder / "episodes" / row["name"]), grp, member) if row["kind"] == "train" else None
     )
     turns, total, before = [], 0.0, 0
-    for turn in episode.turns:
+    for place, turn in enumerate(episode.turns):
         total += turn.reward
-        tokens = _tokens(turn, before, tokenizer, learnt)
-        before += len(turn.reply)
+        own = place >= episode.shared  # the turns of a parent are trained on there
+        tokens = _tokens(turn, before, tokenizer, learnt if own else None)
+        before += len(turn.reply) if own else 0
         parts = {part: value for part, value in turn.parts.items() if value}
         clipped = sum(bool(token["clipped"]) for token in tokens)
         turns.append(
@@ -145,6 +149,7 @@ def episode_page(site: Site, request: Request) -> Response:
                 "total": total,
                 "tokens": tokens,
                 "clipped": clipped,
+                "learnt": bool(tokens) and "ratio" in tokens[0],
                 "parts": parts,
                 "remarks": _remarks(turn),
             }
@@ -157,8 +162,9 @@ def episode_page(site: Site, request: Request) -> Response:
         kind=KINDS.get(row["kind"], row["kind"]),
         members=len(siblings), before=siblings[place - 1] if place else None,
         after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
-        readable=tokenizer is not None, update=update, learnt=learnt is not None, most_tokens=MOST_TOKENS,
-        token=site.guard.token("fork") if site.games else "", policies=POLICIES, counts=COUNTS,
+        readable=tokenizer is not None, update=update, most_tokens=MOST_TOKENS,
+        token=site.guard.token("fork") if site.games else "",
+        policies=site.games.policies if site.games else {}, counts=COUNTS,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -15,9 +16,10 @@ from starpod.report import form as forms
 from starpod.report.site import whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
-from starpod.ui.games import CHECKPOINT, COUNTS, POLICIES, Branches, Game, Games
+from starpod.ui.games import CHECKPOINT, COUNTS, Branches, Game, Games
 from starpod.ui.page import Site, query, render
 from starpod.ui.reading import mapping, read_episode
+from starpod.ui.saving import KINDS, Saved, save, saved
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
 _MAX_SEED = 2**64 - 1
@@ -99,17 +101,22 @@ async def game_page(site: Site, request: Request) -> Response:
         image=base64.b64encode(picture).decode() if isinstance(picture, bytes) else "",
         drawn=picture if isinstance(picture, str) and picture.rstrip() != seen.rstrip() else "",
         hint=game.hint if "hint" in request.query_params else "",
-        notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
-        token=site.guard.token(game.id), python=game.python(games.address), policies=POLICIES, counts=COUNTS,
+        saved=_saved(site, request, game), notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
+        token=site.guard.token(game.id), python=game.python(games.address), policies=games.policies, counts=COUNTS,
         free=bool(game.spec.action_space.grammar or game.spec.action_space.tools or not choices),
     )  # fmt: skip
+
+
+def _saved(site: Site, request: Request, game: Game) -> Saved | None:
+    kind = request.query_params.get("saved", "")
+    return saved(site.index.folder, kind, game.spec.id) if kind in KINDS else None
 
 
 _NOTICES = {"moved": "The page was out of date: the session had moved on. Nothing was done."}
 
 
 async def game_action(site: Site, request: Request) -> Response:
-    """Does what a form of the game's page asks for: act, undo, branch, close."""
+    """Does what a form of the game's page asks for: act, undo, branch, save, close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
     given = await _form(site, request, game.id)
@@ -123,8 +130,14 @@ async def game_action(site: Site, request: Request) -> Response:
             case "undo":
                 await games.undo(game)
             case "branch":
-                policy, count = _continuation(given, POLICIES)
+                policy, count = _continuation(given, games.policies)
                 game.branches.append(await games.branch(game, policy, count))
+            case "save":
+                kind = given.get("kind", "")
+                if kind not in KINDS:
+                    raise HTTPException(400, f"Save one of {', '.join(KINDS)}.")
+                await asyncio.to_thread(save, site.index.folder, kind, game)
+                return _to(game, saved=kind)
             case "close":
                 await games.forget(game)
                 return RedirectResponse("/fleet", 303)
@@ -171,31 +184,33 @@ async def turns_page(site: Site, request: Request) -> Response:
     """Success of continuations from each turn of an episode."""
     given = await _form(site, request, "fork")
     episode, task, link = _episode(site, given)
-    policies = {**POLICIES, CHECKPOINT: "the run's best checkpoint"}
+    policies = {**games_of(site).policies, CHECKPOINT: "the run's best checkpoint"}
     policy, count = _continuation(given, policies)
     folder = site.folder(given["run"])
     found = await games_of(site).branch_each_turn(episode, task, policy, count, folder)
+    verdict, worst = _verdict(found, episode)
     return render(
         "turns.html", site=site, run={"path": given["run"]}, episode=episode, branches=found, link=link, count=count,
         luck="with the episode's own luck" if policy == CHECKPOINT else "each with luck of its own",
-        policy=policies[policy], verdict=_verdict(found, episode),
+        policy=policies[policy], verdict=verdict, worst=worst,
     )  # fmt: skip
 
 
-def _verdict(found: list[Branches], episode: Episode) -> str:
-    """The turn after which continuations succeed least, by the largest fall; after the last one the outcome counts."""
+def _verdict(found: list[Branches], episode: Episode) -> tuple[str, int]:
+    """Says after which turn continuations succeed least, by the largest fall, and gives its place; after the last one
+    the outcome counts."""
     if not any(each.solved for each in found):
-        return "No continuation solved it, wherever it began: try another policy, or more of them."
+        return "No continuation solved it, wherever it began: try another policy, or more of them.", 0
     outcome = float(episode.success is True)
     after = [*((each.share, each.interval[1]) for each in found[1:]), (outcome, outcome)]
     falls = [(before.share - share, place) for place, (before, (share, _)) in enumerate(zip(found, after, strict=True))]
     fall, place = max(falls, key=lambda each: (each[0], -each[1]))
     if fall <= 0:
-        return "No turn made success less likely."
+        return "No turn made success less likely.", 0
     action = " ".join(episode.turns[place].actions) or "no action"
     apart = found[place].interval[0] > after[place][1]
     sure = "The intervals do not overlap." if apart else "The intervals overlap: it may be chance; ask for more."
-    return f"Success falls most at turn {place + 1} ({action}), by {100 * fall:.0f} points. {sure}"
+    return f"Success falls most at turn {place + 1} ({action}), by {100 * fall:.0f} points. {sure}", place
 
 
 def _episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:

@@ -11,16 +11,21 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starpod.client import Action, Fleet, Limits, Session, Snapshot, StarpodError, ToolCall, Unreachable, Want
 from starpod.client.transport import Transport
-from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
+from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rollout.play import play
+from starpod.trainer.rollout.saved_starts import SavedStart
 from starpod.trainer.statistics import wilson_interval
+from starpod.ui.tree import Continuation
 from starpod.v1 import environment_pb2 as pb
+
+if TYPE_CHECKING:
+    from starpod.trainer.agents.chat import ChatAgents
 
 MOST_GAMES = 100
 """Sessions that are kept open; the one that was used longest ago is closed for another."""
@@ -32,6 +37,8 @@ POLICIES = {"expert": "the environment's expert", "random": "random actions"}
 """Policies that can go on from any state."""
 CHECKPOINT = "checkpoint"
 """The run's own best checkpoint, which goes on with an episode of the run only: it has to know the turns before."""
+ENDPOINT = "endpoint"
+"""The model of an OpenAI-compatible endpoint, which is told the turns before as its own."""
 COUNTS = (4, 8, 16, 32)
 """How many continuations can be asked for."""
 SEPARATOR = "||"
@@ -58,15 +65,15 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Continuations from one state. turn: turns before it. lines: of each its actions, return, whether it solved."""
+    """Continuations from one state. turn: turns before it."""
 
     policy: str
     turn: int
-    lines: list[tuple[str, float, bool | None]]
+    lines: list[Continuation]
 
     @property
     def solved(self) -> int:
-        return sum(success is True for _, _, success in self.lines)
+        return sum(line.success is True for line in self.lines)
 
     @property
     def share(self) -> float:
@@ -79,12 +86,14 @@ class Branches:
 
 @dataclass(slots=True)
 class Game:
-    """A session with its turns. origin: the link of the episode and turn from which it was forked."""
+    """A session with its turns. episode: their record. origin: the link of the episode and turn from which it was
+    forked."""
 
     id: str
     session: Session
     spec: pb.EnvironmentSpec
     options: Mapping[str, Any]
+    episode: Episode
     turns: list[Played] = field(default_factory=list)
     branches: list[Branches] = field(default_factory=list)
     origin: str = ""
@@ -124,6 +133,24 @@ class Game:
             "        print(transition.observation.text, transition.reward)\n"
         )
 
+    def as_start(self) -> SavedStart:
+        """The present state, as a start state for training. Raises NotPossible."""
+        if self.session.done or not self.turns:
+            raise NotPossible("A start state is one in which something was played and the episode goes on.")
+        if self.spec.action_space.tools:
+            raise NotPossible("Policies act in texts, and this environment takes calls of tools.")
+        session = self.session
+        actions = [action for turn in self.turns for action in turn.actions]
+        return SavedStart(
+            self.spec.id,
+            self.episode.seed,
+            self.episode.dynamics_seed,
+            actions,
+            session.observation.text,
+            session.version,
+            dict(self.options),
+        )
+
     async def picture(self) -> bytes | str:
         """The state as a PNG, or as text where the environment draws none."""
         modes = self.spec.render_modes
@@ -149,21 +176,38 @@ class Game:
             if not (each.executed and each.valid and each.effective)
         ]
         texts = [text_of(action) for action in actions]
+        record = Turn(fresh=not self.turns, observation=before, text=f" {SEPARATOR} ".join(texts), actions=texts)
+        record.parts = {"environment": transition.reward}
+        record.reward = transition.reward
+        record.take(transition)
+        self.episode.turns.append(record)
+        self.episode.take(transition)
+        self.episode.final_observation = transition.observation.text
         self.turns.append(Played(by, texts, before, transition.reward, ", ".join(remarks), snapshot))
 
 
 class Games:
-    """The fleet and the sessions that the site holds on it. It connects when it is first needed."""
+    """The fleet and the sessions that the site holds on it. It connects when it is first needed.
 
-    def __init__(self, address: str, access: Transport) -> None:
+    endpoint: URL and model of an OpenAI-compatible endpoint that can play on; None: there is none.
+    """
+
+    def __init__(self, address: str, access: Transport, endpoint: tuple[str, str] | None = None) -> None:
         self.address = address
         self._access = access
+        self._endpoint = endpoint
+        self._chat: ChatAgents | None = None
         self._fleet: Fleet | None = None
         self._connecting = asyncio.Lock()
         self._games: OrderedDict[str, Game] = OrderedDict()
         self._frames: OrderedDict[str, list[bytes]] = OrderedDict()
         self._drawing = asyncio.Lock()
         self._policy: tuple[tuple[Path, str], Agents] | None = None
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Those that can go on from any state, by name, in words."""
+        return {**POLICIES, **({ENDPOINT: f"{self._endpoint[1]} at the endpoint"} if self._endpoint else {})}
 
     async def fleet(self) -> Fleet:
         """Raises StarpodError where no server can be used."""
@@ -177,6 +221,8 @@ class Games:
     async def close(self) -> None:
         if self._policy is not None:
             await self._policy[1].close()
+        if self._chat is not None:
+            await self._chat.close()
         if self._fleet is not None:
             await self._fleet.close()
 
@@ -225,7 +271,7 @@ class Games:
             version=version,
             lease_seconds=_LEASE_SECONDS,
         )
-        return Game(secrets.token_urlsafe(9), session, spec, options)
+        return Game(secrets.token_urlsafe(9), session, spec, options, Episode.begin(session, 0))
 
     async def keep(self, game: Game) -> Game:
         """Makes it reachable by its id. The oldest is closed where there are too many."""
@@ -250,6 +296,9 @@ class Games:
         session = await (await self.fleet()).restore(snapshot, want=before.want, lease_seconds=_LEASE_SECONDS)
         game.session = session
         game.turns.pop()
+        game.episode.turns.pop()
+        game.episode.end, game.episode.final_observation = "", session.observation.text
+        game.episode.success = None
         game.success = None
         await _close([before])
 
@@ -312,15 +361,36 @@ class Games:
             raise NotPossible(f"{game.spec.id} cannot be forked.")
         if policy == "expert" and not game.spec.capabilities.expert_action:
             raise NotPossible(f"{game.spec.id} has no expert.")
-        choose, _ = REFERENCES[policy]
-        names = tuple(game.spec.action_space.names)
         copies = await game.session.fork(count, reseed=True)
         try:
-            agents = [ReferenceAgent(choose, names, random.Random(copy.dynamics_seed)) for copy in copies]
-            episodes = await asyncio.gather(*(play(agent, copy) for agent, copy in zip(agents, copies, strict=True)))
+            players = [self._player(policy, game, copy) for copy in copies]
+            episodes = await asyncio.gather(
+                *(play(agent, copy, episode=past) for copy, (agent, past) in zip(copies, players, strict=True))
+            )
+        except AgentRefused as error:
+            raise NotPossible(f"The endpoint cannot play on: {error}") from None
         finally:
             await _close(copies)
-        return Branches(policy, len(game.turns), [_line(each, 0) for each in episodes])
+        return Branches(policy, len(game.turns), [_line(each, len(game.turns)) for each in episodes])
+
+    def _player(self, policy: str, game: Game, copy: Session) -> tuple[Agent, Episode]:
+        """Who goes on in a copy of the game's session, and the record of the turns before. Raises NotPossible."""
+        past = replace(game.episode, turns=list(game.episode.turns))
+        names = tuple(game.spec.action_space.names)
+        if policy != ENDPOINT:
+            choose, _ = REFERENCES[policy]
+            return ReferenceAgent(choose, names, random.Random(copy.dynamics_seed)), past
+        try:
+            from starpod.trainer.agents.chat import ChatAgents  # in the extra `trainer`
+        except ImportError as error:
+            raise NotPossible(f"The endpoint cannot be asked: the package {error.name} is not installed.") from None
+        if self._chat is None:
+            assert self._endpoint is not None
+            url, model = self._endpoint
+            self._chat = ChatAgents(model, base_url=url)
+        agent = self._chat.agent(copy, Task(game.spec.id, actions=names), 0)
+        agent.recall(past)
+        return agent, past
 
     async def branch_each_turn(
         self, episode: Episode, task: Task, policy: str, count: int, run: Path
@@ -411,13 +481,13 @@ def _check_shown(session: Session, turn: Turn, number: int) -> None:
         )
 
 
-def _line(episode: Episode, turns: int) -> tuple[str, float, bool | None]:
-    """Of what was played after so many turns: actions, return, success. Raises NotPossible."""
+def _line(episode: Episode, turns: int) -> Continuation:
+    """What was played after so many turns. Raises NotPossible."""
     if episode.failed:
         raise NotPossible(f"A continuation failed: {episode.error}")
     later = episode.turns[turns:]
     own = sum(turn.parts.get("environment", turn.reward) for turn in later)
-    return " ".join(action for turn in later for action in turn.actions), own, episode.success
+    return Continuation([" ".join(turn.actions) for turn in later], own, episode.success)
 
 
 async def _close(sessions: Sequence[Session]) -> None:

@@ -112,6 +112,7 @@ class Filter:
                 parts.append(f"{column} & {int(bits)}")
         if words := re.findall(r"([^\W_]+)(\*?)", self.text):
             parts.append(f"id IN (SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT {SEARCHED})")
+            parts[0] = "+run = ?"  # these few are looked up, and not looked for among all of the run
             values.append(" AND ".join([run_word(self.run), *(f'"{word}"{star}' for word, star in words)]))
         return " AND ".join(parts), values
 
@@ -249,6 +250,22 @@ class Index:
                 (*values, most, first),
             ).fetchall()
         return [dict(row) for row in rows]
+
+    def search(self, wanted: Filter, *, first: int = 0, most: int = 50) -> tuple[list[dict[str, Any]], int]:
+        """`episodes` and `count` of a search for words, which are looked for once."""
+        where, values = wanted.where()
+        order = SORTS.get(wanted.sort, SORTS["newest"])
+        with self.reading() as database:
+            rows = database.execute(
+                "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name, count(*) OVER () AS found "
+                f"FROM episodes WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
+                (*values, most, first),
+            ).fetchall()
+        if not rows and first:
+            return [], self.count(wanted)
+        found = [dict(row) for row in rows]
+        counts = [row.pop("found") for row in found]
+        return found, min(counts[0], COUNTED + 1) if counts else 0
 
     def count(self, wanted: Filter) -> int:
         """How many fit; of a search for words `COUNTED` + 1 where there are more than `COUNTED`."""

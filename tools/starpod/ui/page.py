@@ -25,6 +25,7 @@ from starpod.ui.games import Games
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.reading import find_run
+from starpod.ui.tree import draw_tree
 
 OWN = files(__package__) / "assets"
 BIGGEST = 2**53
@@ -117,6 +118,7 @@ def templates() -> Environment:
     )
     environment.globals.update(
         ago=ago, duration=duration, interval=interval, query=query, run_link=run_link, show=show, signed=signed,
+        tree=lambda lines, label: Markup(draw_tree(lines, label)),
         spark=lambda values, label, **size: Markup(spark(values, label, **size)),
         marked=lambda text: Markup(marked(text)),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,6 +19,7 @@ from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.rollout.curriculum import Curriculum
 from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.saved_starts import SavedStart, read_starts
 from starpod.trainer.section import Section
 from starpod.trainer.seeds import SeedCursor
 from starpod.trainer.warmstart import WarmStartConfig
@@ -27,7 +29,7 @@ Any_Section = TypeVar("Any_Section", bound=Section)
 OWN_KEYS = {
     "prompt": tuple(PromptConfig.model_fields),
     "rewards": tuple(RewardConfig.model_fields),
-    "warm_start": ("episodes", "actions", "noise", "imitate_noise", "thought"),
+    "warm_start": ("episodes", "demonstrations", "actions", "noise", "imitate_noise", "thought"),
     "evaluation": ("episodes", "temperature", "options", "reference"),
 }
 """Keys of the run's sections that one of several environments may set for itself."""
@@ -99,6 +101,12 @@ class Mixture:
         total = sum(weights.values())
         self._shares = {name: weight / total for name, weight in weights.items()}
         self._given = dict.fromkeys(weights, 0)
+        self._saved = {
+            task.name: read_starts(task.environment.starts, task.environment.id)
+            for task in tasks
+            if task.environment.starts
+        }
+        self._saved_shares = {task.name: Fraction(task.environment.starts_share) for task in tasks}
         self._curricula = {task.name: Curriculum(task.environment.curriculum) for task in tasks}
         # The ids of the next group, and of the first one at each task's present level.
         self._next, self._level_from = 0, dict.fromkeys(weights, 0)
@@ -118,9 +126,15 @@ class Mixture:
         first, seeds = cursor.taken, cursor.take(len(names))
         self._next = cursor.taken
         return [
-            Start(first + index, seed, name, self._curricula[name].options)
+            Start(first + index, seed, name, self._curricula[name].options, self._saved_start(name, first + index))
             for index, (name, seed) in enumerate(zip(names, seeds, strict=True))
         ]
+
+    def _saved_start(self, name: str, group: int) -> SavedStart | None:
+        """The saved state in which a group begins, by its number alone; None where it begins at its seed's start."""
+        saved, share = self._saved.get(name, ()), self._saved_shares[name]
+        turn = math.floor((group + 1) * share)
+        return saved[(turn - 1) % len(saved)] if saved and turn > math.floor(group * share) else None
 
     def levels(self) -> dict[str, int]:
         """The present level of each task that has a curriculum."""

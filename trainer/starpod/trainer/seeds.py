@@ -76,6 +76,11 @@ class SeedsConfig(Section):
                 )
         return self
 
+    def holds_out(self, seed: int) -> str:
+        """Which range of an evaluation a seed lies in, in words; empty where in none."""
+        found = ((purpose, getattr(self, purpose)) for purpose in PURPOSES)
+        return next((f"seeds.{name} ({own.start} to {own.stop - 1})" for name, own in found if seed in own), "")
+
     def held_out(self, purpose: Purpose, count: int) -> range:
         """The first `count` seeds of a purpose, the same at every call. Raises ValueError if there are fewer."""
         seeds: SeedRange = getattr(self, purpose)

@@ -37,12 +37,18 @@ from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
 from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
 from starpod.trainer.rollout.pivots import Recoverability
+from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.run import Output, Run
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.turn_order import TurnwiseLearner
 from starpod.trainer.update import Learner
-from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warmstart import (
+    Demonstration,
+    DemonstrationWriter,
+    collect_demonstrations,
+    read_demonstrations,
+)
 
 
 @contextlib.asynccontextmanager
@@ -92,14 +98,30 @@ class Served:
     writer: DemonstrationWriter
     demonstrations: list[Demonstration] = field(default_factory=list)
 
-    async def demonstrate(self, cursor: SeedCursor) -> None:
-        """Collects the demonstrations, from the next seeds."""
+    async def demonstrate(self, config: Config, cursor: SeedCursor) -> None:
+        """Collects the demonstrations, from the next seeds, and reads those of a file. Raises ConfigError."""
         seeds = cursor.take(self.config.warm_start.episodes)
         self.demonstrations = await collect_demonstrations(self.fleet, self.config.warm_start, self.task, seeds)
+        if path := self.config.warm_start.demonstrations:
+            (session,) = await self.task.open(self.fleet, 0, 1, Want())
+            await session.close()
+            read = read_demonstrations(path, self.task.environment, session.limits)
+            _refuse_held_out(config, "warm_start.demonstrations", path, (each.episode.seed for each in read))
+            self.demonstrations += read
 
     def texts(self) -> Iterable[str]:
         """All that a policy will read or write of it."""
         return self.writer.texts(self.demonstrations)
+
+
+def _refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:
+    """Raises ConfigError where a file teaches what evaluations ask."""
+    for seed in seeds:
+        if held_out := config.seeds.holds_out(seed):
+            raise ConfigError(
+                f"{key} {path} holds something of seed {seed}, which {held_out} holds out: save it from another seed, "
+                f"such as {config.seeds.train.start}, or choose other {held_out.split()[0]}"
+            )
 
 
 @contextlib.asynccontextmanager
@@ -113,6 +135,11 @@ async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
                 "set algorithm.gigpo.weight to 0"
             )
         from_expert = any(each.environment.expert_moves_left for stage in config.in_stages for each in stage.tasks)
+        if path := task.environment.starts:
+            seeds = (start.seed for start in read_starts(path, task.environment.id))
+            _refuse_held_out(config, "environment.starts", path, seeds)
+            if not facts.fork:
+                raise ConfigError(f"environment.starts forks what was saved, and {task.environment.id} has no fork")
         if from_expert and not (facts.fork and facts.expert):
             raise ConfigError(
                 f"environment.expert_moves_left begins episodes with moves of an expert and forks what they come to, "
@@ -169,7 +196,7 @@ async def open_run(
             cursor = SeedCursor(config.seeds.warmstart, config.seed)
             for each in served:
                 if parallel.is_main:
-                    await each.demonstrate(cursor)
+                    await each.demonstrate(config, cursor)
                 each.demonstrations = parallel.broadcast_object(each.demonstrations)
         if loaded is None and parallel.is_main:
             shutil.rmtree(folder.path / INITIAL, ignore_errors=True)  # of a start that failed

@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from starpod.client import Fleet, Limits, Observation, StarpodError
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Conversation, Template
-from starpod.trainer.prompts.grammar import Further
+from starpod.trainer.prompts.grammar import SEPARATOR, Further
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError, Section
@@ -30,7 +31,12 @@ class WarmStartConfig(Section):
     """Imitation before reinforcement. Off with 0 steps."""
 
     steps: int = Field(default=0, ge=0, description="Optimiser steps.")
-    episodes: int = Field(default=1000, ge=1, description="Demonstrations; a fresh tokenizer is trained on them.")
+    episodes: int = Field(
+        default=1000, ge=0, description="Demonstrations to play; a fresh tokenizer is trained on them."
+    )
+    demonstrations: str = Field(
+        default="", description="File or folder of episodes to imitate as well, as the live site saves them."
+    )
     batch_size: int = Field(default=64, ge=1, description="Episodes of a step.")
     lr: float | None = Field(
         default=None,
@@ -60,6 +66,16 @@ class WarmStartConfig(Section):
         default={},
         description="What prompt.blocks hold, likewise; switch, if not given: SWITCH where the subgoal is another one.",
     )
+
+    @model_validator(mode="after")
+    def _has_demonstrations(self) -> WarmStartConfig:
+        if not (self.episodes or self.demonstrations):
+            raise ValueError(
+                "warm_start.episodes 0 leaves nothing to imitate: name a file in warm_start.demonstrations"
+            )
+        if self.demonstrations and not self.steps:
+            raise ValueError("warm_start.demonstrations are imitated in warm_start.steps, and these are 0: give some")
+        return self
 
     def rate(self, model: ModelConfig) -> float:
         """Learning rate for a model: one from scratch has all to learn, a pretrained one much to lose."""
@@ -133,6 +149,26 @@ async def collect_demonstrations(
     return list(await asyncio.gather(*(demonstrate(seed) for seed in seeds)))
 
 
+def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
+    """The episodes of an environment in a file or folder. Turns with a move that was invalid are not imitated.
+
+    limits: of a session of the environment. Raises ConfigError for a file without one.
+    """
+    try:
+        found = [episode for episode in read_episodes(path) if episode.environment == environment and episode.turns]
+    except BadEpisodes as error:
+        raise ConfigError(f"warm_start.demonstrations: {error}") from error
+    for episode in found:
+        episode.turns = [turn for turn in episode.turns if turn.actions]
+    if not any(episode.turns for episode in found):
+        raise ConfigError(f"warm_start.demonstrations {path} holds no episode of {environment} with an action")
+    return [
+        Demonstration(episode, limits, [turn.valid == len(turn.actions) for turn in episode.turns])
+        for episode in found
+        if episode.turns
+    ]
+
+
 class DemonstrationWriter:
     """Writes demonstrations as the policy would have said them: as texts, and as episodes with tokens."""
 
@@ -155,10 +191,11 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"prompt.blocks asks for {missing[0]}, and no demonstration has it: give warm_start.blocks.{missing[0]}"
             )
-        return self.grammar.compose(self._fill("thought", self.config.thought, turn), turn.actions, blocks)
+        thought = turn.thought or self._fill("thought", self.config.thought, turn)
+        return self.grammar.compose(thought, turn.actions, blocks)
 
     def _fill(self, key: str, template: str, turn: Turn) -> str:
-        (action,) = turn.actions
+        action = f" {SEPARATOR} ".join(turn.actions)
         try:
             return template.format(action=action, words=turn.observation.split())
         except (LookupError, ValueError, AttributeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -58,7 +59,7 @@ class ChatAgents(Agents):
         if temperature is not None:
             self._settings["temperature"] = temperature
 
-    def agent(self, session: Session, task: Task, group: int) -> Agent:
+    def agent(self, session: Session, task: Task, group: int) -> ChatAgent:
         return ChatAgent(self, session, task)
 
     def facts(self) -> dict[str, Any]:
@@ -104,6 +105,16 @@ class ChatAgent(Agent):
         self._shared = shared
         self._prompter = Prompter(shared.prompt, session.instructions, task.actions, session.limits)
         self._messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": self._prompter.system()}]
+
+    def recall(self, episode: Episode) -> None:
+        """Takes the turns of an episode that others played for its own, to go on after them."""
+        past = replace(episode, turns=[])
+        for turn in episode.turns:
+            self._messages.append({"role": "user", "content": self._prompter.following(past, turn.observation)})
+            own = self._prompter.parse(turn.text).actions == tuple(turn.actions)
+            text = turn.text if own else self._prompter.grammar.compose(turn.thought, turn.actions)
+            self._messages.append({"role": "assistant", "content": text})
+            past.turns.append(turn)
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         self._messages.append({"role": "user", "content": self._prompter.following(episode, observation.text)})

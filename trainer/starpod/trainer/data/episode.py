@@ -105,8 +105,8 @@ class Episode:
     instructions: what the policy was told once, before the first turn.
     end: why it ended. success: None where the environment cannot say.
     error: what failed, where `end` is "failed".
-    task: its name among the run's `environments`; empty where the run has one. begun_at: turns that the environment's
-        expert had taken before the first one.
+    task: its name among the run's `environments`; empty where the run has one. begun_at: turns that led to
+        where it begins.
     parent: the member of the group, and the index of a turn: its turns before that one are that member's, and were
         played and are trained there. None: all turns are its own.
     final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another

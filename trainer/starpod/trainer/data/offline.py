@@ -8,7 +8,6 @@ from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.data.files import BadEpisodes, read_groups
 from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.seeds import PURPOSES, SeedRange
 
 
 def read_offline(config: Config, templates: Mapping[str, Template]) -> list[Group]:
@@ -36,14 +35,12 @@ def read_offline(config: Config, templates: Mapping[str, Template]) -> list[Grou
 
 
 def _check(config: Config, template: Template, episode: Episode) -> None:
-    for purpose in PURPOSES:
-        held_out: SeedRange = getattr(config.seeds, purpose)
-        if episode.seed in held_out:
-            raise ConfigError(
-                f"replay.offline {config.replay.offline} holds an episode of seed {episode.seed}, which "
-                f"seeds.{purpose} ({held_out.start} to {held_out.stop - 1}) holds out: record others with `starpod "
-                f"eval --seed {config.seeds.train.start}`, or choose other seeds.{purpose}"
-            )
+    if held_out := config.seeds.holds_out(episode.seed):
+        raise ConfigError(
+            f"replay.offline {config.replay.offline} holds an episode of seed {episode.seed}, which {held_out} holds "
+            f"out: record others with `starpod eval --seed {config.seeds.train.start}`, or choose other "
+            f"{held_out.split()[0]}"
+        )
     for number, turn in enumerate(episode.turns, 1):
         if turn.reply and (text := template.decode(turn.reply)) != turn.text:
             raise ConfigError(

@@ -13,6 +13,7 @@ from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, Start
+from starpod.trainer.rollout.saved_starts import SavedStart
 
 
 @dataclass(slots=True)
@@ -118,7 +119,8 @@ class Ahead:
     def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Goes on with these groups as soon as others are admitted. state: of all ranks, however many they were."""
         for values in state:
-            start = Start(**values["start"])
+            saved = values["start"].get("saved")
+            start = Start(**{**values["start"], "saved": SavedStart(**saved) if saved else None})
             group = self._admitted.setdefault(start.id, _Admitted(start))
             for episode in map(Episode.from_json, values["episodes"]):
                 if episode.member < self._size:

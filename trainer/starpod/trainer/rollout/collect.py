@@ -17,6 +17,7 @@ from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.expert_start import open_near_success
 from starpod.trainer.rollout.play import OWN_REWARD, play
+from starpod.trainer.rollout.saved_starts import SavedStart, open_saved
 from starpod.trainer.rollout.search import Search, SearchConfig
 from starpod.trainer.section import Section
 
@@ -71,13 +72,15 @@ class CollectConfig(Section):
 class Start:
     """A group to be played: its id, unique in the run, and the seed of its start state.
 
-    task: the name of its task, where the run has several. options: over those of the task.
+    task: the name of its task, where the run has several. options: over those of the task. saved: the state in which
+    it begins instead.
     """
 
     id: int
     seed: int
     task: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    saved: SavedStart | None = None
 
 
 class CollectionFailed(Exception):
@@ -213,7 +216,7 @@ class Collector(Generic[Players]):
             )
 
         if sum(bool(episode.end) and not episode.failed for episode in begun.values()) < size:
-            sessions = await self._open(task, start.seed, size)
+            sessions = await self._open(task, start, size)
             try:
                 await asyncio.gather(*map(play_member, sessions))
             finally:
@@ -225,11 +228,13 @@ class Collector(Generic[Players]):
             [episode for episode in members if episode.failed],
         )
 
-    async def _open(self, task: Task, seed: int, size: int) -> list[Session]:
-        if task.expert_moves_left is None:
-            return await task.open(self.fleet, seed, size, self.agents.want)
-        moves = task.expert_moves_left
-        return await open_near_success(task, self.fleet, seed, size, want=self.agents.want, moves=moves)
+    async def _open(self, task: Task, start: Start, size: int) -> list[Session]:
+        want, moves = self.agents.want, task.expert_moves_left
+        if start.saved is not None:
+            return await open_saved(task, self.fleet, start.saved, size, want)
+        if moves is not None:
+            return await open_near_success(task, self.fleet, start.seed, size, want=want, moves=moves)
+        return await task.open(self.fleet, start.seed, size, want)
 
 
 def starts_from(seeds: Sequence[int]) -> list[Start]:

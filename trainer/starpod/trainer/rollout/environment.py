@@ -36,6 +36,10 @@ class EnvironmentConfig(Section):
         ge=1,
         description="Begins episodes so many moves of the environment's expert before its success; null: at the start.",
     )
+    starts: str = Field(
+        default="", description="File of start states, as the live site saves them, in which groups begin in turn."
+    )
+    starts_share: float = Field(default=0.5, gt=0, le=1, description="Share of the groups that begin in one of these.")
     addresses: tuple[str, ...] = Field(
         default=(), description="Servers (host:port, dns:///name:port); empty: start some here."
     )

@@ -35,14 +35,14 @@ async def open_near_success(
     try:
         limits = longer(base.limits, len(ahead))
         await base.reset(seed=base.seed, dynamics_seed=base.dynamics_seed, limits=limits)
-        if not (await play(_Repeater(ahead), base)).failed:
+        if not (await play(Repeater(ahead), base)).failed:
             return await base.fork(count, reseed=True)
     finally:
         await base.close()
     return await task.open(fleet, seed, count, want)
 
 
-class _Repeater(Agent):
+class Repeater(Agent):
     """Makes the moves that it is given, and then none."""
 
     def __init__(self, moves: Sequence[Sequence[str]]) -> None:

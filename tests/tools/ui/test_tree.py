@@ -1,0 +1,45 @@
+"""Trees of continuations: what is drawn, and that its figures add up."""
+
+import re
+from xml.etree import ElementTree
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starpod.ui.tree import DEPTH, Continuation, draw_tree
+
+LINES = st.builds(
+    Continuation,
+    st.lists(st.sampled_from(["Left", "Right", "", "<a href='x'>&"]), max_size=DEPTH + 3),
+    st.just(0.0),
+    st.sampled_from([True, False, None]),
+)
+
+
+def texts(svg: str) -> list[str]:
+    return [each.text or "" for each in ElementTree.fromstring(svg).iter("text")]
+
+
+def test_what_was_played_alike_is_one_branch() -> None:
+    lines = [Continuation(["Up", "Left"], 1.0, True), Continuation(["Up", "Right", "Right"], 0.0, False)]
+    svg = draw_tree([*lines, Continuation(["Down"], 0.0, False)], "From turn 2")
+    assert 'aria-label="From turn 2: 1 of 3 solved. Up: 1 of 2; Down: 0 of 1"' in svg
+    assert svg.count('class="branch"') == 4
+    assert {"1 of 3", "1 of 2", "solved", "not solved, 1 more turn", "not solved"} <= set(texts(svg))
+
+
+@given(st.lists(LINES, max_size=12))
+def test_any_continuations_are_drawn_within_the_picture(lines: list[Continuation]) -> None:
+    svg = draw_tree(lines, "Tree <b>")
+    if not lines:
+        assert svg == ""
+        return
+    root = ElementTree.fromstring(svg)
+    width, height = (float(root.attrib[name]) for name in ("width", "height"))
+    for circle in root.iter("circle"):
+        assert 0 < float(circle.attrib["cx"]) < width and 0 < float(circle.attrib["cy"]) < height
+    leaves = list(root.iter("circle"))
+    places = {(circle.attrib["cx"], circle.attrib["cy"]) for circle in leaves}
+    assert len(places) == len(leaves)
+    solved = sum(line.success is True for line in lines)
+    assert re.search(rf"{solved} of {len(lines)} solved", root.attrib["aria-label"])

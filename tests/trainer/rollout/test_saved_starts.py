@@ -1,0 +1,84 @@
+"""Start states of a file: how they are read, reached again over the wire, and shared out among groups."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from starpod.client import Fleet, Limits, Want
+from starpod.trainer.agents.base import limits_left
+from starpod.trainer.config import parse_config
+from starpod.trainer.mixture import Mixture
+from starpod.trainer.rollout.saved_starts import SavedStart, open_saved, read_starts
+from starpod.trainer.section import ConfigError
+from starpod.trainer.seeds import SeedCursor
+from tests.support import ServerProcess
+from tests.trainer.rollout.test_collect import ACTIONS, LAKE, server
+
+__all__ = ["server"]
+SEED = 1
+
+
+async def walked(fleet: Fleet, steps: int) -> SavedStart:
+    (session,) = await LAKE.task(ACTIONS).open(fleet, SEED, 1, Want())
+    actions = ["Down", "Right"][:steps]
+    for action in actions:
+        await session.step([action])
+    state = session.observation.text
+    await session.close()
+    return SavedStart("frozen_lake-v1", session.seed, session.dynamics_seed, actions, state, session.version)
+
+
+async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(server: ServerProcess) -> None:
+    async with Fleet(server.address) as fleet:
+        start = await walked(fleet, 2)
+        sessions = await open_saved(LAKE.task(ACTIONS), fleet, start, 3, Want())
+        assert {session.observation.text for session in sessions} == {start.observation}
+        assert [session.member for session in sessions] == [0, 1, 2]
+        assert all(session.step_index == 2 and limits_left(session) == Limits(6, 2, 8) for session in sessions)
+        assert len({session.dynamics_seed for session in sessions}) == 3
+        await fleet.close_sessions(sessions)
+
+
+@pytest.mark.parametrize("change", [{"observation": "another lake"}, {"actions": ["Left", "Left", "Left"]}])
+async def test_a_state_that_is_not_come_to_is_told(server: ServerProcess, change: dict[str, object]) -> None:
+    async with Fleet(server.address) as fleet:
+        start = replace(await walked(fleet, 1), **change)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="does not come to the start state that was saved"):
+            await open_saved(LAKE.task(ACTIONS), fleet, start, 2, Want())
+
+
+def test_saved_states_are_shared_out_by_the_number_of_the_group(tmp_path: Path) -> None:
+    path = tmp_path / "starts.jsonl"
+    states = [SavedStart("frozen_lake-v1", 20_000 + place, 0, ["Up"], "seen", options={"size": 3}) for place in (0, 1)]
+    other = SavedStart("bandit-v1", 1, 1, ["a"], "")
+    path.write_text("".join(each.to_line() for each in (states[0], other, states[1])), encoding="utf-8")
+    assert read_starts(str(path), "frozen_lake-v1") == states
+    environment = {"id": "frozen_lake-v1", "starts": str(path), "starts_share": 0.4}
+    config = parse_config({"environment": environment})
+    mixture, cursor = Mixture(config.tasks), SeedCursor(config.seeds.train)
+    first = mixture.starts([""] * 4, cursor)
+    starts = [*first, *mixture.starts([""] * 6, cursor)]
+    assert [start.saved for start in starts] == [
+        None, None, states[0], None, states[1], None, None, states[0], None, states[1]
+    ]  # fmt: skip
+    assert [start.seed for start in starts] == list(range(10_000, 10_010))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read"),
+        ("", "holds no start state of frozen_lake-v1"),
+        ("{\n", r"starts\.jsonl:1 is no start state"),
+        ("[]\n", r":1 is no start state"),
+        ('{"environment": "frozen_lake-v1", "seed": 1}\n', "missing 3 required"),
+        (SavedStart("frozen_lake-v1", 1, 1, [], "seen").to_line(), "a start state has actions"),
+    ],
+)
+def test_a_file_that_holds_none_is_told(tmp_path: Path, text: str | None, told: str) -> None:
+    path = tmp_path / "starts.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        read_starts(str(path), "frozen_lake-v1")

@@ -1,0 +1,86 @@
+"""Start states that were saved while a session was played: read from a file, and reached again by the same actions.
+
+As in Go-Explore (arXiv 1901.10995), episodes begin where something was found. A file holds one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from starpod.client import Fleet, Session, StarpodError, Want
+from starpod.trainer.agents.base import Task, longer
+from starpod.trainer.rollout.expert_start import Repeater
+from starpod.trainer.rollout.play import play
+from starpod.trainer.section import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStart:
+    """A state, as what leads to it: opening with these seeds and options, then these actions, one a turn.
+
+    observation: what the environment shows there, by which it is known again.
+    """
+
+    environment: str
+    seed: int
+    dynamics_seed: int
+    actions: Sequence[str]
+    observation: str
+    version: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> str:
+        """A line of a file."""
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+
+def read_starts(path: str, environment: str) -> list[SavedStart]:
+    """The start states of an environment. Raises ConfigError for a file without one, or with a line that is none."""
+    names = {item.name for item in fields(SavedStart)}
+    found = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"environment.starts {path} cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+            start = SavedStart(**{name: value for name, value in values.items() if name in names})
+            if not (isinstance(start.seed, int) and isinstance(start.dynamics_seed, int) and start.actions):
+                raise ValueError("seeds are whole numbers, and a start state has actions")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"environment.starts {path}:{number} is no start state: {error}") from None
+        if start.environment == environment:
+            found.append(start)
+    if not found:
+        raise ConfigError(f"environment.starts {path} holds no start state of {environment}")
+    return found
+
+
+async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, want: Want) -> list[Session]:
+    """A group of `count` sessions in the saved state, each with luck of its own.
+
+    The actions that lead there take nothing off the limits. Raises as `Fleet.open` does, and ConfigError where the
+    environment shows something else than was saved.
+    """
+    task = task.with_options(start.options)
+    (base,) = await task.open(fleet, start.seed, 1, want)
+    try:
+        limits = longer(base.limits, len(start.actions))
+        await base.reset(seed=start.seed, dynamics_seed=start.dynamics_seed, limits=limits)
+        before = await play(Repeater([[action] for action in start.actions]), base)
+        if before.failed:
+            raise StarpodError(f"a saved start state was not reached: {before.error}")
+        if base.done or base.observation.text != start.observation:
+            raise ConfigError(
+                f"{task.environment} {base.version} does not come to the start state that was saved (seed "
+                f"{start.seed}, {len(start.actions)} actions, version {start.version or 'unknown'}): "
+                "save it again with this version"
+            )
+        return await base.fork(count, reseed=True)
+    finally:
+        await base.close()
