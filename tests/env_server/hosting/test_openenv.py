@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openenv.core", reason="openenv-core is not installed: make test-adapters")
+pytest.importorskip("openenv.core", reason="OpenEnv is not installed: make test-hosting")
 
 from click.testing import CliRunner
 from openenv.cli.__main__ import app

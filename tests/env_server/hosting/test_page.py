@@ -19,8 +19,9 @@ from starpod.env_server.hosting.request import SHARED_SETTINGS
 from starpod.env_server.registry import Registry
 from tests.support import ROOT
 
+TW_SIMPLE = ("--rewards", "dense", "--goal", "detailed")
 PAGE = (ROOT / "docs" / "hosting.md").read_text()
-INSTALLED = {"openenv": "openenv", "skyrl-gym": "skyrl_gym", "gymnasium": "gymnasium"}
+FAMILIES = ("gymnasium", "openenv", "reasoning_gym", "skyrl_gym", "textarena", "textworld")
 
 
 def commands() -> Iterator[list[str]]:
@@ -33,7 +34,7 @@ SERVED = [
     (words[place].removeprefix("--"), words[place + 1])
     for words in commands()
     for place in range(len(words))
-    if words[place] in ("--gymnasium", "--openenv", "--skyrl-gym")
+    if words[place] in [f"--{family.replace('_', '-')}" for family in FAMILIES]
 ]
 
 
@@ -41,8 +42,8 @@ SERVED = [
 def test_what_it_serves_can_be_hosted(
     family: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_spec(INSTALLED[family]) is None:
-        pytest.skip(f"{family} is not installed: make test-adapters")
+    if find_spec(family.replace("-", "_")) is None:
+        pytest.skip(f"{family} is not installed: make test-hosting")
     (row,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert json.loads(row)["prompt"]
     for file in ("questions.jsonl", "facts.jsonl"):
@@ -51,8 +52,13 @@ def test_what_it_serves_can_be_hosted(
     if family == "openenv":  # what the page has `openenv init` make
         subprocess.run([Path(sys.executable).with_name("openenv"), "init", wanted], check=True, capture_output=True)
         monkeypatch.syspath_prepend(tmp_path)
-    id = Registry().add_hosted(family.replace("-", "_"), wanted)
-    if "#" not in wanted and "?" not in wanted:
+    if family == "textworld":
+        make = Path(sys.executable).with_name("tw-make")
+        game = tmp_path / wanted / "1.z8"
+        subprocess.run([make, "tw-simple", *TW_SIMPLE, "--output", game], check=True, capture_output=True)
+    id, *more = Registry().add_hosted(family.replace("-", "_"), wanted)
+    assert bool(more) == ("*" in wanted)
+    if not set("#?*") & set(wanted):
         assert f"`{id}`" in PAGE or id == "gymnasium-cart-pole-v1"
 
 
@@ -74,8 +80,7 @@ def test_its_training_can_begin() -> None:
 
 def test_it_names_every_setting() -> None:
     told = re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Where sessions run")[0], re.MULTILINE)
-    families = ("gymnasium", "openenv", "skyrl_gym")
-    sources = [(ROOT / "env_server/starpod/env_server/hosting" / f"{name}.py").read_text() for name in families]
+    sources = [(ROOT / "env_server/starpod/env_server/hosting" / f"{name}.py").read_text() for name in FAMILIES]
     own = [
         setting
         for source in sources

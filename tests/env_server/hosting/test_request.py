@@ -16,7 +16,14 @@ from starpod.env_server.registry import Registry, RegistryError
     ("family", "package", "hint"),
     [
         ("gymnasium", "gymnasium", "--gymnasium needs the package gymnasium: pip install gymnasium"),
-        ("openenv", "openenv", "--openenv needs the package openenv: pip install openenv-core"),
+        ("openenv", "openenv", "--openenv needs the package openenv: pip install openenv"),
+        (
+            "reasoning_gym",
+            "reasoning_gym",
+            "--reasoning-gym needs the package reasoning_gym: pip install reasoning-gym",
+        ),
+        ("textarena", "textarena", "--textarena needs the package textarena: pip install textarena"),
+        ("textworld", "textworld", "--textworld needs the package textworld: pip install textworld"),
         ("skyrl_gym", "skyrl_gym", "--skyrl-gym needs the package skyrl_gym: pip install skyrl-gym"),
     ],
 )
@@ -31,12 +38,20 @@ def test_a_missing_package_is_one_line(family: str, package: str, hint: str, mon
 
 def test_an_id_is_hosted_once() -> None:
     registry = Registry()
-    assert registry.add_hosted("gymnasium", "CliffWalking-v1") == "gymnasium-cliff-walking-v1"
-    assert registry.add_hosted("gymnasium", "CliffWalking-v1#id=other-v1") == "other-v1"
+    assert registry.add_hosted("gymnasium", "CliffWalking-v1") == ["gymnasium-cliff-walking-v1"]
+    assert registry.add_hosted("gymnasium", "CliffWalking-v1#id=other-v1") == ["other-v1"]
     with pytest.raises(RegistryError, match="is hosted already; give this one another id: #id=name-vN"):
         registry.add_hosted("gymnasium", "CliffWalking-v1")
     with pytest.raises(RegistryError, match="not of the form name-vN"):
         registry.add_hosted("gymnasium", "CliffWalking-v1#id=Other")
+
+
+def test_a_star_stands_for_any_text() -> None:
+    registry = Registry()
+    ids = registry.add_hosted("gymnasium", "Frozen*#instructions=brief")
+    assert ids == registry.ids == ["gymnasium-frozen-lake-v1", "gymnasium-frozen-lake8x8-v1"]
+    with pytest.raises(RegistryError, match="nothing that fits can be hosted"):
+        registry.add_hosted("gymnasium", "Molten*")
 
 
 def test_arguments_are_json_or_text_and_settings_are_text() -> None:

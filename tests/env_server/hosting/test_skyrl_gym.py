@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("skyrl_gym", reason="SkyRL-gym is not installed: make test-adapters")
+pytest.importorskip("skyrl_gym", reason="SkyRL-gym is not installed: make test-hosting")
 
 import skyrl_gym
 from skyrl_gym.envs.gsm8k.multi_turn_env import GSM8kMultiTurnEnv

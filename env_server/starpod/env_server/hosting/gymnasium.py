@@ -28,6 +28,7 @@ from starpod.env_server.hosting.request import (
     HostingRequest,
     check_arguments,
     constructor,
+    fitting,
     import_named,
     nearest,
     options_model,
@@ -82,6 +83,20 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     )
     base = NamedGymnasiumEnvironment if plan.names else GymnasiumEnvironment
     return publish(base, request, spec, known, module, Options=options, factory=factory)
+
+
+def installed(pattern: str) -> list[str]:
+    """The ids that fit, as requests: `MODULE:PATTERN` for those of another package; `*` stands for any text.
+
+    Of several versions of an environment the newest. Raises HostingError.
+    """
+    module, _, name = pattern.rpartition(":")
+    if module:
+        import_named(HostingRequest.parse(pattern, ()), module)
+    newest: dict[str, str] = {}
+    for id in sorted(gymnasium.registry, key=lambda id: gymnasium.registry[id].version or 0):
+        newest[id.rpartition("-v")[0]] = id
+    return [f"{module}:{id}" if module else id for id in fitting(name, newest.values())]
 
 
 class GymnasiumEnvironment(Hosted):

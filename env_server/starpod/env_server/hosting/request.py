@@ -7,10 +7,10 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
@@ -99,6 +99,12 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"; there are {', '.join(sorted(known)[:12])}" + (", ..." if len(known) > 12 else "") if known else ""
 
 
+def fitting(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that fit a pattern whose `*` stands for any text, in order."""
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    return [name for name in sorted(names) if re.fullmatch(expression, name)]
+
+
 def constructor(target: Callable[..., Any]) -> inspect.Signature:
     """The signature of a class or function, with annotations resolved where they can be."""
     try:
@@ -154,6 +160,8 @@ def options_model(
         kind = parameter.annotation
         if kind is inspect.Parameter.empty or isinstance(kind, str):
             kind = type(default)
+        if default is not None and type(None) in (members := get_args(kind)) and len(members) == 2:
+            kind = next(member for member in members if member is not type(None))  # None for a number means its default
         closed = kind in (bool, int, float) or get_origin(kind) is Literal
         if closed and default is not parameter.empty and name not in hidden and not hasattr(BaseModel, name):
             fields[name] = kind, Field(default=default, description=f"{name} of {request.name}'s constructor.")

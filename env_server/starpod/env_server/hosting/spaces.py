@@ -82,7 +82,7 @@ def writer(space: Space[Any], where: str = "the observation space") -> Writer:
             return lambda value, _: int(value)
         case MultiDiscrete() | MultiBinary():
             return lambda value, _: np.asarray(value).tolist()
-        case Text():
+        case _ if _of_text(space):
             return lambda value, _: str(value)
         case Box() if is_picture(space):
             return _draw
@@ -121,8 +121,15 @@ def words(space: Space[Any]) -> str:
         case Dict():
             inner = ", ".join(f"{json.dumps(name)}: {words(part)}" for name, part in space.spaces.items())
             return f"a JSON object {{{inner}}}"
+    if _of_text(space):
+        return "text"
     shape = " x ".join(map(str, space.shape or ()))
     return f"nested JSON lists of {shape} numbers" if len(space.shape or ()) > 1 else f"a JSON list of {shape} numbers"
+
+
+def _of_text(space: Space[Any]) -> bool:
+    """Whether a space holds text: Gymnasium's own, or another package's without a type of numbers."""
+    return isinstance(space, Text) or (space.dtype is not None and space.dtype.kind == "U")
 
 
 def _element(space: Space[Any], value: Any) -> Any:

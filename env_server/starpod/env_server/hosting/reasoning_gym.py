@@ -1,0 +1,160 @@
+"""Any dataset of Reasoning Gym as single-turn episodes: `starpod serve --reasoning-gym leg_counting`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import reasoning_gym
+from reasoning_gym.dataset import ProceduralDataset
+from reasoning_gym.factory import DATASETS
+
+from starpod.env_server.environment import (
+    INVALID,
+    Action,
+    Concurrency,
+    EnvironmentSpec,
+    Limits,
+    OptionsError,
+    Outcome,
+    digest,
+)
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.request import (
+    HostingRequest,
+    check_arguments,
+    constructor,
+    fitting,
+    nearest,
+    options_model,
+)
+
+_OWN_ARGUMENTS = ("seed", "size")
+"""Arguments of a dataset that say which questions it has: the session's seed decides that."""
+_SEEDS = 2**31
+_CONCURRENCY = (Concurrency.PROCESS.value, Concurrency.INLINE.value, Concurrency.THREAD.value)
+
+
+def host(text: str, probed: str = "") -> type[Hosted]:
+    """The environment class for `DATASET?argument=value#setting=value`. Raises HostingError.
+
+    probed: the result of trying it, where another process asks.
+    """
+    request = HostingRequest.parse(text, ())
+    if request.name not in DATASETS:
+        raise request.fail(f"Reasoning Gym has no such dataset{nearest(request.name, DATASETS)}")
+    for argument in _OWN_ARGUMENTS:
+        if argument in request.arguments:
+            raise request.fail(f"{argument} is decided by each session's seed")
+    kind, configuration = DATASETS[request.name]
+    signature = constructor(configuration)
+    check_arguments(request, signature)
+    factory = QuestionFactory(request)
+    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory, kind.__module__)
+    spec = EnvironmentSpec(
+        id=starpod_id(request, "reasoning", request.name, 1),
+        version=known.version,
+        title=f"{request.name} of Reasoning Gym",
+        instructions="Answer the question. An action is the answer alone, without explanation.",
+        grammar="any text: the answer",
+        limits=Limits(max_turns=1, max_actions_per_turn=1),
+        # Some scorers evaluate what they are given as an expression.
+        concurrency=Concurrency.PROCESS,
+    )
+    options = options_model(request, signature, request.arguments, _OWN_ARGUMENTS)
+    return publish(ReasoningEnvironment, request, spec, known, kind.__module__, Options=options, factory=factory)
+
+
+def installed(pattern: str) -> list[str]:
+    """The datasets whose names fit; `*` stands for any text."""
+    return fitting(pattern, DATASETS)
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFactory:
+    """Makes questions as the operator asked."""
+
+    request: HostingRequest
+
+    def begin(self, chosen: Mapping[str, Any], seed: int) -> Question:
+        """The only question of the dataset of size 1 with this seed. Raises OptionsError and HostingError."""
+        arguments = {**self.request.arguments, **chosen}
+        try:
+            dataset = reasoning_gym.create_dataset(self.request.name, seed=seed % _SEEDS, size=1, **arguments)
+            return Question(dataset, dataset[0], 1.0 if (at := self.request.number("success_at")) is None else at)
+        except (AssertionError, ValueError) as error:
+            told = f"these arguments make no dataset: {str(error) or type(error).__name__}"
+            raise (OptionsError(told) if chosen else self.request.fail(told)) from error
+
+
+class ReasoningEnvironment(Hosted):
+    """One question per session. The reward is the dataset's own score of the answer, in [0, 1]."""
+
+    factory: ClassVar[QuestionFactory]
+
+    def begin(self, luck: int) -> Question:
+        return self.factory.begin(self.options.model_dump(), self.seed)
+
+    @property
+    def question(self) -> Question:
+        game = self.game
+        assert isinstance(game, Question)
+        return game
+
+    def render(self, mode: str = "text") -> str:
+        question = self.question
+        told = f"\n\nAnswered: {question.answered}" if question.answered is not None else ""
+        return f"{question.entry['question']}{told}"
+
+    def state_key(self) -> bytes:
+        """A digest of the question and of whether it is answered."""
+        question = self.question
+        return digest(f"{question.answered is not None}:{question.entry['question']}")
+
+    def expert_action(self) -> str | None:
+        """The dataset's answer; None where it keeps none."""
+        question = self.question
+        answer = question.entry["answer"]
+        return None if question.answered is not None or answer is None else str(answer)
+
+
+class Question(Game):
+    """A question with its answer. entry: question, answer and metadata as the dataset made them."""
+
+    def __init__(self, dataset: ProceduralDataset, entry: Mapping[str, Any], success_at: float) -> None:
+        super().__init__(success_at)
+        self.dataset = dataset
+        self.entry = entry
+        self.answered: str | None = None
+
+    def play(self, action: Action) -> Outcome:
+        if not isinstance(action, str):
+            return INVALID
+        self.answered = action
+        info = {"metadata": self.entry.get("metadata", {})}
+        try:
+            score = float(self.dataset.score_answer(action, self.entry))
+        except Exception as error:
+            # Several scorers raise on an answer that they cannot read: such an answer is wrong, and the policy's doing.
+            return self.outcome(0.0, True, info=plain({**info, "scorer_raised": f"{type(error).__name__}: {error}"}))
+        return self.outcome(score, True, info=plain(info))
+
+    def observe(self) -> str:
+        return "" if self.answered is not None else str(self.entry["question"])
+
+    def close(self) -> None:
+        pass
+
+
+def _probe(factory: QuestionFactory, module: str) -> ProbeResult:
+    """Makes one question twice.
+
+    Several datasets iterate over sets of text, whose order is the same only in processes of sessions.
+    """
+    request = factory.request
+    concurrency = request.choice("concurrency", *_CONCURRENCY)
+    first, second = factory.begin({}, 1), factory.begin({}, 1)
+    same = first.entry == second.entry and concurrency == Concurrency.PROCESS.value
+    return ProbeResult(package_version(module), deterministic=same).overridden(request)

@@ -1,0 +1,217 @@
+"""Any TextArena game for one player: `starpod serve --textarena Mastermind-v0`."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+import numpy as np
+import textarena
+from textarena.envs.registration import ENV_REGISTRY
+from textarena.wrappers import ActionFormattingWrapper
+
+from starpod.env_server.environment import (
+    INVALID,
+    Action,
+    Concurrency,
+    EnvironmentSpec,
+    OptionsError,
+    Outcome,
+)
+from starpod.env_server.hosting.hosted import (
+    Game,
+    Hosted,
+    ProbeResult,
+    own_luck,
+    package_version,
+    plain,
+    publish,
+    starpod_id,
+)
+from starpod.env_server.hosting.request import (
+    HostingRequest,
+    check_arguments,
+    constructor,
+    fitting,
+    import_named,
+    nearest,
+    options_model,
+)
+
+_VERSION = re.compile(r"-v([0-9]+)")
+_VARIANTS = ("-raw", "-train")
+"""Ends of ids that differ in how observations are wrapped alone: here an observation is what is new."""
+_PROBED_ACTIONS = ("[1]", "[up]", "[0 0]", "[A1]", "hello", "[left]")
+_SEEDS = 2**32
+
+
+def host(text: str, probed: str = "") -> type[Hosted]:
+    """The environment class for `ID?argument=value#setting=value`. Raises HostingError.
+
+    probed: the result of trying it, where another process asks.
+    """
+    request = HostingRequest.parse(text, ())
+    found = _find(request)
+    signature = constructor(found)
+    defaults = {**ENV_REGISTRY[request.name].kwargs, **request.arguments}
+    check_arguments(request, signature)
+    # Games draw from the one random stream of their process, which sessions must not share.
+    request.choice("concurrency", Concurrency.PROCESS.value)
+    factory = GameFactory(request)
+    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory, found.__module__)
+    number = _VERSION.search(request.name)
+    spec = EnvironmentSpec(
+        id=starpod_id(request, "textarena", _VERSION.sub("", request.name), int(number[1]) if number else 0),
+        version=known.version,
+        title=f"{request.name} of TextArena",
+        instructions="The first observation holds the rules. An action is your move, as they ask for it.",
+        grammar="any text: the move, as the rules ask for it",
+        concurrency=Concurrency.PROCESS,
+    )
+    options = options_model(request, signature, defaults)
+    return publish(TextArenaEnvironment, request, spec, known, found.__module__, Options=options, factory=factory)
+
+
+def installed(pattern: str) -> list[str]:
+    """The ids that fit; `*` stands for any text."""
+    return fitting(pattern, _known())
+
+
+@dataclass(frozen=True, slots=True)
+class GameFactory:
+    """Makes games as the operator asked."""
+
+    request: HostingRequest
+
+    def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> TextArenaGame:
+        """A new game. Raises OptionsError where the caller chose something, else HostingError."""
+        try:
+            game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **chosen})
+            success_at = self.request.number("success_at")
+            return TextArenaGame(ActionFormattingWrapper(game), seed, luck, 1.0 if success_at is None else success_at)
+        except Exception as error:
+            told = _told(error)
+            raise (OptionsError(told) if chosen else self.request.fail(told)) from error
+
+
+class TextArenaEnvironment(Hosted):
+    """One game per session. An observation is what the game has said since the last move."""
+
+    factory: ClassVar[GameFactory]
+
+    def begin(self, luck: int) -> TextArenaGame:
+        return self.factory.begin(self.options.model_dump(), self.seed, luck)
+
+    def render(self, mode: str = "text") -> str:
+        game = self.game
+        assert isinstance(game, TextArenaGame)
+        return "\n".join(game.said)
+
+    def state_key(self) -> bytes:
+        """A digest of the start and of all moves: what else a game remembers only it knows."""
+        said = json.dumps([self.seed, self.options.model_dump(), self._past], separators=(",", ":"))
+        return blake2b(said.encode(), digest_size=16).digest()
+
+
+class TextArenaGame(Game):
+    """A live game. said: all that it has said; new: that since the last move."""
+
+    def __init__(self, environment: textarena.Env, seed: int, luck: int, success_at: float) -> None:
+        super().__init__(success_at)
+        self.environment = environment
+        self.reseed(seed)  # some draw from NumPy, or before they take over the seed
+        environment.reset(num_players=1, seed=seed % _SEEDS)
+        if not isinstance(environment.state, textarena.SinglePlayerState):
+            raise ValueError("it is a game for several players; games for one are hosted")
+        self.said: list[str] = []
+        self.new = self._listen()
+        if own_luck(seed, luck):
+            self.reseed(luck)
+
+    def reseed(self, seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed % _SEEDS)
+
+    def play(self, action: Action) -> Outcome:
+        if not isinstance(action, str):
+            return INVALID
+        state = self.environment.state
+        errors = state.error_count
+        ended, info = self.environment.step(action)
+        self.new = self._listen()
+        if not ended:
+            return self.outcome(0.0, False, info=plain(info))._replace(valid=state.error_count <= errors)
+        rewards, told = self.environment.close()
+        if not isinstance(rewards[0], int | float):
+            raise TypeError(f"the game gave {rewards[0]!r} as a reward, which is no number")
+        outcome = self.outcome(rewards[0], True, info=plain({**info, **told[0]}))
+        return outcome._replace(valid=not told[0]["invalid_move"])
+
+    def observe(self) -> str:
+        return "\n".join(self.new)
+
+    def close(self) -> None:
+        pass
+
+    def _listen(self) -> list[str]:
+        """What the game has said since it was last asked, without the player's own moves."""
+        _, messages = self.environment.get_observation()
+        own = textarena.ObservationType.PLAYER_ACTION
+        new = [str(text).strip() for _, text, kind in messages if kind is not own]
+        self.said += new
+        return new
+
+
+def _known() -> list[str]:
+    return [id for id in ENV_REGISTRY if not id.endswith(_VARIANTS) and f"{id}-raw" in ENV_REGISTRY]
+
+
+def _find(request: HostingRequest) -> type[textarena.Env]:
+    """The class of a registered id, without what tells the variants of its observations apart."""
+    if request.name not in (known := _known()):
+        raise request.fail(f"TextArena has no such id{nearest(request.name, known)}")
+    point = ENV_REGISTRY[request.name].entry_point
+    try:
+        if isinstance(point, str):
+            module, _, name = point.partition(":")
+            point = getattr(import_named(request, module), name)
+    except (AttributeError, SyntaxError) as error:
+        raise request.fail(f"this version of TextArena cannot load it: {_told(error)}") from error
+    found: type[textarena.Env] = point
+    return found
+
+
+def _probe(factory: GameFactory, module: str) -> ProbeResult:
+    """Plays some moves twice; leaves the random streams of this process as they were."""
+    streams = random.getstate(), np.random.get_state()
+    try:
+        one, other = (_played(factory.begin({}, 1, 2)) for _ in range(2))
+    finally:
+        random.setstate(streams[0])
+        np.random.set_state(streams[1])
+    return ProbeResult(package_version(module), deterministic=one == other).overridden(factory.request)
+
+
+def _played(game: TextArenaGame) -> list[Any]:
+    """What the game said, and its outcomes; an error of its own ends it."""
+    record: list[Any] = []
+    for action in _PROBED_ACTIONS:
+        try:
+            outcome = game.play(action)
+        except Exception as error:
+            return [*record, game.said, repr(error)]
+        record.append(outcome)
+        if outcome.terminated:
+            break
+    return [*record, game.said]
+
+
+def _told(error: Exception) -> str:
+    """An error in one line; those of NLTK are a page."""
+    lines = [line.strip(" *") for line in str(error).splitlines()]
+    return next(filter(None, lines), "") or type(error).__name__

@@ -1,0 +1,157 @@
+"""TextWorld games that `tw-make` made: `starpod serve --textworld games/`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar
+
+import textworld
+
+from starpod.env_server.environment import (
+    INVALID,
+    Action,
+    Concurrency,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Outcome,
+)
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, publish, starpod_id
+from starpod.env_server.hosting.request import HostingRequest
+
+_GAMES = ("*.z8", "*.ulx")
+_PROBED_COMMANDS = ("inventory", "look", "dance", "go east", "take all")
+_WANTED = textworld.EnvInfos(
+    feedback=True, admissible_commands=True, policy_commands=True, score=True, max_score=True, won=True, lost=True
+)
+
+
+def host(text: str, probed: str = "") -> type[Hosted]:
+    """The environment class for `FILE` or `FOLDER`, with `#setting=value`. Raises HostingError.
+
+    probed: the result of trying it, where another process asks.
+    """
+    request = HostingRequest.parse(text, ())
+    if request.arguments:
+        raise request.fail("a game that is made takes no arguments; give them to tw-make")
+    games = _games(request)
+    factory = GameFactory(request, games)
+    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory)
+    spec = EnvironmentSpec(
+        id=starpod_id(request, "textworld", Path(request.name).stem, 1),
+        version=known.version,
+        title=f"{Path(request.name).stem} of TextWorld",
+        instructions="You play a text adventure. An action is one command, such as: take key, open door, go east.",
+        grammar="any text: a command",
+        # The games' interpreter, of which each has a copy, writes that to a file: no confined process can.
+        concurrency=Concurrency.THREAD,
+    )
+    options = EnvironmentOptions
+    return publish(TextWorldEnvironment, request, spec, known, "textworld", Options=options, factory=factory)
+
+
+@dataclass(frozen=True, slots=True)
+class GameFactory:
+    """Starts games. games: the files, in the order of their names."""
+
+    request: HostingRequest
+    games: Sequence[Path]
+
+    def begin(self, seed: int) -> TextWorldGame:
+        """The game that the seed picks: seed modulo their number. Raises HostingError."""
+        path = self.games[seed % len(self.games)]
+        try:
+            return TextWorldGame(path)
+        except Exception as error:
+            raise self.request.fail(f"{path.name}: {type(error).__name__}: {error}") from error
+
+
+class TextWorldEnvironment(Hosted):
+    """One game per session. Rewards are the points that a command scores; the expert knows the shortest way on."""
+
+    factory: ClassVar[GameFactory]
+
+    def begin(self, luck: int) -> TextWorldGame:
+        return self.factory.begin(self.seed)
+
+    @property
+    def play(self) -> TextWorldGame:
+        game = self.game
+        assert isinstance(game, TextWorldGame)
+        return game
+
+    def render(self, mode: str = "text") -> str:
+        return "\n".join(self.play.said)
+
+    def valid_actions(self) -> Sequence[str]:
+        return sorted(self.play.state.admissible_commands or ())
+
+    def state_key(self) -> bytes:
+        """A digest of the game and of all commands: the game's interpreter remembers them."""
+        said = json.dumps([self.seed % len(self.factory.games), self._past], separators=(",", ":"))
+        return blake2b(said.encode(), digest_size=16).digest()
+
+    def expert_action(self) -> str | None:
+        """The next command of a shortest solution; None where no way leads to it any more."""
+        left = self.play.state.policy_commands
+        return str(left[0]) if left else None
+
+    def score(self) -> float:
+        """The share of all points; below 1 until the game is won."""
+        state = self.play.state
+        if state.won:
+            return 1.0
+        return min(0.99, max(0.0, (state.score or 0) / state.max_score)) if state.max_score else 0.0
+
+
+class TextWorldGame(Game):
+    """A live game. state: what it told last; said: all that it told."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(None)
+        self.environment = textworld.start(str(path), _WANTED)
+        self.state = self.environment.reset()
+        self.said = [self.state.feedback.strip()]
+
+    def play(self, action: Action) -> Outcome:
+        if not isinstance(action, str) or not action.strip() or "\n" in action:
+            return INVALID
+        before = self.state.score or 0
+        self.state, _, ended = self.environment.step(action)
+        self.said.append(self.state.feedback.strip())
+        outcome = self.outcome((self.state.score or 0) - before, bool(ended))
+        return outcome._replace(success=bool(self.state.won)) if ended else outcome
+
+    def observe(self) -> str:
+        return str(self.said[-1])
+
+    def close(self) -> None:
+        self.environment.close()
+
+
+def _games(request: HostingRequest) -> list[Path]:
+    path = Path(request.name).resolve()
+    found = [path] if path.is_file() else sorted(game for kind in _GAMES for game in path.glob(kind))
+    if not found:
+        raise request.fail(f"{request.name} is no game and holds none; make one: tw-make tw-simple --output game.z8")
+    for game in found:
+        if not game.with_suffix(".json").is_file():
+            raise request.fail(f"beside {game.name} there is no {game.stem}.json, which tw-make writes with it")
+    return found
+
+
+def _probe(factory: GameFactory) -> ProbeResult:
+    """Plays some commands twice."""
+    one, other = (_played(factory.begin(0)) for _ in range(2))
+    return ProbeResult(package_version("textworld"), deterministic=one == other).overridden(factory.request)
+
+
+def _played(game: TextWorldGame) -> list[Any]:
+    try:
+        outcomes = [game.play(command) for command in _PROBED_COMMANDS]
+        return [outcomes, game.said, sorted(game.state.admissible_commands), game.state.policy_commands]
+    finally:
+        game.close()

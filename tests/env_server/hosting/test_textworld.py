@@ -1,0 +1,96 @@
+"""TextWorld's games as services."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("textworld", reason="TextWorld is not installed: make test-hosting")
+
+from starpod.client import SyncFleet, Want
+from starpod.env_server.hosting.request import HostingError
+from starpod.env_server.hosting.textworld import host
+from tests.env_server.hosting.checks import EXPERT, SCORE, check_all
+from tests.support import ServerProcess, start_server
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("house")
+    for seed in (1, 2):
+        make = Path(sys.executable).with_name("tw-make")
+        size = ("--world-size", "2", "--nb-objects", "4", "--quest-length", "3")
+        game = ("--seed", str(seed), "--output", str(folder / f"game{seed}.z8"))
+        subprocess.run([make, "custom", *size, *game], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(games: Path) -> Iterator[ServerProcess]:
+    with start_server("--textworld", f"{games}#id=house-v1") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
+    with SyncFleet(server.address) as fleet:
+        yield fleet
+
+
+def test_the_expert_wins(fleet: SyncFleet) -> None:
+    wanted = Want(expert_action=True, score=True, valid_actions=True)
+    (session,) = fleet.open("house-v1", seed=0, want=wanted)
+    observation, total, done = session.observation, 0.0, None
+    for _ in range(20):
+        assert observation.expert_action in observation.valid_actions
+        assert observation.score < 1
+        done = session.step(observation.expert_action)
+        observation = done.observation
+        total += done.reward
+        if done.terminated:
+            break
+    assert done is not None
+    assert (done.terminated, done.success, total) == (True, True, 1.0)
+
+
+def test_the_seed_picks_the_game(fleet: SyncFleet) -> None:
+    texts = [fleet.open("house-v1", seed=seed)[0].observation.text for seed in range(4)]
+    assert texts[0] == texts[2] != texts[1] == texts[3]
+
+
+def test_a_command_that_is_not_understood_is_answered(fleet: SyncFleet) -> None:
+    (session,) = fleet.open("house-v1", seed=0)
+    transition = session.step("dance wildly")
+    assert transition.observation.text
+    assert (transition.reward, transition.terminated) == (0.0, False)
+    assert not session.step("look\ntake all").outcomes[0].valid
+
+
+def test_copies_are_games_played_again(fleet: SyncFleet) -> None:
+    (session,) = fleet.open("house-v1", seed=1)
+    session.step("look")
+    (copy,) = session.fork()
+    restored = fleet.restore(session.snapshot())
+    assert len({each.render() for each in (session, copy, restored)}) == 1
+    assert len({each.step("inventory").observation.text for each in (session, copy, restored)}) == 1
+
+
+def test_it_keeps_the_contract(server: ServerProcess) -> None:
+    check_all(server.address, ["house-v1"], shown={EXPERT, SCORE})
+
+
+def test_what_cannot_be_hosted_says_why(tmp_path: Path, games: Path) -> None:
+    with pytest.raises(HostingError, match="is no game and holds none; make one: tw-make"):
+        host(str(tmp_path))
+    (tmp_path / "lone.z8").write_bytes((games / "game1.z8").read_bytes())
+    with pytest.raises(HostingError, match=r"beside lone.z8 there is no lone.json"):
+        host(str(tmp_path))
+    (tmp_path / "lone.json").write_text("{}")
+    with pytest.raises(HostingError, match=r"lone.z8: "):
+        host(str(tmp_path))
+    with pytest.raises(HostingError, match="takes no arguments"):
+        host(f"{games}?size=3")
