@@ -59,6 +59,9 @@ SUBCOMMANDS = {
     "eval": Subcommand("starpod.trainer.commands.eval:evaluate", "Measure how well a policy plays.", extra="trainer"),
     "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),
     "ui": Subcommand("starpod.ui.cli:ui", "Show runs, episodes and servers in a browser.", extra="ui"),
+    "gateway": Subcommand(
+        "starpod.gateway.cli:gateway", "Serve a model to unmodified agents, and keep their tokens.", extra="gateway"
+    ),
     "check": Subcommand("starpod.check.cli:check", "Check that a server keeps the contract."),
     "load": Subcommand("starpod.load.cli:load", "Measure what a server holds, under load.", extra="load"),
 }

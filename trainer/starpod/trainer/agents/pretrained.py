@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,15 +41,12 @@ class PretrainedAgents(Agents):
     at_once = 512
 
     def __init__(self, model: str, sampling: Sampling, engine: Literal["torch", "vllm"] = "torch") -> None:
-        self.config: Config | None = None
         self._name = model
-        self._facts: dict[str, Any] = {}
         if not sys.stderr.isatty():
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            self._policy = self._load(model)
-            round_weights(self._policy.model)
-            self._policy.to("cuda" if torch.cuda.is_available() else "cpu")
+            loaded = load_model(model)
+            self.config, self._facts, self._policy = loaded.config, loaded.facts, loaded.policy
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
@@ -88,21 +85,6 @@ class PretrainedAgents(Agents):
             temperature=temperature if sampling.temperature is None else sampling.temperature,
         )
 
-    def _load(self, model: str) -> Policy:
-        path = Path(model)
-        if is_run_or_checkpoint(path):
-            trained = load_trained(path)
-            self.config = parse_config(trained.config)
-            self._facts = {"checkpoint": str(trained.path), "step": trained.step}
-            torch.set_num_threads(self.config.threads)
-            return trained.policy
-        if path.is_dir():
-            return load_policy(path)
-        if not _could_be_a_name(model):
-            raise ModelError("there is no such folder, and no Hugging Face model can have this name")
-        dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
-        return build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
-
     def fit(self, task: Task) -> Task:
         """The task with whatever it leaves open as its run evaluated it: the one of the same name, or else the first of
         the same environment."""
@@ -127,6 +109,40 @@ class PretrainedAgents(Agents):
 
     async def close(self) -> None:
         await self._engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A policy to sample from, on the device for it. config: of its run; None without one. facts: where it came from,
+    as JSON values."""
+
+    policy: Policy
+    config: Config | None
+    facts: dict[str, Any]
+
+
+def load_model(model: str) -> LoadedModel:
+    """A run's best checkpoint, a checkpoint, a folder with a Hugging Face model, or the name of one.
+
+    Raises CheckpointError, ConfigError and ModelError.
+    """
+    path, config, facts = Path(model), None, {}
+    if is_run_or_checkpoint(path):
+        trained = load_trained(path)
+        config = parse_config(trained.config)
+        facts = {"checkpoint": str(trained.path), "step": trained.step}
+        torch.set_num_threads(config.threads)
+        policy = trained.policy
+    elif path.is_dir():
+        policy = load_policy(path)
+    elif not _could_be_a_name(model):
+        raise ModelError("there is no such folder, and no Hugging Face model can have this name")
+    else:
+        dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
+        policy = build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
+    round_weights(policy.model)
+    policy.to("cuda" if torch.cuda.is_available() else "cpu")
+    return LoadedModel(policy, config, facts)
 
 
 def _could_be_a_name(model: str) -> bool:

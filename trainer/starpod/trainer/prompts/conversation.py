@@ -7,10 +7,10 @@ the new turn, and cutting off what was made up, gives the ids between two replie
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ class Template:
         self.markers = self._find_markers()
         self._next = lru_cache(_CACHED)(self._encode_next)
         self._first = lru_cache(_CACHED)(self._encode_first)
-        self._length = lru_cache(8)(lambda text: len(self._encode(text)))
+        self._length = lru_cache(8)(lambda text: len(self.encode(text)))
         self.extends = self._keeps_the_past()
 
     # --- ids ---------------------------------------------------------------------------------------------------------
@@ -80,16 +80,39 @@ class Template:
 
         A reply that was cut before its end token gets it here, where it is not trained on.
         """
-        following = self._next(user)
-        return list(following) if reply and reply[-1] == self.end else [self.end, *following]
+        return self._closing(reply, self._next(user))
+
+    def following_messages(self, messages: Sequence[Mapping[str, str]], reply: Sequence[int]) -> list[int]:
+        """The same for messages of any roles."""
+        return self._closing(reply, self._encode_messages(messages))
+
+    def following_text(self, before: str, whole: str, reply: Sequence[int]) -> list[int] | None:
+        """The ids from the end of `reply` to that of `whole`; None where `whole` does not go on from `before`.
+
+        before: a prompt as text, with the text of the reply to it. whole: a later prompt, by `text`.
+        """
+        closed = before + self._end_text
+        if not whole.startswith(closed):
+            return None
+        return self._closing(reply, self.encode(whole[len(closed) :]))
 
     def rendered(self, system: str, past: Sequence[tuple[str, str]], user: str) -> list[int]:
         """A prompt encoded from text as a whole. past: user message and reply text of each turn before."""
         messages = []
         for message, reply in past:
             messages += [_user(message), {"role": "assistant", "content": reply}]
-        messages = self._with_system(system, [*messages, _user(user)])
-        return self._encode(self._render(messages, generation=True) + self.prefill)
+        return self.encode(self.text(self._with_system(system, [*messages, _user(user)])))
+
+    def text(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The prompt of the next reply as text. Messages have a role and content; tools are as OpenAI describes them.
+
+        Raises jinja2.TemplateError for what the template refuses.
+        """
+        return self._render(messages, generation=True, tools=tools) + self.prefill
+
+    def encode(self, text: str) -> list[int]:
+        """A text as ids, where tokens of the tokenizer's own are read as such."""
+        return cast("list[int]", self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, reply: Sequence[int]) -> str:
         """A reply as text: with what the prompt opened, without the id it stopped at."""
@@ -122,24 +145,30 @@ class Template:
         opening = self.opening if text.startswith(self.opening) else self.opening.rstrip()
         if not text.startswith(opening):
             raise ValueError(f"a reply begins with {opening!r} here; this one begins with {text[:40]!r}")
-        return [*self._encode(text.removeprefix(opening)), self.end]
+        return [*self.encode(text.removeprefix(opening)), self.end]
 
     def _encode_first(self, system: str, user: str) -> tuple[int, ...]:
         return tuple(self.rendered(system, (), user))
 
     def _encode_next(self, user: str) -> tuple[int, ...]:
-        made_up, following = self._cut(user)
-        ids = self._encode(made_up + following + self.prefill)
-        return tuple(ids[self._length(made_up) :])
+        return tuple(self._encode_messages([_user(user)]))
 
-    def _encode(self, text: str) -> list[int]:
-        return cast("list[int]", self.tokenizer.encode(text, add_special_tokens=False))
+    def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        made_up, following = self._cut(messages)
+        ids = self.encode(made_up + following + self.prefill)
+        return ids[self._length(made_up) :]
+
+    def _closing(self, reply: Sequence[int], following: Sequence[int]) -> list[int]:
+        return list(following) if reply and reply[-1] == self.end else [self.end, *following]
 
     # --- text --------------------------------------------------------------------------------------------------------
 
-    def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
-        messages = [{"role": message["role"], "content": self._defuse(message["content"])} for message in messages]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
+    def _render(
+        self, messages: Sequence[Mapping[str, str]], *, generation: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        told = [{"role": message["role"], "content": self._defuse(message["content"])} for message in messages]
+        given: Any = {"tools": list(tools)} if tools else {}
+        text = self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=generation, **given)
         return cast(str, text)
 
     def _defuse(self, text: str) -> str:
@@ -154,16 +183,16 @@ class Template:
             return [{"role": "system", "content": system}, *messages]
         return [_user(f"{system}\n\n{messages[0]['content']}"), *messages[1:]]
 
-    def _cut(self, user: str) -> tuple[str, str]:
-        """A made-up conversation up to the end of its reply, and what follows with the user's turn."""
-        text = self._after_reply(user)
+    def _cut(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+        """A made-up conversation up to the end of its reply, and what follows with these messages."""
+        text = self._after_reply(messages)
         at = text.index(_REPLY) + len(_REPLY)
         at = text.index(self._end_text, at) + len(self._end_text)
         return text[:at], text[at:]
 
-    def _after_reply(self, user: str) -> str:
-        messages = [_user(_QUESTION), {"role": "assistant", "content": _REPLY}, _user(user)]
-        return self._render(messages, generation=True)
+    def _after_reply(self, messages: Sequence[Mapping[str, str]]) -> str:
+        made_up = [_user(_QUESTION), {"role": "assistant", "content": _REPLY}]
+        return self._render([*made_up, *messages], generation=True)
 
     # --- what the template does, found out once -----------------------------------------------------------------------
 
@@ -176,7 +205,7 @@ class Template:
 
     def _find_end(self) -> tuple[str, int]:
         """The token that closes a reply: the first one of the tokenizer's own after it."""
-        text = self._after_reply(_QUESTION)
+        text = self._after_reply([_user(_QUESTION)])
         if _REPLY not in text:
             raise ValueError("the chat template does not show an assistant's reply")
         rest = text[text.index(_REPLY) + len(_REPLY) :]
@@ -191,7 +220,7 @@ class Template:
         return token, tokens[token]
 
     def _find_markers(self) -> tuple[str, ...]:
-        text = self._after_reply(_QUESTION)
+        text = self._after_reply([_user(_QUESTION)])
         if self.takes_system:
             text += self._render([{"role": "system", "content": _SYSTEM}, _user(_QUESTION)], generation=True)
         tokens = {str(token) for token in self.tokenizer.added_tokens_decoder.values()} - set(TAGS)
@@ -206,11 +235,11 @@ class Template:
         messages = [_user(questions[0])]
         grown = self._render(self._with_system(_SYSTEM, messages), generation=True)
         for question in questions[1:]:
-            grown += reply.removeprefix(self._begun) + self._end_text + self._cut(question)[1]
+            grown += reply.removeprefix(self._begun) + self._end_text + self._cut([_user(question)])[1]
             messages += [{"role": "assistant", "content": reply}, _user(question)]
         whole = self._render(self._with_system(_SYSTEM, messages), generation=True)
         following = self._next(questions[-1])
-        return grown == whole and tuple(self._encode(whole + self.prefill)[-len(following) :]) == following
+        return grown == whole and tuple(self.encode(whole + self.prefill)[-len(following) :]) == following
 
 
 def _user(text: str) -> dict[str, str]:

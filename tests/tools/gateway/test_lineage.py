@@ -1,0 +1,172 @@
+"""What is trained on is what was sampled, whatever a client makes of its history."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from starpod.gateway.lineage import Layout
+from starpod.gateway.requests import Ask, Call, Message
+from starpod.gateway.session import Replied, Sampler, Session
+from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.data.batch import samples_of
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.engines.base import Request
+from starpod.trainer.prompts.conversation import Template
+from tests.tools.gateway.sampling import RandomEngine, engine_of, scripted
+from tests.trainer.chat_templates import TEMPLATES, tokenizer
+
+WORDS = ["Up", " then", " this", "<think>", "</think>", "\n\n", "é", " |", "a thought", "<tool_call>", "</tool_call>"]
+WORDS += ['<tool_call>{"name": "move", "arguments": {"to": "Up"}}</tool_call>']
+TOOL = {"type": "function", "function": {"name": "move", "description": "Moves.", "parameters": {"type": "object"}}}
+
+
+@dataclass
+class Client:
+    """An agent that goes on, repeats itself, cuts, condenses and rewrites its history, and asks helpers of its own."""
+
+    session: Session
+    rng: random.Random
+    extends: bool
+    histories: list[tuple[Message, ...]] = field(default_factory=list)
+    prompts: dict[tuple[Message, ...], list[int]] = field(default_factory=dict)
+    tools: tuple[dict[str, object], ...] = (TOOL,)
+
+    async def turn(self) -> None:
+        choice = self.rng.random()
+        history = self.histories[-1] if self.histories else (Message("system", "be good"),)
+        if choice < 0.05:
+            history = (Message("system", f"helper {self.rng.randint(0, 9)}"),)  # of its own conversation
+        elif choice < 0.15 and self.histories:
+            history = self.rng.choice(self.histories)  # back to an earlier state
+        elif choice < 0.2 and len(history) > 5:
+            history = (*history[:1], *history[-2:])  # the oldest rounds are dropped
+            if history[1].role == "assistant":
+                history = (history[0], Message("user", "so far"), *history[1:])
+        elif choice < 0.25:
+            history = (*history[:1], Message("user", "a summary of all that"))
+        elif choice < 0.3 and history[-1].role == "assistant":
+            history = (*history[:-1], Message("assistant", "what the client says was said"))
+        await self.ask(history)
+
+    async def ask(self, history: tuple[Message, ...]) -> None:
+        last = history[-1]
+        new = [Message("tool", f"result {self.rng.randint(0, 99)}") for _ in last.calls]
+        if not new or self.rng.random() < 0.2:
+            new.append(Message("user", self.rng.choice(["go", " on ", "a|b", "<|im_end|> this", "é\n"])))
+        ask = Ask((*history, *new), self.tools, seed=str(self.rng.randint(0, 3)))
+        if self.rng.random() < 0.1:
+            answers = await asyncio.gather(*(self.session.complete(replace(ask)) for _ in range(3)))
+            assert len({answer.id for answer in answers}) == 1
+        answer = await self.session.complete(ask)
+        message = answer.message
+        if self.rng.random() < 0.3:  # spelt in another way by the client
+            calls = tuple(Call(call.name, call.arguments.replace(": ", ":"), "other") for call in message.calls)
+            message = Message("assistant", f" {message.text}\n", calls)
+        self.histories.append((*ask.messages, message))
+
+
+async def play(name: str, turns: int, seed: int) -> tuple[RandomEngine, list[Turn], Template]:
+    template = Template(tokenizer(name))
+    engine = RandomEngine(template, WORDS, seed)
+    sampling = SamplingConfig(max_reply_tokens=60, max_episode_tokens=100_000, min_reply_tokens=1)
+    took: list[Turn] = []
+    sampler = Sampler(engine=engine, layout=Layout(template), sampling=sampling)
+
+    def keep(replied: Replied) -> None:
+        took.append(replied.turn)
+
+    number = 0
+    while len(took) < turns:
+        number += 1
+        session = Session(f"s{seed}-{number}", sampler, keep)
+        client = Client(session, random.Random(f"{seed}/{number}"), template.extends)
+        for _ in range(10):
+            await asyncio.gather(*(client.turn() for _ in range(random.Random(number).choice([1, 1, 3]))))
+            for _ in range(2):
+                await client.turn()
+        took_before = len(took)
+        session.close("over")
+        assert len(took) == took_before
+    return engine, took, template
+
+
+def check(engine: RandomEngine, turns: list[Turn]) -> None:
+    """Each turn's ids, log-probabilities and versions are those of one reply, in the context that the engine saw."""
+    episode = Episode(0, 0, "e", turns=turns)
+    found, context = [], []
+    for turn in turns:
+        context = [*([] if turn.fresh else context), *turn.prompt]
+        found.append((context, turn.reply, turn.logprobs, turn.versions))
+        context = [*context, *turn.reply]
+    sampled = [(request.prompt, reply.tokens, reply.logprobs, reply.versions) for request, reply in engine.sampled]
+    assert sorted(found) == sorted(sampled)
+    trained = sum(sum(sample.sampled) for sample in samples_of(episode))
+    assert trained == sum(len(reply.tokens) for _, reply in engine.sampled), "each sampled id is trained on once"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_trained_ids_are_the_sampled_ones(name: str) -> None:
+    engine, turns, template = await play(name, 200, seed=1)
+    check(engine, turns)
+    if template.extends:
+        assert sum(not turn.fresh for turn in turns) > 20, "what is not edited goes on in its sample"
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize("name", ["chatml", "llama3", "qwen3"])
+async def test_trained_ids_are_the_sampled_ones_over_thousands_of_turns(name: str) -> None:
+    engine, turns, _ = await play(name, 7_000, seed=2)
+    check(engine, turns)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_a_conversation_that_only_grows_extends_its_stream(name: str) -> None:
+    template = Template(tokenizer(name))
+    engine = RandomEngine(template, ["Up", " then", "this", "é", "ans"], seed=3)
+    sampler = Sampler(engine=engine, layout=Layout(template), sampling=SamplingConfig(max_reply_tokens=30))
+    session = Session("one", sampler, lambda replied: None)
+    messages: tuple[Message, ...] = (Message("system", "be good"),)
+    for number in range(10):
+        messages = (*messages, Message("user", f"question {number}"))
+        answer = await session.complete(Ask(messages))
+        messages = (*messages, answer.message)
+    for (before, reply), (after, _) in zip(engine.sampled, engine.sampled[1:], strict=False):
+        stream = [*before.prompt, *reply.tokens]
+        if template.extends:
+            assert after.prompt[: len(stream)] == stream
+
+
+async def test_dropped_thoughts_begin_a_sample_where_the_template_drops_them() -> None:
+    for name, fresh in (("qwen3", [True, True]), ("chatml", [True, False])):
+        sampler = scripted(lambda request, text: "<think>a thought</think>Up", name)
+        took: list[Turn] = []
+        session = Session("one", sampler, lambda replied, took=took: took.append(replied.turn))
+        first = await session.complete(Ask((Message("user", "go"),)))
+        assert (first.thought, first.text) == ("a thought", "Up")
+        await session.complete(Ask((Message("user", "go"), first.message, Message("user", "on"))))
+        assert [turn.fresh for turn in took] == fresh, name
+        shown = sampler.template.tokenizer.decode(engine_of(sampler).requests[-1].prompt)
+        assert ("a thought" in shown) == (not fresh[1])
+
+
+async def test_a_stop_text_cuts_the_reply_where_it_ends() -> None:
+    sampler = scripted(lambda request, text: "Thought. Observation: made up")
+    took: list[Replied] = []
+    session = Session("one", sampler, took.append)
+    answer = await session.complete(Ask((Message("user", "go"),), stop=("Observation:",)))
+    assert (answer.text, answer.finish) == ("Thought. ", "stop")
+    (replied,) = took
+    assert sampler.template.decode(replied.turn.reply) == "Thought. Observation:"
+    assert len(replied.turn.reply) == len(replied.turn.logprobs) == len(replied.turn.versions)
+
+
+async def test_sampling_is_the_gateways_and_streams_are_the_sessions() -> None:
+    sampler = replace(scripted(lambda request, text: "x"), temperature=0.5)
+    for name in ("one", "two"):
+        await Session(name, sampler, lambda replied: None).complete(Ask((Message("user", "go"),), max_tokens=3))
+    requests: list[Request] = engine_of(sampler).requests
+    assert {request.temperature for request in requests} == {0.5}
+    assert {request.max_tokens for request in requests} == {3}
+    assert len({request.seed for request in requests}) == 2

@@ -1,0 +1,307 @@
+"""The gateway over real sockets, with OpenAI's own client and plain HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from starpod.gateway.app import Keys, create_app
+from starpod.gateway.control import endpoints
+from starpod.gateway.listening import listening
+from starpod.gateway.records import Records
+from starpod.gateway.session import Sampler
+from starpod.trainer.data.batch import samples_of
+from starpod.trainer.data.files import read_groups
+from tests.tools.gateway.sampling import engine_of, scripted
+
+CALL = '<tool_call>\n{"name": "move", "arguments": {"to": "Up"}}\n</tool_call>'
+TOOL = {
+    "type": "function",
+    "function": {"name": "move", "description": "Moves.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@asynccontextmanager
+async def gateway(sampler: Sampler, folder: Path, token: str = "", **limits: Any) -> AsyncIterator[tuple[str, Records]]:
+    records = Records(sampler, folder, most=limits.pop("sessions", 100), begins_unknown=not token)
+    records.restore()
+    keys = Keys(token)
+    app = create_app(records, model="test", keys=keys, more=endpoints(records, keys), **limits)
+    async with listening(app) as url:
+        yield url, records
+
+
+def client(url: str, key: str = "one", **more: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, **{"max_retries": 0, **more})
+
+
+async def test_a_conversation_is_one_sample_of_what_was_sampled(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: f"reply {text.count('user')}")
+    async with gateway(sampler, tmp_path) as (url, records):
+        llm = client(url)
+        messages: list[Any] = [{"role": "system", "content": "be good"}]
+        for question in ("a", "b", "c"):
+            messages.append({"role": "user", "content": question})
+            completion = await llm.chat.completions.create(model="m", messages=messages)
+            messages.append(completion.choices[0].message.model_dump(exclude_none=True))
+        assert completion.choices[0].message.content == "reply 3"
+        assert completion.choices[0].finish_reason == "stop"
+        assert completion.usage is not None
+        assert completion.usage.prompt_tokens == len(engine_of(sampler).requests[-1].prompt)
+        records.record("one").reward(1.5, "")
+        records.end("one", {"success": True})
+    (group,) = read_groups(tmp_path / "episodes")
+    (episode,) = group.episodes
+    assert (episode.total_reward, episode.success, episode.end) == (1.5, True, "terminal")
+    (sample,) = samples_of(episode)
+    engine = engine_of(sampler)
+    assert sample.tokens[: len(engine.requests[-1].prompt)] == engine.requests[-1].prompt
+    text = sampler.template.tokenizer.decode(sample.tokens)
+    assert text == (
+        "<|im_start|>system\nbe good<|im_end|>\n"
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nreply 1<|im_end|>\n"
+        "<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nreply 2<|im_end|>\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nreply 3<|im_end|>"
+    )
+    assert sum(sample.sampled) == episode.sampled_tokens == sum(len(turn.reply) for turn in episode.turns)
+
+
+async def test_streams_say_the_same_as_whole_replies(tmp_path: Path) -> None:
+    long = "word " * 200
+    sampler = scripted(lambda request, text: f"<think>hm</think>{long}{CALL}", max_reply_tokens=1500)
+    async with gateway(sampler, tmp_path) as (url, _):
+        llm = client(url)
+        given: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": [TOOL]}
+        whole = (await llm.chat.completions.create(**given)).choices[0].message
+        text, name, arguments, thought, finish, usage = "", "", "", "", None, None
+        stream = await llm.chat.completions.create(**given, stream=True, stream_options={"include_usage": True})
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                thought += getattr(choice.delta, "reasoning_content", None) or ""
+                finish = choice.finish_reason or finish
+                for call in choice.delta.tool_calls or ():
+                    assert call.function is not None
+                    name += call.function.name or ""
+                    arguments += call.function.arguments or ""
+    assert whole.tool_calls is not None and whole.tool_calls[0].type == "function"
+    assert (text, thought, finish) == (whole.content, "hm", "tool_calls") and text == long.strip()
+    assert (name, json.loads(arguments)) == ("move", {"to": "Up"}) and usage is not None
+    assert len(engine_of(sampler).requests) == 1, "a stream of the same request is a repetition"
+
+
+async def test_tool_calls_and_results_go_on_from_what_was_sampled(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: CALL if "tool_response" not in text and "tool\n" not in text else "done")
+    async with gateway(sampler, tmp_path) as (url, records):
+        llm = client(url)
+        messages: list[Any] = [{"role": "user", "content": "go"}]
+        first = (await llm.chat.completions.create(model="m", messages=messages, tools=[TOOL])).choices[0]  # type: ignore[list-item]
+        assert first.finish_reason == "tool_calls" and first.message.content is None
+        assert first.message.tool_calls
+        call = first.message.tool_calls[0]
+        messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "ok, moved"}]
+        second = (await llm.chat.completions.create(model="m", messages=messages, tools=[TOOL])).choices[0]  # type: ignore[list-item]
+        assert second.message.content == "done"
+        turns = records.record("one").episode.turns
+    assert [turn.fresh for turn in turns] == [True, False]
+    assert "ok, moved" in sampler.template.tokenizer.decode(turns[1].prompt)
+    assert "move" in sampler.template.tokenizer.decode(turns[0].prompt), "the tools are described"
+
+
+async def test_responses_with_the_same_history_as_items(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: f"<think>a</think>{CALL}" if "ok, moved" not in text else "done")
+    tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
+    async with gateway(sampler, tmp_path) as (url, records):
+        llm = client(url)
+        history: list[Any] = [{"role": "user", "content": "go"}]
+        first = await llm.responses.create(model="m", instructions="be good", input=history, tools=[tool])
+        assert [item.type for item in first.output] == ["reasoning", "function_call"]
+        call = first.output[1]
+        assert call.type == "function_call"
+        history += [item.model_dump() for item in first.output]
+        history.append({"type": "function_call_output", "call_id": call.call_id, "output": "ok, moved"})
+        given: Any = {"model": "m", "instructions": "be good", "input": history, "tools": [tool]}
+        assert (await llm.responses.create(**given)).output_text == "done"
+        kinds = [event.type async for event in await llm.responses.create(**given, stream=True)]
+        turns = records.record("one").episode.turns
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    assert "response.output_text.delta" in kinds
+    assert [turn.fresh for turn in turns] == [True, False]
+
+
+async def test_messages_of_anthropic_over_plain_http(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: f"<think>a</think>I move.{CALL}" if "ok, moved" not in text else "done")
+    tool = {"name": "move", "description": "Moves.", "input_schema": {"type": "object"}}
+    async with gateway(sampler, tmp_path) as (url, records), httpx.AsyncClient(base_url=url) as http:
+        headers = {"x-api-key": "one", "anthropic-version": "2023-06-01"}
+        body: dict[str, Any] = {
+            "model": "m",
+            "max_tokens": 1000,
+            "system": [{"type": "text", "text": "be good"}],
+            "messages": [{"role": "user", "content": "go"}],
+            "tools": [tool],
+        }
+        first = (await http.post("/v1/messages", json=body, headers=headers)).json()
+        assert [block["type"] for block in first["content"]] == ["thinking", "text", "tool_use"]
+        assert first["stop_reason"] == "tool_use" and first["content"][2]["input"] == {"to": "Up"}
+        result = {"type": "tool_result", "tool_use_id": first["content"][2]["id"], "content": "ok, moved"}
+        body["messages"] += [
+            {"role": "assistant", "content": first["content"][1:]},  # a client may leave thoughts out
+            {"role": "user", "content": [result]},
+        ]
+        second = (await http.post("/v1/messages", json=body, headers=headers)).json()
+        assert second["content"] == [{"type": "text", "text": "done", "citations": None}]
+        streamed = await http.post("/v1/messages", json={**body, "stream": True}, headers=headers)
+        turns = records.record("one").episode.turns
+    names = [line.removeprefix("event: ") for line in streamed.text.splitlines() if line.startswith("event: ")]
+    assert names == [
+        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+    assert [turn.fresh for turn in turns] == [True, False]
+
+
+async def test_errors_have_the_shape_of_the_api_that_was_called(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "x", max_episode_tokens=300)
+    async with gateway(sampler, tmp_path, most_body_bytes=10_000) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        llm = client(url)
+        with pytest.raises(openai.BadRequestError, match="context is 300 tokens") as caught:
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "word " * 300}])
+        assert caught.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError, match="`n` is not supported"):
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}], n=2)
+        with pytest.raises(openai.APIStatusError) as large:
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * 20_000}])
+        assert large.value.status_code == 413
+        picture: Any = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+        with pytest.raises(openai.BadRequestError, match="takes text alone"):
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": picture}])
+        with pytest.raises(openai.NotFoundError, match="has no POST /v1/embeddings"):
+            await llm.embeddings.create(model="m", input="a")
+        bad = await http.post("/v1/messages", json={"messages": [{"role": "bot", "content": ""}]})
+        assert bad.status_code == 400
+        assert bad.json()["error"]["type"] == "invalid_request_error" and bad.json()["type"] == "error"
+        assert (await http.post("/v1/chat/completions", content="{}")).status_code == 415
+        assert (await http.get("/v1/models", headers={"host": "evil.example"})).status_code == 421
+        streamed = await http.post(
+            "/v1/chat/completions", json={"stream": True, "messages": []}, headers=_bearer("one")
+        )
+        assert streamed.status_code == 400, "an error before the first byte of a stream has its status"
+
+
+async def test_keys_are_given_out_by_who_has_the_token(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "x")
+    async with gateway(sampler, tmp_path, token="secret") as (url, _), httpx.AsyncClient(base_url=url) as http:
+        assert (await http.post("/sessions", json={}, headers=_bearer("wrong"))).status_code == 401
+        begun = (await http.post("/sessions", json={"name": "a", "group": 3}, headers=_bearer("secret"))).json()
+        again = (await http.post("/sessions", json={"name": "a", "group": 3}, headers=_bearer("secret"))).json()
+        assert begun == again and begun["group"] == 3
+        for wrong in ("a", "a.", "b." + begun["api_key"].partition(".")[2], "secret"):
+            with pytest.raises(openai.AuthenticationError):
+                await _ask(client(url, wrong))
+        with pytest.raises(openai.AuthenticationError, match="names no session"):
+            await _ask(client(url, Keys("secret").key("never-begun")))
+        await _ask(client(url, begun["api_key"]))
+        shown = (await http.get("/sessions/a", headers=_bearer("secret"))).json()
+        assert shown["replies"] == 1
+        for _ in range(2):  # by its key a reward is given once, and an end is one
+            paid = await http.post("/sessions/a/reward", json={"value": 2, "key": "k"}, headers=_bearer("secret"))
+            assert paid.json()["return"] == 2
+        for _ in range(2):
+            over = await http.post("/sessions/a/end", json={}, headers=_bearer("secret"))
+            assert over.json() == {"name": "a", "over": True, "return": 2}
+        with pytest.raises(openai.APIStatusError) as gone:
+            await _ask(client(url, begun["api_key"]), "another")
+        assert gone.value.status_code == 410
+
+
+async def test_sessions_are_bounded(tmp_path: Path) -> None:
+    async with gateway(scripted(lambda request, text: "x"), tmp_path, sessions=2) as (url, _):
+        for key in ("a", "b", "a"):
+            await _ask(client(url, key))
+        with pytest.raises(openai.RateLimitError, match="2 sessions run"):
+            await _ask(client(url, "c"))
+
+
+async def test_a_repeated_request_has_the_same_reply(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    sampler = scripted(lambda request, text: f"reply {request.seed}")
+    engine = engine_of(sampler)
+    sample = engine.generate
+
+    async def slow(request: Any) -> Any:
+        await release.wait()
+        return await sample(request)
+
+    engine.generate = slow  # type: ignore[method-assign]
+    async with gateway(sampler, tmp_path) as (url, records):
+        with pytest.raises(openai.APITimeoutError):
+            await _ask(client(url, timeout=0.2))
+        both = asyncio.gather(_ask(client(url)), _ask(client(url)))
+        await asyncio.sleep(0.1)
+        release.set()
+        replies = {*await both, await _ask(client(url))}
+        assert len(replies) == 1 and len(engine.requests) == 1
+        assert len(records.record("one").episode.turns) == 1
+        other = await client(url).chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello"}], seed=7
+        )
+        assert other.choices[0].message.content not in replies, "another seed asks for another sample"
+
+
+async def test_what_was_heard_of_outlives_the_gateway(tmp_path: Path) -> None:
+    def sampler() -> Sampler:
+        return scripted(lambda request, text: f"<think>a</think>{CALL} {request.seed}", "qwen3")
+
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    async with gateway(sampler(), tmp_path) as (url, records):
+        first = (await client(url).chat.completions.create(model="m", messages=messages)).choices[0].message
+        await _ask(client(url, "ended"))
+        records.record("one").reward(0.5, "k")
+        records.end("ended", {"end": "failed", "error": "the grader broke"})
+    journal = tmp_path / "sessions" / "one.jsonl"
+    journal.write_text(journal.read_text() + '{"kind": "rew')  # a line that the kill cut
+    async with gateway(again := sampler(), tmp_path) as (url, records):
+        repeated = (await client(url).chat.completions.create(model="m", messages=messages)).choices[0].message
+        assert repeated == first and not engine_of(again).requests
+        records.record("one").reward(0.5, "k")
+        messages += [first, {"role": "user", "content": "on"}]
+        await client(url).chat.completions.create(model="m", messages=messages)
+        turns = records.record("one").episode.turns
+        assert [turn.reward for turn in turns] == [0.5, 0.0]
+        with pytest.raises(openai.APIStatusError) as gone:
+            await _ask(client(url, "ended"), "other")
+        assert gone.value.status_code == 410
+        records.end("one", {})
+    episodes = [each for group in read_groups(tmp_path / "episodes") for each in group.members]
+    assert [(each.end, each.error, len(each.turns)) for each in episodes] == [
+        ("terminal", "", 2),
+        ("failed", "the grader broke", 1),
+    ]
+
+
+async def test_an_end_that_a_kill_cut_is_finished(tmp_path: Path) -> None:
+    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, records):
+        await _ask(client(url))
+        records.record("one").log("end", end="terminal", success=None, error="")
+    for _ in range(2):
+        async with gateway(scripted(lambda request, text: "x"), tmp_path):
+            pass
+    (group,) = read_groups(tmp_path / "episodes")
+    assert len(group.episodes) == 1
+
+
+async def _ask(llm: openai.AsyncOpenAI, text: str = "hello") -> str:
+    completion = await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+    return completion.choices[0].message.content or ""
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}

@@ -1,0 +1,189 @@
+"""The gateway's HTTP: routes, keys, bounds on requests, and errors in the shape of the API that was called."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from starpod.gateway.dialects.base import Dialect
+from starpod.gateway.dialects.chat import ChatCompletions
+from starpod.gateway.dialects.messages import Messages
+from starpod.gateway.dialects.responses import Responses
+from starpod.gateway.requests import Answer, Ask, Refused, bad_request
+from starpod.gateway.session import Session
+from starpod.report.site import known_host
+
+MOST_BODY_BYTES = 8 * 2**20
+"""Of a request, by default: the longest context is far shorter."""
+_HEARTBEAT_SECONDS = 5.0
+"""After which a reply that is still being sampled begins as a stream, and as often says that it lives."""
+_SIGNATURE = 32
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Host(Protocol):
+    """Whoever holds the sessions."""
+
+    def find(self, name: str) -> Session:
+        """The session of that name. Raises Refused."""
+
+
+class Keys:
+    """API keys. Without a token a key is the session's name; with one it ends in a signature that the token makes, so
+    that only who has the token gives out keys."""
+
+    def __init__(self, token: str = "") -> None:
+        self._token = token.encode()
+
+    def key(self, name: str) -> str:
+        """The API key of a session."""
+        return f"{name}.{self._sign(name)}" if self._token else name
+
+    def name(self, key: str) -> str:
+        """The session that a key names. Raises Refused."""
+        name, _, signature = key.rpartition(".") if self._token else (key, "", "")
+        if not name or (self._token and not hmac.compare_digest(signature.encode(), self._sign(name).encode())):
+            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session of this gateway")
+        return name
+
+    def admits(self, key: str) -> bool:
+        """Whether it is the token, with which sessions are begun, rewarded and ended."""
+        return not self._token or hmac.compare_digest(key.encode(), self._token)
+
+    def _sign(self, name: str) -> str:
+        return hmac.new(self._token, name.encode(), hashlib.sha256).hexdigest()[:_SIGNATURE]
+
+
+def create_app(
+    host: Host,
+    *,
+    model: str,
+    keys: Keys | None = None,
+    hosts: Collection[str] = (),
+    most_body_bytes: int = MOST_BODY_BYTES,
+    more: Mapping[tuple[str, str], Endpoint] | None = None,
+) -> Starlette:
+    """The application over the sessions of a host.
+
+    model: the name that it lists. hosts: names by which it may be called, besides localhost and addresses. more:
+    further endpoints by method and path.
+    """
+    keys = keys or Keys()
+    chat = ChatCompletions()
+    dialects: list[Dialect] = [chat, Responses(), Messages()]
+
+    async def models(request: Request) -> Response:
+        entry = {"id": model, "object": "model", "created": 0, "owned_by": "starpod", "type": "model"}
+        return JSONResponse({"object": "list", "data": [entry], "has_more": False})
+
+    def complete(dialect: Dialect) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            ask = dialect.read(await read_json(request, most_body_bytes))
+            session = host.find(keys.name(key_of(request)))
+            reply = asyncio.ensure_future(session.complete(ask))
+            if not ask.stream:
+                return JSONResponse(dialect.write(ask, await reply))
+            await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
+            if reply.done():
+                reply.result()  # an error has a status of its own while nothing was sent
+            return StreamingResponse(_stream(dialect, ask, reply), media_type="text/event-stream")
+
+        return endpoint
+
+    endpoints = {("POST", dialect.path): complete(dialect) for dialect in dialects}
+    endpoints |= {("GET", "/v1/models"): models, ("GET", "/health"): _health, **(more or {})}
+
+    def dialect_of(request: Request) -> Dialect:
+        path = request.url.path
+        return next((each for each in dialects[::-1] if path.startswith(each.path)), chat)
+
+    def guarded(endpoint: Endpoint) -> Endpoint:
+        async def call(request: Request) -> Response:
+            try:
+                if not known_host(request.headers.get("host", ""), hosts):
+                    status = HTTPStatus.MISDIRECTED_REQUEST
+                    raise Refused(status, "unknown_host", "start the gateway with --allow-host NAME to call it so")
+                return await endpoint(request)
+            except Refused as refused:
+                return _failed(dialect_of(request), refused)
+
+        return call
+
+    async def not_found(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        known = f"the gateway has no {request.method} {request.url.path[:100]}"
+        return _failed(dialect_of(request), Refused(status, "not_found", known))
+
+    async def broken(request: Request, error: Exception) -> Response:
+        refused = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
+        return _failed(dialect_of(request), refused)
+
+    return Starlette(
+        routes=[Route(path, guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()],
+        exception_handlers={HTTPException: not_found, Exception: broken},
+    )
+
+
+def key_of(request: Request) -> str:
+    """The key that a request brings, as either API sends it; empty without one."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
+
+
+async def read_json(request: Request, most: int = MOST_BODY_BYTES) -> dict[str, Any]:
+    """The object in a request's body. Raises Refused, for a long one before it is read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # what a page of another site cannot send unasked
+        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")
+    too_large = Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {most} bytes")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > len(str(most)) or int(length) > most:
+        raise too_large
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > most:
+            raise too_large
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON: {error}", "invalid_json") from error
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object", "invalid_json")
+    return body
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> AsyncIterator[bytes]:
+    """The engine gives whole replies: until it does, comments keep the connection alive."""
+    while not reply.done():
+        yield b": sampling\n\n"
+        await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
+    try:
+        answer = reply.result()
+    except Refused as refused:
+        yield dialect.failure_event(refused)
+        return
+    for each in dialect.events(ask, answer):
+        yield each
+
+
+def _failed(dialect: Dialect, refused: Refused) -> Response:
+    headers = {"connection": "close"} if refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else {}
+    return JSONResponse(dialect.failure(refused), refused.status, headers)

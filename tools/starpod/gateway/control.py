@@ -1,0 +1,83 @@
+"""The small API with which sessions are begun, rewarded and ended by whoever runs agents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from starpod.gateway.app import Endpoint, Keys, key_of, read_json
+from starpod.gateway.records import Record, Records
+from starpod.gateway.requests import Refused, bad_request, field
+
+_TEXTS = ("environment", "version", "task", "instructions")
+_NUMBERS = ("group", "member", "seed")
+
+
+def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
+    """POST /sessions, GET /sessions/NAME, POST /sessions/NAME/reward and /end."""
+
+    def admit(request: Request) -> None:
+        if not keys.admits(key_of(request)):
+            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_token", "bring the gateway's token as a bearer token")
+
+    async def begin(request: Request) -> Response:
+        admit(request)
+        body = await read_json(request)
+        values: dict[str, Any] = {name: value for name in _TEXTS if (value := field(body, name, str)) is not None}
+        for name in _NUMBERS:
+            if (number := field(body, name, int)) is not None:
+                if number < 0:
+                    raise bad_request(f"`{name}` must be at least 0")
+                values[name] = number
+        return JSONResponse(_facts(records.begin(field(body, "name", str, ""), values), keys))
+
+    async def show(request: Request) -> Response:
+        admit(request)
+        return JSONResponse(_facts(records.record(request.path_params["name"]), keys))
+
+    async def reward(request: Request) -> Response:
+        admit(request)
+        body = await read_json(request)
+        value = float(field(body, "value", (int, float), math.nan))
+        if not math.isfinite(value):
+            raise bad_request("`value` must be a finite number")
+        record = records.record(request.path_params["name"])
+        record.reward(value, field(body, "key", str, ""))
+        return JSONResponse(_facts(record, keys))
+
+    async def end(request: Request) -> Response:
+        admit(request)
+        body = await read_json(request)
+        values: Mapping[str, Any] = {
+            "end": field(body, "end", str, ""),
+            "success": field(body, "success", bool),
+            "error": field(body, "error", str, ""),
+        }
+        name = request.path_params["name"]
+        return JSONResponse({"name": name, "over": True, "return": records.end(name, values)})
+
+    return {
+        ("POST", "/sessions"): begin,
+        ("GET", "/sessions/{name}"): show,
+        ("POST", "/sessions/{name}/reward"): reward,
+        ("POST", "/sessions/{name}/end"): end,
+    }
+
+
+def _facts(record: Record, keys: Keys) -> dict[str, Any]:
+    session, episode = record.session, record.episode
+    return {
+        "name": session.name,
+        "api_key": keys.key(session.name),
+        "group": episode.group,
+        "member": episode.member,
+        "replies": session.replies,
+        "tokens": session.tokens,
+        "return": episode.total_reward,
+        "over": bool(session.over),
+    }

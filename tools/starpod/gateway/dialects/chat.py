@@ -1,0 +1,130 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from starpod.gateway.dialects.base import event, pieces
+from starpod.gateway.requests import (
+    Answer,
+    Ask,
+    Call,
+    Message,
+    Refused,
+    Role,
+    bad_request,
+    count,
+    field,
+    objects,
+    refuse_given,
+    text_of,
+)
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class ChatCompletions:
+    """POST /v1/chat/completions. Reasoning is in `reasoning_content`, as other servers of open models have it."""
+
+    path = "/v1/chat/completions"
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        refuse_given(body, n=1, functions=[], response_format={"type": "text"}, logprobs=False, tool_choice="auto")
+        stop = field(body, "stop", (str, list), [])
+        options = field(body, "stream_options", dict, {})
+        return Ask(
+            messages=tuple(_message(each) for each in objects(body, "messages")),
+            tools=tuple(_tool(each) for each in objects(body, "tools")),
+            max_tokens=count(body, "max_completion_tokens", "max_tokens"),
+            stop=tuple([stop] if isinstance(stop, str) else map(str, stop)),
+            seed=str(field(body, "seed", int, "")),
+            stream=field(body, "stream", bool, False),
+            with_usage=bool(options.get("include_usage")),
+            model=field(body, "model", str, ""),
+        )
+
+    def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+        message["refusal"] = None
+        if answer.thought is not None:
+            message["reasoning_content"] = answer.thought
+        if answer.calls:
+            message["tool_calls"] = [_call(call) for call in answer.calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(answer)}
+        return {**self._head(ask, answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+
+    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+        head = self._head(ask, answer, "chat.completion.chunk")
+
+        def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+            usage = {"usage": None} if ask.with_usage else {}
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+            return event({**head, "choices": [choice], **usage})
+
+        yield chunk({"role": "assistant", "content": ""})
+        for thought in pieces(answer.thought or ""):
+            if thought:
+                yield chunk({"reasoning_content": thought})
+        for text in pieces(answer.text):
+            if text:
+                yield chunk({"content": text})
+        for index, call in enumerate(answer.calls):
+            yield chunk({"tool_calls": [{"index": index, **_call(call)}]})
+        yield chunk({}, _finish(answer))
+        if ask.with_usage:
+            yield event({**head, "choices": [], "usage": _usage(answer)})
+        yield event("[DONE]")
+
+    def failure(self, refused: Refused) -> dict[str, Any]:
+        kind = "invalid_request_error" if refused.status < 500 else "server_error"
+        return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}}
+
+    def failure_event(self, refused: Refused) -> bytes:
+        return event(self.failure(refused))
+
+    def _head(self, ask: Ask, answer: Answer, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": ask.model}
+
+
+def _message(value: Mapping[str, Any]) -> Message:
+    role = _ROLES.get(str(value.get("role")))
+    if role is None:
+        raise bad_request(f"a message has the role {str(value.get('role'))[:40]!r}; use {', '.join(_ROLES)}")
+    text = text_of(value.get("content"), ("text", "refusal"), f"the message of role {role}")
+    calls = []
+    for call in objects(value, "tool_calls"):
+        function = field(call, "function", dict, {})
+        calls.append(Call(field(function, "name", str, ""), field(function, "arguments", str, "{}")))
+    return Message(role, text, tuple(calls))
+
+
+def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = value.get("function")
+    if value.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request("`tools` must be functions with a name", "invalid_type")
+    kept = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
+    return {"type": "function", "function": kept}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _finish(answer: Answer) -> str:
+    return "tool_calls" if answer.calls else answer.finish
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.reply_tokens,
+        "total_tokens": answer.prompt_tokens + answer.reply_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }

@@ -1,0 +1,182 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from starpod.gateway.dialects.base import event, pieces
+from starpod.gateway.requests import (
+    Answer,
+    Ask,
+    Call,
+    Message,
+    Refused,
+    bad_request,
+    count,
+    field,
+    objects,
+    part_text,
+    refuse_given,
+    text_of,
+)
+
+_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+class Messages:
+    """POST /v1/messages. A reply's reasoning is a block of type `thinking`; it need not be sent back."""
+
+    path = "/v1/messages"
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        choice = field(body, "tool_choice", dict, {})
+        refuse_given({"tool_choice.type": choice.get("type")}, **{"tool_choice.type": "auto"})
+        messages = []
+        if system := text_of(body.get("system"), ("text",), "`system`"):
+            messages.append(Message("system", system))
+        for each in objects(body, "messages"):
+            messages += _messages(each)
+        if messages and messages[-1].role == "assistant":
+            raise bad_request("the last message is the assistant's: this gateway does not go on from a given beginning")
+        return Ask(
+            messages=tuple(messages),
+            tools=tuple(_tool(each) for each in objects(body, "tools")),
+            max_tokens=count(body, "max_tokens"),
+            stop=tuple(map(str, field(body, "stop_sequences", list, []))),
+            stream=field(body, "stream", bool, False),
+            model=field(body, "model", str, ""),
+        )
+
+    def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
+        return {
+            **self._head(ask, answer),
+            "content": _blocks(answer),
+            "stop_reason": _stop_reason(answer),
+            "usage": _usage(answer, answer.reply_tokens),
+        }
+
+    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+        head = {**self._head(ask, answer), "content": [], "stop_reason": None, "usage": _usage(answer, 0)}
+        yield _event("message_start", message=head)
+        for index, block in enumerate(_blocks(answer)):
+            yield _event("content_block_start", index=index, content_block=_begun(block))
+            for delta in _deltas(block):
+                yield _event("content_block_delta", index=index, delta=delta)
+            yield _event("content_block_stop", index=index)
+        end = {"stop_reason": _stop_reason(answer), "stop_sequence": None}
+        yield _event("message_delta", delta=end, usage={"output_tokens": answer.reply_tokens})
+        yield _event("message_stop")
+
+    def failure(self, refused: Refused) -> dict[str, Any]:
+        kind = _ERRORS.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(refused)}, "request_id": None}
+
+    def failure_event(self, refused: Refused) -> bytes:
+        return event(self.failure(refused), "error")
+
+    def _head(self, ask: Ask, answer: Answer) -> dict[str, Any]:
+        return {
+            "id": f"msg_{answer.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": ask.model,
+            "stop_sequence": None,
+        }
+
+
+def _messages(value: Mapping[str, Any]) -> list[Message]:
+    """A message of the API, whose blocks may be several of ours: each tool's result is one."""
+    role, content = value.get("role"), value.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise bad_request(f"a message has the role {str(role)[:40]!r}; use user or assistant")
+    if not isinstance(content, list):
+        return [Message(role, text_of(content, (), f"the message of role {role}"))]
+    found: list[Message] = []
+    texts: list[str] = []
+    calls: list[Call] = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if kind == "text":
+            texts.append(part_text(block))
+        elif kind == "tool_use" and role == "assistant":
+            calls.append(Call(field(block, "name", str, ""), json.dumps(field(block, "input", dict, {}))))
+        elif kind == "tool_result" and role == "user":
+            found.append(Message("tool", text_of(block.get("content"), ("text",), "a tool_result")))
+        elif kind not in ("thinking", "redacted_thinking"):
+            raise bad_request(f"the message of role {role} has a block of type {str(kind)[:40]!r}")
+    if texts or calls or not found:
+        found.append(Message(role, "\n".join(texts), tuple(calls)))
+    return found
+
+
+def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    if value.get("type") not in (None, "custom") or not isinstance(value.get("name"), str):
+        raise bad_request("`tools` must be of your own (type custom), with a name", "invalid_type")
+    function = {"name": value["name"], "parameters": field(value, "input_schema", dict, {})}
+    if description := field(value, "description", str, ""):
+        function["description"] = description
+    return {"type": "function", "function": function}
+
+
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.thought is not None:
+        blocks.append({"type": "thinking", "thinking": answer.thought, "signature": ""})
+    if answer.text or not answer.calls:
+        blocks.append({"type": "text", "text": answer.text, "citations": None})
+    for call in answer.calls:
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)})
+    return blocks
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _begun(block: Mapping[str, Any]) -> dict[str, Any]:
+    empty: dict[str, Any] = {"thinking": {"thinking": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
+    return {**block, **empty[block["type"]]}
+
+
+def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    match block["type"]:
+        case "thinking":
+            for piece in pieces(block["thinking"]):
+                yield {"type": "thinking_delta", "thinking": piece}
+            yield {"type": "signature_delta", "signature": block["signature"]}
+        case "text":
+            for piece in pieces(block["text"]):
+                yield {"type": "text_delta", "text": piece}
+        case _:
+            yield {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
+
+
+def _stop_reason(answer: Answer) -> str:
+    if answer.calls:
+        return "tool_use"
+    return "max_tokens" if answer.finish == "length" else "end_turn"
+
+
+def _usage(answer: Answer, output: int) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "cache_read_input_tokens": answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": output,
+    }
+
+
+def _event(kind: str, **values: Any) -> bytes:
+    return event({"type": kind, **values}, kind)

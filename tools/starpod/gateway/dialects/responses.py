@@ -1,0 +1,197 @@
+"""OpenAI's responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from starpod.gateway.dialects.base import event, pieces
+from starpod.gateway.dialects.chat import ChatCompletions
+from starpod.gateway.requests import (
+    Answer,
+    Ask,
+    Call,
+    Message,
+    Refused,
+    Role,
+    bad_request,
+    count,
+    field,
+    objects,
+    refuse_given,
+    text_of,
+)
+
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_PARTS = ("input_text", "output_text", "text", "refusal")
+
+
+class Responses:
+    """POST /v1/responses, without storage: each request holds its whole history.
+
+    An assistant's items that follow each other are one reply. Reasoning is an item with its text; clients may send it
+    back or leave it out.
+    """
+
+    path = "/v1/responses"
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        refuse_given(body, previous_response_id="", conversation="", background=False, tool_choice="auto")
+        form = field(field(body, "text", dict, {}), "format", dict, {"type": "text"})
+        refuse_given({"text.format.type": form.get("type")}, **{"text.format.type": "text"})
+        given = field(body, "input", (str, list), [])
+        messages = [Message("user", given)] if isinstance(given, str) else _messages(objects(body, "input"))
+        if instructions := field(body, "instructions", str, ""):
+            messages.insert(0, Message("system", instructions))
+        return Ask(
+            messages=tuple(messages),
+            tools=tuple(_tool(each) for each in objects(body, "tools")),
+            max_tokens=count(body, "max_output_tokens"),
+            stream=field(body, "stream", bool, False),
+            model=field(body, "model", str, ""),
+        )
+
+    def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
+        return _response(ask, answer, _items(answer), "incomplete" if _cut(answer) else "completed")
+
+    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+        number = 0
+
+        def tell(kind: str, **values: Any) -> bytes:
+            nonlocal number
+            number += 1
+            return event({"type": kind, "sequence_number": number - 1, **values}, kind)
+
+        begun = _response(ask, answer, [], "in_progress")
+        yield tell("response.created", response=begun)
+        yield tell("response.in_progress", response=begun)
+        for index, item in enumerate(_items(answer)):
+            place = {"output_index": index, "item_id": item["id"]}
+            yield tell("response.output_item.added", output_index=index, item=_begun(item))
+            if item["type"] == "message":
+                place["content_index"] = 0
+                empty = {**item["content"][0], "text": ""}
+                yield tell("response.content_part.added", **place, part=empty)
+                for piece in pieces(answer.text):
+                    yield tell("response.output_text.delta", **place, delta=piece, logprobs=[])
+                yield tell("response.output_text.done", **place, text=answer.text, logprobs=[])
+                yield tell("response.content_part.done", **place, part=item["content"][0])
+            elif item["type"] == "function_call":
+                yield tell("response.function_call_arguments.delta", **place, delta=item["arguments"])
+                yield tell(
+                    "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
+                )
+            yield tell("response.output_item.done", output_index=index, item=item)
+        whole = self.write(ask, answer)
+        yield tell(f"response.{whole['status']}", response=whole)
+
+    def failure(self, refused: Refused) -> dict[str, Any]:
+        return ChatCompletions().failure(refused)
+
+    def failure_event(self, refused: Refused) -> bytes:
+        return event({"type": "error", "code": refused.code, "message": str(refused), "param": None}, "error")
+
+
+def _messages(items: list[dict[str, Any]]) -> list[Message]:
+    found: list[Message] = []
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            continue
+        if kind == "function_call_output":
+            found.append(Message("tool", text_of(item.get("output"), _PARTS, "a function_call_output")))
+        elif kind == "function_call":
+            call = Call(field(item, "name", str, ""), field(item, "arguments", str, "{}"))
+            _join(found, Message("assistant", "", (call,)))
+        elif kind == "message" and (role := _ROLES.get(str(item.get("role")))) is not None:
+            message = Message(role, text_of(item.get("content"), _PARTS, f"the message of role {role}"))
+            _join(found, message) if role == "assistant" else found.append(message)
+        else:
+            raise bad_request(f"`input` has an item of type {str(kind)[:40]!r} that this gateway does not know")
+    return found
+
+
+def _join(found: list[Message], reply: Message) -> None:
+    """Adds items of the assistant to those before, as they are parts of one reply."""
+    if found and found[-1].role == "assistant":
+        before = found.pop()
+        text = "\n".join(each for each in (before.text, reply.text) if each)
+        reply = Message("assistant", text, (*before.calls, *reply.calls))
+    found.append(reply)
+
+
+def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    if value.get("type") != "function" or not isinstance(value.get("name"), str):
+        raise bad_request("`tools` must be functions with a name: this gateway runs no tools itself", "invalid_type")
+    kept = {name: value[name] for name in ("name", "description", "parameters") if value.get(name) is not None}
+    return {"type": "function", "function": kept}
+
+
+def _cut(answer: Answer) -> bool:
+    return answer.finish == "length" and not answer.calls
+
+
+def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    over = status != "in_progress"
+    return {
+        "id": f"resp_{answer.id}",
+        "object": "response",
+        "created_at": answer.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": None,
+        "metadata": {},
+        "model": ask.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "top_p": None,
+        "tool_choice": "auto",
+        "tools": [{"strict": False, **tool["function"], "type": "function"} for tool in ask.tools],
+        "usage": _usage(answer) if over else None,
+    }
+
+
+def _items(answer: Answer) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if answer.thought is not None:
+        content = [{"type": "reasoning_text", "text": answer.thought}]
+        items.append({"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content})
+    if answer.text or not answer.calls:
+        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+        status = "incomplete" if _cut(answer) else "completed"
+        message = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status}
+        items.append({**message, "content": [part]})
+    for index, call in enumerate(answer.calls):
+        items.append(
+            {
+                "type": "function_call",
+                "id": f"fc_{answer.id}_{index}",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
+    match item["type"]:
+        case "message":
+            return {**item, "status": "in_progress", "content": []}
+        case "function_call":
+            return {**item, "status": "in_progress", "arguments": ""}
+        case _:
+            return dict(item)
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": answer.reply_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + answer.reply_tokens,
+    }

@@ -1,0 +1,49 @@
+"""The gateway's socket in an event loop that does more than serve it, such as a trainer's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import uvicorn
+
+from starpod.report.site import link, listen
+
+_STARTED_SECONDS = 0.01
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to whoever runs the event loop."""
+        yield
+
+
+@asynccontextmanager
+async def listening(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serves an ASGI application while the context lasts, and yields its URL, without a slash at the end."""
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=1_024,
+        timeout_graceful_shutdown=1,
+    )
+    with closing(listen(host, port)) as listener:
+        server = _Server(config)
+        task = asyncio.create_task(server.serve([listener]))
+        while not server.started and not task.done():
+            await asyncio.sleep(_STARTED_SECONDS)
+        try:
+            yield link(listener, host).rstrip("/")
+        finally:
+            server.should_exit = True
+            await task

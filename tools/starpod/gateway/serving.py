@@ -1,0 +1,74 @@
+"""A gateway of its own: loads the model, starts the engine and holds the sessions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from starpod.gateway.lineage import Layout
+from starpod.gateway.records import Records
+from starpod.gateway.session import Sampler
+from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.agents.pretrained import load_model
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.models.bundled import bundled_folder
+from starpod.trainer.models.config import SMOLLM2
+from starpod.trainer.prompts.conversation import Template
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What to serve, and how. None: as the model's run had it, or as a run has it by default.
+
+    model: a run folder, a checkpoint, a Hugging Face model or smollm2. folder: of sessions and episodes.
+    """
+
+    model: str
+    folder: Path
+    engine: Literal["torch", "vllm", "vllm_remote"] = "torch"
+    urls: Sequence[str] = ()
+    temperature: float | None = None
+    max_tokens: int | None = None
+    context: int | None = None
+    seed: int = 0
+
+    @asynccontextmanager
+    async def start(self, most_sessions: int) -> AsyncIterator[Records]:
+        """The sessions, with those of before a restart. Raises ConfigError, ModelError, EngineError and ValueError."""
+        config = EngineConfig(name=self.engine, urls=tuple(self.urls))
+        if self.engine == "vllm_remote":
+            from transformers import AutoTokenizer
+
+            from starpod.trainer.engines.vllm_remote import RemoteVllm
+
+            folder: Any = bundled_folder() if self.model == SMOLLM2 else self.model
+            template = Template(AutoTokenizer.from_pretrained(folder))
+            sampling = self._sampling(SamplingConfig())
+            engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens)
+        else:
+            loaded = load_model(self.model)
+            template = Template(loaded.policy.tokenizer)
+            sampling = self._sampling(loaded.config.sampling if loaded.config else SamplingConfig())
+            engine = build_engine(config, loaded.policy, max_context=sampling.max_episode_tokens)
+        try:
+            sampler = Sampler(
+                engine=engine,
+                layout=Layout(template),
+                sampling=sampling,
+                seed=self.seed,
+                temperature=self.temperature,
+            )
+            records = Records(sampler, self.folder, most=most_sessions)
+            records.restore()
+            yield records
+        finally:
+            await engine.close()
+
+    def _sampling(self, sampling: SamplingConfig) -> SamplingConfig:
+        given = {"max_reply_tokens": self.max_tokens, "max_episode_tokens": self.context}
+        values = {**sampling.to_dict(), **{name: value for name, value in given.items() if value is not None}}
+        return SamplingConfig.model_validate(values)

@@ -1,0 +1,241 @@
+"""One rollout session: samples replies, gives a repeated request the reply that it had, and hands each turn on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from starpod.gateway.lineage import Draft, Layout, Lineage
+from starpod.gateway.requests import Answer, Ask, Call, Refused, bad_request
+from starpod.gateway.tools import parse_reply
+from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.data.episode import Turn
+from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
+from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.seeds import derive
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Names of sessions: what an API key may be."""
+
+MOST_REPLIES = 1000
+"""Replies of a session: an agent may never end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """What all sessions sample from. The gateway alone says how: temperature and top_p of requests are not looked at,
+    as the trainer scores every token at one temperature. temperature: None is that of `sampling`."""
+
+    engine: Engine
+    layout: Layout
+    sampling: SamplingConfig
+    seed: int = 0
+    temperature: float | None = None
+
+    @property
+    def template(self) -> Template:
+        return self.layout.template
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """A reply with its turn. text: of its node in the lineage; parent: the key of the node above, b"" for none."""
+
+    request: bytes
+    history: bytes
+    parent: bytes
+    text: str
+    turn: Turn
+    answer: Answer
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` is the inverse."""
+        return {
+            "request": self.request.hex(),
+            "history": self.history.hex(),
+            "parent": self.parent.hex(),
+            "text": self.text,
+            "turn": self.turn.to_json(),
+            "answer": asdict(self.answer),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Replied:
+        answer = {**values["answer"], "calls": tuple(Call(**call) for call in values["answer"]["calls"])}
+        request, history, parent = (bytes.fromhex(values[name]) for name in ("request", "history", "parent"))
+        return cls(request, history, parent, values["text"], Turn.from_json(values["turn"]), Answer(**answer))
+
+
+@dataclass
+class Session:
+    """The replies of one session.
+
+    name: which its API key is, or begins with. stream: names its random stream and its cache in the engine; the same
+    for a session that is played again. order: of its requests, as in `Request`. took: called with each reply before
+    its client gets it. over: why it takes no more requests; empty while it does.
+    """
+
+    name: str
+    sampler: Sampler
+    took: Callable[[Replied], None]
+    stream: str = ""
+    order: int = 0
+    over: str = ""
+    replies: int = 0
+    tokens: int = 0
+    full: bool = False
+    _lineage: Lineage = field(init=False)
+    _answers: dict[bytes, asyncio.Future[Answer]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stream = self.stream or self.name
+        self._lineage = Lineage(self.sampler.layout)
+
+    async def complete(self, ask: Ask) -> Answer:
+        """The reply to a request; to one that was made before the same reply, or that which is being sampled.
+
+        A caller who goes away cancels nothing: asking again gives the reply. Raises Refused.
+        """
+        if not ask.messages:
+            raise bad_request("there is no message to reply to")
+        key = ask.key
+        known = self._answers.get(key)
+        if known is None:
+            self._check()
+            known = asyncio.ensure_future(self._sample(key, ask))
+            known.add_done_callback(lambda future: self._keep(key, future))
+            self._answers[key] = known
+        return await asyncio.shield(known)
+
+    def restore(self, replied: Replied) -> None:
+        """Takes over a reply of before a restart."""
+        self._lineage.restore(replied.history, replied.parent, replied.turn, replied.answer.message, replied.text)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future.set_result(replied.answer)
+        self._answers[replied.request] = future
+        self.replies = max(self.replies, replied.answer.number)
+        self.tokens += len(replied.turn.reply)
+
+    def close(self, why: str) -> None:
+        """Refuses what comes from now on, but for requests that had their reply, and takes back what is sampled."""
+        self.over = self.over or why
+        for future in self._answers.values():
+            future.cancel()
+        self.sampler.engine.forget(self.stream)
+
+    def _check(self) -> None:
+        if self.over:
+            raise Refused(HTTPStatus.GONE, "session_over", f"the session {self.name} is over: {self.over}")
+        if self.replies >= MOST_REPLIES:
+            raise Refused(HTTPStatus.BAD_REQUEST, "session_too_long", f"a session has at most {MOST_REPLIES} replies")
+
+    def _keep(self, key: bytes, future: asyncio.Future[Answer]) -> None:
+        """A request that failed may be made again."""
+        if future.cancelled() or future.exception() is not None:
+            del self._answers[key]
+
+    async def _sample(self, key: bytes, ask: Ask) -> Answer:
+        sampler = self.sampler
+        draft = self._lineage.ask(ask)
+        limits = sampler.sampling
+        room = limits.max_episode_tokens - len(draft.context)
+        if room < limits.least_room:
+            self.full = True
+            raise Refused(
+                HTTPStatus.BAD_REQUEST,
+                "context_length_exceeded",
+                f"the conversation has {len(draft.context)} tokens; this model's context is {limits.max_episode_tokens}"
+                f" tokens, of which a reply must have {limits.least_room}",
+            )
+        began = time.perf_counter()
+        try:
+            reply = await sampler.engine.generate(
+                Request(
+                    draft.context,
+                    max_tokens=min(room, limits.max_reply_tokens, ask.max_tokens or room),
+                    stop=sampler.template.stop,
+                    temperature=limits.temperature if sampler.temperature is None else sampler.temperature,
+                    seed=derive(sampler.seed, "gateway", self.stream, key.hex()),
+                    order=self.order,
+                    conversation=self.stream,
+                )
+            )
+        except (EngineError, RuntimeError) as error:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error
+        return self._take(key, draft, reply, time.perf_counter() - began)
+
+    def _take(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
+        sampler, ask = self.sampler, draft.ask
+        raw = sampler.template.decode(reply.tokens)
+        shown, length, stopped = raw, len(reply.tokens), False
+        if ask.stop:
+            shown, length, stopped = _cut(sampler.template, reply.tokens, raw, ask.stop)
+            raw = sampler.template.decode(reply.tokens[:length])
+        parts = parse_reply(shown, tools=bool(ask.tools))
+        self.replies += 1
+        self.tokens += length
+        number = self.replies
+        answer = Answer(
+            id=f"{key.hex()[:24]}",
+            number=number,
+            text=parts.text,
+            thought=parts.thought,
+            calls=tuple(Call(call.name, call.arguments, f"call_{number}_{n}") for n, call in enumerate(parts.calls)),
+            finish="stop" if stopped else reply.finish,
+            prompt_tokens=len(draft.context),
+            reply_tokens=length,
+            cached_tokens=len(draft.context) - len(draft.appended),
+            created=int(time.time()),
+        )
+        node, fresh = self._lineage.answer(draft, reply.tokens[:length], raw, answer.message)
+        turn = Turn(
+            observation="\n".join(_new_texts(ask)),
+            fresh=fresh,
+            prompt=list(draft.context if fresh else draft.appended),
+            reply=list(node.reply),
+            logprobs=reply.logprobs[:length],
+            versions=reply.versions[:length],
+            finish=answer.finish,
+            text=raw,
+            thought=parts.thought,
+            generating=seconds,
+        )
+        self.took(Replied(key, node.key, draft.parent.key if draft.parent else b"", node.text, turn, answer))
+        return answer
+
+
+def _new_texts(ask: Ask) -> list[str]:
+    """Texts of the messages after the last reply."""
+    texts: list[str] = []
+    for message in reversed(ask.messages):
+        if message.role == "assistant":
+            break
+        if message.role != "system":
+            texts.insert(0, message.text)
+    return texts
+
+
+def _cut(template: Template, tokens: list[int], raw: str, stops: tuple[str, ...]) -> tuple[str, int, bool]:
+    """The text before the first stop text, how many ids reach to that text's end, and whether there was one.
+
+    The ids after it are dropped: nobody has seen them, so nothing that follows depends on them.
+    """
+    places = [(place, stop) for stop in stops if (place := raw.find(stop)) >= 0]
+    if not places:
+        return raw, len(tokens), False
+    place, stop = min(places)
+    low, high = 1, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        if stop in template.decode(tokens[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return raw[:place], low, True
