@@ -78,6 +78,7 @@ class Session:
     name: which its API key is, or begins with. stream: names its random stream and its cache in the engine; the same
     for a session that is played again. order: of its requests, as in `Request`. took: called with each reply before
     its client gets it. over: why it takes no more requests; empty while it does.
+    full: whether a request left too little room for a reply. broken: what the engine failed with.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Session:
     replies: int = 0
     tokens: int = 0
     full: bool = False
+    broken: Exception | None = None
     _lineage: Lineage = field(init=False)
     _answers: dict[bytes, asyncio.Future[Answer]] = field(default_factory=dict)
 
@@ -166,6 +168,7 @@ class Session:
                 )
             )
         except (EngineError, RuntimeError) as error:
+            self.broken = error
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
         except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error

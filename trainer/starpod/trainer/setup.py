@@ -16,6 +16,7 @@ from starpod.client import TLS, Fleet, Want
 from starpod.client.nearest import unknown_environment
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.agents.program import Wrap, load_programs
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.checkpoints.resume import check_model
 from starpod.trainer.checkpoints.trained import INITIAL
@@ -236,19 +237,25 @@ async def open_run(
             screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
         search, pivots = config.collect.search, Recoverability()
 
+        playing: Wrap = lambda agents: agents  # noqa: E731
+        if config.collect.agent.command:
+            playing = await stack.enter_async_context(load_programs()(config.collect.agent))
+
         def make_collector(stage: Config) -> Collector[EngineAgents]:
             """Plays what a stage, or at last the run itself, is about."""
             collectors = {
                 task.name: Collector(
                     fleet=each.fleet,
-                    agents=EngineAgents(
-                        engine=engine,
-                        template=templates[task.name],
-                        prompt=task.prompt,
-                        sampling=stage.sampling,
-                        seed=config.seed,
-                        want=Want(state_key=config.needs_state_key, score=search.needs_score),
-                        spans=any(each.algorithm.blocks for each in config.in_stages),
+                    agents=playing(
+                        EngineAgents(
+                            engine=engine,
+                            template=templates[task.name],
+                            prompt=task.prompt,
+                            sampling=stage.sampling,
+                            seed=config.seed,
+                            want=Want(state_key=config.needs_state_key, score=search.needs_score),
+                            spans=any(each.algorithm.blocks for each in config.in_stages),
+                        )
                     ),
                     task=task.environment.task(each.task.actions, task.name),
                     rewards=Rewards(task.rewards),

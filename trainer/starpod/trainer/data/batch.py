@@ -100,6 +100,21 @@ def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
     return [items[first:last] for first, last in pairwise(edges)]
 
 
+def _placed_rewards(turns: Sequence[Turn]) -> list[float]:
+    """The rewards at the last sampled token of each turn. That of a turn without one, such as a program's second step
+    after a reply, is the reply's before it, or the first one's."""
+    row: list[float] = []
+    early = 0.0
+    for turn in turns:
+        row += [0.0] * len(turn.reply)
+        if row:
+            row[-1] += turn.reward + early
+            early = 0.0
+        else:
+            early += turn.reward
+    return row
+
+
 class Batch:
     """Episodes with their rows' layout: [B episodes, T sampled tokens of the longest].
 
@@ -196,11 +211,7 @@ class Batch:
     def rewards_BT(self) -> Tensor:
         """Each turn's reward at its last sampled token. float64: rounded, equal returns would seem to differ."""
 
-        def rewards(turn: Turn) -> list[float]:
-            return [0.0] * (len(turn.reply) - 1) + [turn.reward]
-
-        placed = [[r for turn in episode.own_turns for r in rewards(turn)] for episode in self.episodes]
-        return self.rows(placed, dtype=torch.float64)
+        return self.rows([_placed_rewards(episode.own_turns) for episode in self.episodes], dtype=torch.float64)
 
     def sampler_logprobs_BT(self) -> Tensor:
         """Log-probabilities as the engine reported them: [B, T]."""

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
+from starpod.trainer.agents.program import ProgramConfig
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.branches import Brancher
@@ -48,6 +49,7 @@ class CollectConfig(Section):
         default=3600.0, gt=0, description="Seconds after which an episode that is not over counts as failed."
     )
     search: SearchConfig = SearchConfig()
+    agent: ProgramConfig = ProgramConfig()
 
     @model_validator(mode="after")
     def _sizes(self) -> CollectConfig:
@@ -55,6 +57,15 @@ class CollectConfig(Section):
             raise ValueError(
                 f"collect.min_group_size {self.min_group_size} is more than group_size {self.group_size}: "
                 "every group would be dropped"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _searches_with_the_trainers_prompts(self) -> CollectConfig:
+        if self.agent.command and self.search.strategy != "none":
+            raise ValueError(
+                f"collect.search.strategy {self.search.strategy} goes on from copies of a state, which a program "
+                "(collect.agent.command) cannot: drop either"
             )
         return self
 

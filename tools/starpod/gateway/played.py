@@ -1,0 +1,165 @@
+"""An agent outside: its requests for replies and its steps come over HTTP, and become moves of an episode.
+
+A turn is a reply with the step that came after it. A reply that another one follows is a turn without a step; a further
+step after the same reply is a turn without ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from starpod.client import Observation
+from starpod.client import Session as Environment
+from starpod.gateway.requests import Refused
+from starpod.gateway.session import Replied, Sampler, Session
+from starpod.trainer.agents.base import Agent, AgentError, AgentRefused, Move, Stop, Task, Tokens, limits_left
+from starpod.trainer.data.episode import Episode
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """A step that was asked for. result: what came of it, for whoever asked."""
+
+    index: int
+    actions: tuple[str, ...]
+    result: asyncio.Future[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The agent makes no further request. failed: what went wrong; empty where nothing did.
+    refused: whether it would go wrong each time."""
+
+    failed: str = ""
+    refused: bool = False
+
+
+class OutsideAgent(Agent):
+    """Plays one episode by what an agent outside asks for.
+
+    key: the name of its session, which its API key is. stream: as in `Session`.
+    """
+
+    def __init__(
+        self, key: str, sampler: Sampler, environment: Environment, task: Task, *, stream: str, order: int
+    ) -> None:
+        self.session = Session(
+            key, sampler, took=lambda replied: self._events.put_nowait(replied), stream=stream, order=order
+        )
+        self._environment = environment
+        self._task = task
+        self._events: asyncio.Queue[Replied | Step | Left] = asyncio.Queue()
+        self._episode: Episode | None = None
+        self._reply: Replied | None = None
+        self._left: Left | None = None
+        self._last: Step | None = None
+        self._over = False
+
+    # --- the episode's side -------------------------------------------------------------------------------------------
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        self._episode = episode
+        self._tell()
+        while self._left is None:
+            match await self._events.get():
+                case Replied() as replied:
+                    before, self._reply = self._reply, replied
+                    if before is not None:
+                        return _move(before, None)
+                case Step() as step:
+                    before, self._reply = self._reply, None
+                    return _move(before, step.actions)
+                case Left() as left:
+                    self._left = left
+        if self.session.broken is not None:
+            raise self.session.broken
+        if self._left.failed and not self.session.full:
+            raise (AgentRefused if self._left.refused else AgentError)(self._left.failed)
+        if self._reply is not None:
+            before, self._reply = self._reply, None
+            return _move(before, None)
+        return Stop("context" if self.session.full else "")
+
+    def close(self) -> None:
+        self._over = True
+        self._tell()
+        self.session.close("its episode is over")
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if isinstance(event, Step) and not event.result.done():
+                event.result.set_exception(_over(self.session.name))
+
+    def _tell(self) -> None:
+        """Answers the step that was played."""
+        if self._last is not None and not self._last.result.done():
+            if self._episode is not None and self._episode.failed:
+                refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)
+                self._last.result.set_exception(refused)
+                self._last.result.exception()  # nobody may wait any more
+            else:
+                self._last.result.set_result(self._result())
+
+    def _result(self) -> dict[str, Any]:
+        episode = self._episode
+        turn = episode.turns[-1] if episode is not None and episode.turns else None
+        facts = {"reward": turn.parts.get("environment", 0.0), "valid": turn.valid} if turn is not None else {}
+        return {**facts, **self._state()}
+
+    def _state(self) -> dict[str, Any]:
+        environment = self._environment
+        return {
+            "observation": environment.observation.text,
+            "done": environment.done or self._over,
+            "step_index": environment.step_index,
+        }
+
+    # --- the agent's side ---------------------------------------------------------------------------------------------
+
+    def leave(self, failed: str = "", *, refused: bool = False) -> None:
+        """The agent is gone."""
+        self._events.put_nowait(Left(failed, refused))
+
+    def observe(self) -> dict[str, Any]:
+        """The present state, and what an agent has to be told once."""
+        limits = limits_left(self._environment)
+        return {
+            "environment": self._environment.environment_id,
+            "instructions": self._environment.instructions,
+            "actions": list(self._task.actions),
+            "limits": {"turns": limits.max_turns, "actions_per_turn": limits.max_actions_per_turn},
+            **self._state(),
+        }
+
+    async def step(self, actions: Sequence[str], index: int | None) -> dict[str, Any]:
+        """One turn. index: its number from 0; the same again has the same result. None: a new one. Raises Refused."""
+        last = self._last
+        if last is not None and index == last.index:
+            if last.actions != tuple(actions):
+                raise Refused(HTTPStatus.CONFLICT, "out_of_order", f"step {index} was played with other actions")
+            return await asyncio.shield(last.result)
+        if last is not None and not last.result.done():
+            raise Refused(HTTPStatus.CONFLICT, "out_of_order", "the step before is still being played: wait for it")
+        if self._over or self._environment.done:
+            raise _over(self.session.name)
+        expected = self._environment.step_index
+        if index is not None and index != expected:
+            raise Refused(HTTPStatus.CONFLICT, "out_of_order", f"the next step is {expected}, not {index}")
+        self._last = Step(expected, tuple(actions), asyncio.get_running_loop().create_future())
+        self._events.put_nowait(self._last)
+        return await asyncio.shield(self._last.result)
+
+
+def _over(name: str) -> Refused:
+    return Refused(HTTPStatus.GONE, "session_over", f"the episode of {name} is over")
+
+
+def _move(replied: Replied | None, actions: Sequence[str] | None) -> Move:
+    if replied is None:
+        return Move("", actions)
+    turn = replied.turn
+    tokens = Tokens(turn.prompt, turn.fresh, turn.reply, turn.logprobs, turn.versions)
+    return Move(turn.text, actions, turn.thought, True, turn.finish, tokens)

@@ -1,0 +1,190 @@
+"""Training on the episodes of programs: a process for each episode, which plays through a gateway of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields
+from http import HTTPStatus
+
+from starpod.client import Observation
+from starpod.client import Session as Environment
+from starpod.gateway.app import create_app
+from starpod.gateway.environment import endpoints
+from starpod.gateway.lineage import Layout
+from starpod.gateway.listening import listening
+from starpod.gateway.played import OutsideAgent
+from starpod.gateway.requests import Refused
+from starpod.gateway.session import Sampler, Session
+from starpod.trainer.agents.base import Agent, Move, Stop, Task
+from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.agents.program import ProgramConfig, Wrap
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.prompts.conversation import Template
+
+_GRACE_SECONDS = 5.0
+"""For a program to end by itself when its episode is over."""
+_SHOWN = 500
+"""Characters of what a failed program wrote last."""
+
+
+class Programs:
+    """The programs of a run, and the gateway that they play through. url: its address."""
+
+    def __init__(self, config: ProgramConfig) -> None:
+        self.config = config
+        self.url = ""
+        self.slots = asyncio.Semaphore(config.at_once)
+        self.ending: set[asyncio.Task[None]] = set()
+        self._playing: dict[str, OutsideAgent] = {}
+        self._layouts: dict[int, Layout] = {}
+
+    def find(self, name: str) -> Session:
+        """As `Host.find`."""
+        return self.playing(name).session
+
+    def playing(self, name: str) -> OutsideAgent:
+        """The episode of that name. Raises Refused."""
+        if (agent := self._playing.get(name)) is None:
+            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no episode that is played")
+        return agent
+
+    def add(self, agent: OutsideAgent) -> None:
+        self._playing[agent.session.name] = agent
+
+    def remove(self, agent: OutsideAgent) -> None:
+        self._playing.pop(agent.session.name, None)
+
+    def layout(self, template: Template) -> Layout:
+        """Of a policy's tokenizer. A program's prompts are its own, so nothing is prefilled."""
+        key = id(template.tokenizer)
+        if key not in self._layouts:
+            self._layouts[key] = Layout(Template(template.tokenizer))
+        return self._layouts[key]
+
+
+@asynccontextmanager
+async def programs(config: ProgramConfig) -> AsyncIterator[Wrap]:
+    """Serves a gateway on this machine while the context lasts, for the programs of a run."""
+    running = Programs(config)
+    app = create_app(running, model="policy", more=endpoints(running.playing))
+    async with listening(app) as running.url:
+        try:
+            yield lambda agents: ProgramAgents(
+                **{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, programs=running
+            )
+        finally:
+            for task in running.ending:
+                task.cancel()
+            await asyncio.gather(*running.ending, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAgents(EngineAgents):
+    """Agents whose episodes a program plays, with the engine as its model."""
+
+    programs: Programs = field(repr=False)
+
+    def agent(self, session: Environment, task: Task, group: int) -> Agent:
+        return ProgramAgent(self, session, task, group)
+
+
+class ProgramAgent(OutsideAgent):
+    """One episode's process."""
+
+    def __init__(self, shared: ProgramAgents, environment: Environment, task: Task, group: int) -> None:
+        sampler = Sampler(
+            engine=shared.engine,
+            layout=shared.programs.layout(shared.template),
+            sampling=shared.sampling,
+            seed=shared.seed,
+            temperature=shared.temperature,
+        )
+        # Not to be guessed: whoever knows it plays this episode.
+        key = uuid.uuid4().hex
+        stream = f"{shared.purpose}/{group}/{environment.member}"
+        super().__init__(key, sampler, environment, task, stream=stream, order=group)
+        self._programs = shared.programs
+        self._process: asyncio.Task[None] | None = None
+        self._finished = asyncio.Event()
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        if self._process is None:
+            await self._programs.slots.acquire()
+            self._programs.add(self)
+            self._process = asyncio.create_task(self._run())
+            self._programs.ending.add(self._process)
+            self._process.add_done_callback(self._ended)
+        return await OutsideAgent.act(self, observation, episode)
+
+    def close(self) -> None:
+        OutsideAgent.close(self)
+        self._finished.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._programs.ending.discard(task)
+        self._programs.remove(self)
+        self._programs.slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.leave(f"{type(error).__name__}: {error}")
+
+    async def _run(self) -> None:
+        """The process from its start to its end, which is soon after that of the episode."""
+        command, url, key = self._programs.config.command, self._programs.url, self.session.name
+        environment = {
+            **os.environ,
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "STARPOD_ENVIRONMENT_URL": f"{url}/environment",
+        }
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # so that what it starts ends with it
+            )
+        except OSError as error:
+            self.leave(f"collect.agent.command cannot be started: {error}", refused=True)
+            return
+        try:
+            last = await self._follow(process)
+            if process.returncode and not self._finished.is_set():
+                self.leave(f"{command[0]} ended with status {process.returncode}: {last}")
+            else:
+                self.leave()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> str:
+        """Waits for the process, and not long when its episode is over. Returns what it wrote last."""
+        assert process.stderr is not None
+        tail = bytearray()
+
+        async def read(stream: asyncio.StreamReader) -> None:
+            while data := await stream.read(1 << 16):
+                tail.extend(data)
+                del tail[:-_SHOWN]
+
+        reading = asyncio.create_task(read(process.stderr))
+        ended = asyncio.create_task(process.wait())
+        finished = asyncio.create_task(self._finished.wait())
+        try:
+            await asyncio.wait((ended, finished), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended,), timeout=_GRACE_SECONDS)
+            await asyncio.wait((reading,), timeout=_GRACE_SECONDS if ended.done() else 0)
+        finally:
+            for task in (reading, ended, finished):
+                task.cancel()
+        return " ".join(tail.decode(errors="replace").split())
