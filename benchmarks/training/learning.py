@@ -7,6 +7,8 @@
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
     python -m benchmarks.training.learning horizons          episodes that grow forward, backward from success, or not
     python -m benchmarks.training.learning turn_order        a step for each turn, the last one first, or whole episodes
+    python -m benchmarks.training.learning subgoals          critics of tokens, turns, and segments with a subgoal
+    python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
@@ -115,6 +117,23 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("SeeUPO", CORRIDOR, ("algorithm=seeupo", NO_KL)),
         Variant("SeeUPO forward", CORRIDOR, ("algorithm=seeupo", "algorithm.order=forward_turns", NO_KL)),
     ),
+    "subgoals": tuple(
+        Variant(name, "benchmarks/training/subgoals.yaml", (f"algorithm.advantage={advantage}", *more))
+        for name, advantage, *more in (
+            ("GAE", "gae"),
+            ("bi-level GAE", "bilevel_gae", "algorithm.turn_gamma=1.0"),
+            ("HiPER", "hae"),
+        )
+    ),
+    "process": tuple(
+        Variant(name, "benchmarks/training/process.yaml", (f"algorithm.advantage={advantage}", *more))
+        for name, advantage, *more in (
+            ("RLOO", "rloo"),
+            ("GiGPO", "gigpo"),
+            ("iStar", "istar", "scorer=implicit", "scorer.lr=0.001"),
+            ("AgentPRM", "agent_prm", "scorer=q", "scorer.lr=0.001"),
+        )
+    ),
     "echo_trap": (
         Variant("GRPO", "echo_trap"),
         Variant("PPO", "echo_trap", ("algorithm=starpo-ppo",)),
@@ -137,11 +156,19 @@ METRICS = {
     "turn_order": (RETURN, EVALUATION),
     "echo_trap": TRAP,
     "echo_trap_parts": TRAP,
+    "process": (EVALUATION, "scorer/score_correlation"),
+    "subgoals": (EVALUATION, "collect/segment_turns"),
     "mixture": (EVALUATION, *(f"{EVALUATION}/{name}" for name in ("bandit", "frozen_lake", "sokoban"))),
     "webshop": (RETURN, EVALUATION),
 }
 """What the picture shows where success alone does not tell it."""
-OVER = {"horizons": (STEPS, "environment steps"), "blocks": (TOKENS,), "credit": tuple(SPENT)}
+OVER = {
+    "horizons": (STEPS, "environment steps"),
+    "blocks": (TOKENS,),
+    "credit": tuple(SPENT),
+    "process": tuple(SPENT),
+    "subgoals": tuple(SPENT),
+}
 """Quantities that it is drawn over, where those are not the iterations."""
 
 

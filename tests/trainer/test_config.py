@@ -19,8 +19,9 @@ def test_what_comes_with_the_package_is_valid(name: str) -> None:
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_preset_is_one_word_on_any_configuration(preset: str) -> None:
-    config = load_config("frozen_lake", [f"algorithm={preset}"])
-    assert config.algorithm == parse_config({"algorithm": preset}).algorithm
+    blocks = {"hiper": ["switch", "subgoal"]}.get(preset, [])
+    config = load_config("frozen_lake", [f"algorithm={preset}", f"prompt.blocks={blocks}"])
+    assert config.algorithm == parse_config({"algorithm": preset, "prompt": {"blocks": blocks}}).algorithm
 
 
 def test_words_and_files_mean_the_same(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationEr
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.engine import SamplingConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.checkpoints.checkpoint import CheckpointConfig
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
@@ -26,6 +27,7 @@ from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.collect import CollectConfig
 from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.scorers.base import ScorerConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section, shipped
 from starpod.trainer.seeds import PURPOSES, SeedsConfig
@@ -62,6 +64,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rewards: RewardConfig = RewardConfig()
+    scorer: ScorerConfig = ScorerConfig()
     replay: ReplayConfig = ReplayConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -156,7 +159,12 @@ class Config(Section):
     def _parts_are_paid(self) -> Config:
         scored = {part for term in self.algorithm.credit_terms for part in (*term.parts, *term.without, *term.strata)}
         for task in self.tasks if scored else ():
-            if unpaid := sorted(scored - task.rewards.names):
+            if PROCESS in scored and self.scorer.kind == "off":
+                raise ValueError(
+                    f"algorithm.advantage {self.algorithm.advantage} scores the reward part {PROCESS}, which a turn "
+                    "scorer pays, and there is none: set scorer.kind to implicit or q"
+                )
+            if unpaid := sorted(scored - task.rewards.names - {PROCESS}):
                 raise ValueError(
                     f"algorithm.advantage {self.algorithm.advantage} scores the reward part {unpaid[0]}, which nothing "
                     f"pays{nearest(unpaid[0], sorted(task.rewards.names))}; a part is paid where rewards.{unpaid[0]} "

@@ -42,6 +42,7 @@ from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
+from starpod.trainer.scorers.base import TurnScorer, score_and_fit
 from starpod.trainer.seeds import Purpose, SeedCursor, derive
 from starpod.trainer.stages import Stages
 from starpod.trainer.update import Learner
@@ -72,7 +73,8 @@ class Run:
     collector: plays the training tasks. sampler: the copy of the policy that its engine samples from; the policy itself
     where it is neither sharded nor updated meanwhile. ahead: groups in play for this step and later ones.
     demonstrations: to imitate before training. offline: groups to train on
-    instead of collecting. stage_collectors: of the stages, which collect in the place of `collector`.
+    instead of collecting. scorer: of turns, where one is trained beside the policy. stage_collectors: of the stages,
+    which collect in the place of `collector`.
     step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, before a
     resumption included.
     """
@@ -89,6 +91,7 @@ class Run:
         interrupts: Interrupts,
         demonstrations: Sequence[Episode] = (),
         offline: Sequence[Group] = (),
+        scorer: TurnScorer | None = None,
         stage_collectors: Sequence[Collector[EngineAgents]] = (),
     ) -> None:
         self.stages = Stages(config.stages)
@@ -104,6 +107,7 @@ class Run:
         self.interrupts = interrupts
         self.demonstrations = demonstrations
         self.offline = offline
+        self.scorer = scorer
         self.resumed = False
         self.step = 0
         self.version = 0
@@ -152,6 +156,9 @@ class Run:
         tensors = {"policy": self.learner.policy_state(), "optimizer": optimizer}
         if self.learner.reference is not None:
             tensors["reference"] = self.learner.reference_state()
+        scoring: dict[str, Any] = {}
+        if self.scorer is not None:
+            tensors["scorer"], scoring = self.scorer.state()
         in_play = [group for share in self.parallel.gather_objects(self.ahead.state()) for group in share]
         if not self.parallel.is_main:
             return
@@ -167,6 +174,7 @@ class Run:
             "best_at": self._best_at,
             "stopped": self.stopped,
             "learner": learner,
+            "scorer": scoring,
             **{name: part.state_dict() for name, part in self._parts.items()},
             "ahead": in_play,
             "rng": capture_rng(),
@@ -191,6 +199,13 @@ class Run:
         if needs_reference:
             self.learner.freeze_reference(loaded.tensors["reference"])
         self.learner.load_state(loaded.tensors["optimizer"], state["learner"])
+        if self.scorer is not None:
+            if "scorer" not in loaded.tensors or loaded.state["config"]["scorer"]["kind"] != self.config.scorer.kind:
+                raise ConfigError(
+                    f"scorer.kind is {self.config.scorer.kind}, and the run that is resumed has no such scorer in its "
+                    "checkpoint: give the same again, or begin another run with another --run-dir"
+                )
+            self.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
         self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
         self.success, self._evaluated = state["success"], state["evaluated"]
         self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)
@@ -239,6 +254,8 @@ class Run:
             await self._imitate()
         if self._configs[-1].needs_reference:
             self.learner.freeze_reference(None)
+        if self.scorer is not None:
+            self.scorer.begin(self.learner.policy)
 
     async def _imitate(self) -> None:
         config = self.config.warm_start
@@ -496,6 +513,8 @@ class Run:
             return
         self.screen.phase("updating")
         began, busy = perf_counter(), self.ahead.busy
+        if self.scorer is not None:
+            self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
         rate = self.config.optimizer.rate_factor(self.step, self.config.stop.iterations)
         for _ in range(self.config.replay.reuse):

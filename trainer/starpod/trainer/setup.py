@@ -41,6 +41,9 @@ from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.run import Output, Run
+from starpod.trainer.scorers.base import TurnScorer
+from starpod.trainer.scorers.implicit import ImplicitScorer
+from starpod.trainer.scorers.q import QScorer
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.turn_order import TurnwiseLearner
 from starpod.trainer.update import Learner
@@ -97,6 +100,7 @@ class Served:
     fleet: Fleet
     task: Task
     writer: DemonstrationWriter
+    facts: Facts
     demonstrations: list[Demonstration] = field(default_factory=list)
 
     async def demonstrate(self, config: Config, cursor: SeedCursor) -> None:
@@ -158,7 +162,7 @@ async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
                 f"{task.environment.id} cannot be forked; choose best_of or pivots"
             )
         writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions)
-        yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer)
+        yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer, facts)
 
 
 def _defaults(config: Config) -> Config:
@@ -253,7 +257,7 @@ async def open_run(
                             prompt=task.prompt,
                             sampling=stage.sampling,
                             seed=config.seed,
-                            want=Want(state_key=config.needs_state_key, score=search.needs_score),
+                            want=_want(config, each.facts),
                             spans=any(each.algorithm.blocks for each in config.in_stages),
                         )
                     ),
@@ -287,6 +291,7 @@ async def open_run(
                 writer.episode(each, template, index) for index, (writer, each, template) in enumerate(imitated)
             ],
             offline=offline,
+            scorer=make_scorer(config, make_initial_policy, parallel),
             stage_collectors=stage_collectors,
         )
         stack.push_async_callback(run.ahead.close)
@@ -309,6 +314,40 @@ async def open_run(
                 )
             )
         yield run
+
+
+def _want(config: Config, facts: Facts) -> Want:
+    """What observations carry beside their text. Turn scorers pool visits of a state, and are compared with scores."""
+    scorer = config.scorer.kind
+    return Want(
+        state_key=config.needs_state_key or (scorer == "q" and facts.state_key),
+        score=config.collect.search.needs_score or (scorer != "off" and facts.score),
+    )
+
+
+def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Parallel) -> TurnScorer | None:
+    """The turn scorer that is configured, or none. make_model: builds a policy like the one that is trained.
+
+    Raises ConfigError.
+    """
+    if config.scorer.kind == "off":
+        return None
+    if parallel.world > 1:
+        raise ConfigError(f"scorer.kind {config.scorer.kind} is trained in one process: run without torchrun")
+    if config.model.lora.rank:
+        raise ConfigError(
+            f"scorer.kind {config.scorer.kind} trains a whole copy of the policy: set model.lora.rank to 0"
+        )
+    model = make_model()
+    model.critic, model.critic_kind = None, "none"
+    kind = ImplicitScorer if config.scorer.kind == "implicit" else QScorer
+    return kind(
+        config.scorer,
+        model.to(parallel.device),
+        lr=config.scorer.lr or config.optimizer.lr,
+        micro_batch_tokens=config.optimizer.micro_batch_tokens,
+        temperature=config.sampling.temperature,
+    )
 
 
 def sampling_copy(policy: Policy) -> Policy:

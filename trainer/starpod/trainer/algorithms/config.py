@@ -136,6 +136,8 @@ class AlgorithmConfig(Section):
         "cm2_turn",
         "cm2_step",
         "blockwise",
+        "istar",
+        "agent_prm",
         "terms",
     ] = Field(default="gae", description="Estimator; gae, bilevel_gae and hae have a critic, terms is algorithm.terms.")
     terms: tuple[CreditTerm, ...] = Field(default=(), description="What the estimator `terms` adds up.")

@@ -13,6 +13,8 @@ from starpod.trainer.section import Section
 Key = Literal["turn", "state", "agent"]
 CRITERIA = "criteria"
 """The reward part that pays for a checklist."""
+PROCESS = "process"
+"""The reward part that a turn scorer pays."""
 REASONING = "reasoning"
 """The reward part that pays for true claims."""
 
@@ -138,6 +140,14 @@ TERMS: dict[str, Sequence[CreditTerm]] = {
     "dr_mas": (CreditTerm(unit="agent", key=("agent",), scale="std"),),
     "cm2_trajectory": (CreditTerm(parts=(CRITERIA,)),),
     "cm2_turn": (CreditTerm(unit="turn", score="reward", parts=(CRITERIA,), key=("turn",), min_peers=5),),
+    "istar": (
+        CreditTerm(without=(PROCESS,), baseline="others"),
+        CreditTerm(unit="turn", score="reward", parts=(PROCESS,), baseline="others"),
+    ),
+    "agent_prm": (
+        CreditTerm(without=(PROCESS,)),
+        CreditTerm(unit="turn", score="reward", parts=(PROCESS,), key=("state",)),
+    ),
     "blockwise": (
         CreditTerm(unit="block", block="think", score="reward", parts=(REASONING,), key=("turn",)),
         CreditTerm(

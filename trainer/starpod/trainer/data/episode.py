@@ -39,6 +39,7 @@ class Turn:
     reward: the sum of `parts`. parts: named rewards: "environment", "format", shaping functions.
     valid, effective: how many of the actions the environment called so. executed: how many it ran.
     criteria: the checklist that the environment reported: what held after the turn, by name.
+    progress: change of the environment's score over the turn; None where it was not asked for or is not known.
     info: the environment's side data.
     generating, stepping: seconds spent waiting for the engine and for the environment.
     """
@@ -63,6 +64,7 @@ class Turn:
     valid: int = 0
     effective: int = 0
     criteria: dict[str, bool] = field(default_factory=dict)
+    progress: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
     agent_id: str = ""
     generating: float = 0.0

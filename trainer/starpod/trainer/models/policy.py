@@ -86,7 +86,8 @@ class Policy(nn.Module):
         return int(plain(self.model).config.vocab_size)
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """Of the hidden states."""
         return int(plain(self.model).config.get_text_config().hidden_size)
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
@@ -108,7 +109,7 @@ class Policy(nn.Module):
     def tokens_read(self, samples: Sequence[list[int]]) -> int:
         """Tokens that `score` reads for these ids, padding included; what several begin with may count once."""
         if self.folds:
-            return tokens_read(samples, width=self._width)
+            return tokens_read(samples, width=self.width)
         return len(samples) * max(map(len, samples))
 
     def score(
@@ -136,7 +137,7 @@ class Policy(nn.Module):
         # The last token of a sequence predicts nothing that is asked for.
         inputs_BL = tokens_BL[:, : longest - 1]
         layout = (
-            lay_out(inputs_BL, (lengths_B - 1).clamp(max=longest - 1), width=self._width)
+            lay_out(inputs_BL, (lengths_B - 1).clamp(max=longest - 1), width=self.width)
             if self.folds
             else lay_out_plainly(inputs_BL)
         )

@@ -34,7 +34,7 @@ from starpod.trainer.section import Section
 GROUP = "starpod.rewards"
 """The entry-point group of shaping functions."""
 
-OWN_PARTS = ("environment", "format", "overlong", "reasoning", "criteria", "keep", "consistency")
+OWN_PARTS = ("environment", "format", "overlong", "reasoning", "criteria", "keep", "consistency", "process")
 
 Shaping = Callable[..., float]
 
@@ -83,6 +83,7 @@ class RewardConfig(Section):
             self.criteria.weight,
             self.subgoals.keep_penalty,
             self.subgoals.consistency_penalty,
+            False,  # a turn scorer pays `process`, whatever the rewards of a task are
         )
         return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
 

@@ -101,6 +101,8 @@ async def _play_turns(
             turn.stepping = perf_counter() - began
             turn.take(transition)
             episode.take(transition)
+            if (before := observation.score) is not None and (after := transition.observation.score) is not None:
+                turn.progress = after - before
         turn.parts = rewards.score(turn, transition, episode)
         turn.reward = sum(turn.parts.values())
     rewards.settle(episode)

@@ -1,0 +1,98 @@
+"""Implicit step rewards (iStar, arXiv 2509.19199): a second policy learns to prefer success, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from starpod.trainer.algorithms.turns import TurnTable, turn_table
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.scorers.base import TurnScorer, outcome
+
+EARLY_FITS = 10
+"""Fits until which scores are held within [-1, 1]: they are largest where the scorer merely disagrees."""
+
+
+class _Ratios(NamedTuple):
+    """sums_BK: of each turn's log-ratios of scorer to sampler. table: the turns."""
+
+    sums_BK: Tensor
+    table: TurnTable
+
+
+class ImplicitScorer(TurnScorer):
+    """Scores a turn by beta times the log-ratio of its tokens, the scorer's to the sampler's.
+
+    The sampler is the policy that played, so the reference moves along. Of each start state every pair of a better and
+    a worse episode adds -log sigmoid(s_better - s_worse), where s is the mean over an episode's turns.
+    """
+
+    def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
+        if not self.fits:  # it is the policy still: its ratios are rounding, which `normalise` would blow up
+            return [[0.0] * len(episode.turns) for episode in episodes]
+        batch = self._batch(episodes)
+        ratios = self._ratios(batch)
+        scores_BK = self.config.beta * ratios.sums_BK
+        if self.fits < EARLY_FITS:
+            scores_BK = scores_BK.clamp(-1, 1)
+        if self.config.normalise:
+            scores_BK = scores_BK / (scores_BK.abs().max() + 1e-6)
+        return [row[: len(episode.turns)] for row, episode in zip(scores_BK.tolist(), episodes, strict=True)]
+
+    def fit(self, groups: Sequence[Group]) -> dict[str, float]:
+        episodes = episodes_of(groups)
+        better, worse = pairs_of(episodes)
+        lacking = [group for group in groups if len({outcome(episode) for episode in episodes_of([group])}) < 2]
+        metrics = {"scorer/pairs": float(len(better)), "scorer/groups_without_pairs": len(lacking) / len(groups)}
+        if not better:
+            return metrics
+        batch = self._batch(episodes)
+        ratios = self._ratios(batch)
+        turns_B1 = ratios.table.mask_BK.sum(1, keepdim=True)
+        # First the loss by each episode's score, then the score by the weights: so no packing changes the gradient.
+        scores_B = (self.config.beta * ratios.sums_BK.sum(1) / turns_B1.squeeze(1)).requires_grad_()
+        margins = scores_B[better] - scores_B[worse]
+        loss = pair_loss(margins)
+        (slope_B,) = torch.autograd.grad(loss, scores_B)
+        weights_BT = torch.where(batch.mask_BT, (slope_B.unsqueeze(1) * self.config.beta / turns_B1), 0.0)
+        self.optimizer.zero_grad(set_to_none=True)
+        for block in self._blocks(batch):
+            scores = self.model.score(*batch.pack(block), temperature=self.temperature)
+            unpacked = batch.unpack(block)
+            (weights_BT[unpacked.rows] * unpacked.place(scores.logprobs_N.float())).sum().backward()  # type: ignore[no-untyped-call]
+        return metrics | {
+            "scorer/loss": loss.item(),
+            "scorer/accuracy": (margins > 0).float().mean().item(),
+            "scorer/grad_norm": self._step(),
+        }
+
+    @torch.no_grad()
+    def _ratios(self, batch: Batch) -> _Ratios:
+        logprobs_BT = torch.zeros(batch.mask_BT.shape, device=batch.device)
+        for block in self._blocks(batch):
+            scores = self.model.score(*batch.pack(block), temperature=self.temperature)
+            unpacked = batch.unpack(block)
+            logprobs_BT[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
+        table = turn_table(batch.mask_BT, batch.turns_BT())
+        return _Ratios(table.total(logprobs_BT - batch.sampler_logprobs_BT()), table)
+
+
+def pairs_of(episodes: Sequence[Episode]) -> tuple[list[int], list[int]]:
+    """Places of the better and of the worse episode of every pair of a group whose outcomes differ."""
+    better, worse = [], []
+    for one, first in enumerate(episodes):
+        for other, second in enumerate(episodes):
+            if first.group == second.group and outcome(first) > outcome(second):
+                better.append(one)
+                worse.append(other)
+    return better, worse
+
+
+def pair_loss(margins: Tensor) -> Tensor:
+    """Mean of -log sigmoid over pairs."""
+    return -logsigmoid(margins).mean()

@@ -1,0 +1,95 @@
+"""Values of turns (AgentPRM, arXiv 2502.10325): a model learns what a reply in a state comes to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from starpod.trainer.algorithms.turns import TurnTable, turn_table
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.models.critic import SharedCritic
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.scorers.base import ScorerConfig, TurnScorer, outcome
+
+
+class QScorer(TurnScorer):
+    """Scores a turn by Q, the discounted outcome that is expected after its reply, between 0 and 1.
+
+    A value head reads the state before the last token of the reply, which ends it: all that was said is known there.
+    """
+
+    def __init__(
+        self, config: ScorerConfig, model: Policy, *, lr: float, micro_batch_tokens: int, temperature: float = 1.0
+    ) -> None:
+        model.critic, model.critic_kind = SharedCritic(model.width, detach=False).to(model.device), "shared"
+        super().__init__(config, model, lr=lr, micro_batch_tokens=micro_batch_tokens, temperature=temperature)
+
+    @torch.no_grad()
+    def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
+        batch = self._batch(episodes)
+        table = turn_table(batch.mask_BT, batch.turns_BT())
+        logits_BK = torch.zeros(table.mask_BK.shape, device=batch.device)
+        for block in self._blocks(batch):
+            rows, own_BK, _ = self._read(batch, table, block)
+            logits_BK[rows] += own_BK
+        values_BK = torch.where(table.mask_BK, logits_BK.sigmoid(), 0.0)
+        return [row[: len(each.turns)] for row, each in zip(values_BK.tolist(), episodes, strict=True)]
+
+    def fit(self, groups: Sequence[Group]) -> dict[str, float]:
+        episodes = episodes_of(groups)
+        return self.fit_to(episodes, turn_targets(episodes, self.config.gamma))
+
+    def fit_to(self, episodes: Sequence[Episode], targets: Sequence[Sequence[float]]) -> dict[str, float]:
+        """One step of cross-entropy with soft labels, a mean over turns. targets: in [0, 1]."""
+        batch = self._batch(episodes)
+        table = turn_table(batch.mask_BT, batch.turns_BT())
+        width = table.mask_BK.shape[1]
+        targets_BK = torch.tensor([[*own, *[0.0] * (width - len(own))] for own in targets], device=batch.device)
+        count = int(table.mask_BK.sum())
+        loss, squared = 0.0, 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for block in self._blocks(batch):
+            rows, logits_RK, there_RK = self._read(batch, table, block)
+            logits, wanted = logits_RK[there_RK], targets_BK[rows][there_RK]
+            part = binary_cross_entropy_with_logits(logits, wanted, reduction="sum") / count
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.item()
+            squared += (logits.detach().sigmoid() - wanted).square().sum().item() / count
+        return {"scorer/loss": loss, "scorer/target_error": squared, "scorer/grad_norm": self._step()}
+
+    def _read(self, batch: Batch, table: TurnTable, block: list[int]) -> tuple[list[int], Tensor, Tensor]:
+        """Rows that a block has a part of, logits of their turns [R, K], and which of these lie in the block."""
+        scores = self.model.score(*batch.pack(block), temperature=self.temperature, values=True)
+        assert scores.values_N is not None
+        unpacked = batch.unpack(block)
+        rows = unpacked.rows
+        last_RT = table.last_BT[rows] & unpacked.inside_RT
+        index_RT = table.index_BT[rows]
+        logits_RT = torch.where(last_RT, unpacked.place(scores.values_N), 0.0)
+        shape = (len(rows), table.mask_BK.shape[1])
+        logits_RK = logits_RT.new_zeros(shape).scatter_add(1, index_RT, logits_RT)
+        there_RK = torch.zeros(shape, dtype=torch.int64, device=batch.device).scatter_add(1, index_RT, last_RT.long())
+        return rows, logits_RK, there_RK > 0
+
+
+def turn_targets(episodes: Sequence[Episode], gamma: float) -> list[list[float]]:
+    """Monte-Carlo estimates of Q: the outcome, in [0, 1], discounted from the turn to the episode's end.
+
+    Turns with the same actions in the same state (by state key, where there is one) share the mean over all visits.
+    """
+    visits: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
+    keys: list[list[tuple[object, ...]]] = []
+    for place, episode in enumerate(episodes):
+        own: list[tuple[object, ...]] = []
+        for index, turn in enumerate(episode.turns):
+            state = turn.state_key or (place, index)
+            own.append((episode.kind, state, *turn.actions))
+            worth = gamma ** (len(episode.turns) - 1 - index) * min(max(outcome(episode), 0.0), 1.0)
+            visits[own[-1]].append(worth)
+        keys.append(own)
+    return [[sum(visits[key]) / len(visits[key]) for key in own] for own in keys]
