@@ -17,10 +17,11 @@ RIGHT = {"red": "Left", "blue": "Right", "green": "Up", "black": "Down", "white"
 
 class CorridorOptions(EnvironmentOptions):
     rooms: int = Field(4, ge=1, le=16, description="Rooms, and turns of an episode.")
+    locked: bool = Field(False, description="Ends at the first wrong action, and pays at the last room alone.")
 
 
 class Corridor(Environment):
-    """Each room has a sign and takes one action, right or wrong; the way goes on either way."""
+    """Each room has a sign and takes one action, right or wrong; the way goes on either way, unless it is locked."""
 
     spec = EnvironmentSpec(
         id="corridor-v1",
@@ -38,11 +39,13 @@ class Corridor(Environment):
 
     def step(self, action: object) -> Outcome:
         self.passed.append(action == RIGHT[self.signs[len(self.passed)]])
-        done = len(self.passed) == len(self.signs)
+        won, last = all(self.passed), len(self.passed) == len(self.signs)
+        locked = self.options.locked
+        done = last or (locked and not won)
         return Outcome(
-            reward=self.passed[-1] / len(self.signs),
+            reward=float(won and last) if locked else self.passed[-1] / len(self.signs),
             terminated=done,
-            success=all(self.passed) if done else None,
+            success=won if done else None,
             criteria={f"room {room}": right for room, right in enumerate(self.passed, 1)},
         )
 
@@ -52,6 +55,9 @@ class Corridor(Environment):
 
     def state_key(self) -> bytes:  # what was done in earlier rooms changes nothing from here on
         return digest(" ".join([str(len(self.passed)), *self.signs]))
+
+    def score(self) -> float:
+        return sum(self.passed) / len(self.signs)
 
     def expert_action(self) -> str:
         return RIGHT[self.signs[len(self.passed)]]

@@ -31,3 +31,14 @@ def test_the_expert_succeeds() -> None:
     while not episode.end_reason:
         last = episode.turn([episode.environment.expert_action()], Want())
     assert last.success
+
+
+def test_a_locked_corridor_ends_at_the_first_wrong_action_and_pays_at_the_end_alone() -> None:
+    episode: Episode = episodes.start(Corridor, seed=5, locked=True)
+    for room in range(1, 5):
+        last = episode.turn([episode.environment.expert_action()], Want())
+        assert (last.reward, bool(last.success), episode.environment.score()) == (room == 4, room == 4, room / 4)
+    episode = episodes.start(Corridor, seed=5, locked=True)
+    wrong = next(each for each in ("Left", "Right") if each != episode.environment.expert_action())
+    last = episode.turn([wrong], Want())
+    assert (last.reward, last.terminated, last.success, episode.environment.score()) == (0.0, True, False, 0.0)

@@ -148,3 +148,31 @@ def test_records_of_branches_survive_json() -> None:
     assert [each.parent for each in again.branches] == [(0, 1), (0, 1)]
     assert [each.member for each in again.members] == [0, 1, 2, 3]
     assert again.branches[0].sampled_tokens == 8
+
+
+def test_golden_gains() -> None:
+    """Values 0.25, 0.5, 0.75 and a reward of 1 at the end: each turn gains 0.25, and together they gain 0.75."""
+    episode = an_episode(0, [[1], [2, 3], [4]], [0, 0, 1.0])
+    for each, value in zip(episode.turns, (0.25, 0.5, 0.75), strict=True):
+        each.value = value
+    learner = make_learner(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "vineppo"}))
+    rollout = learner._unscored(Batch([say(built("none"), episode)]))
+    terms = learner.algorithm.credit_terms
+    assert credit(terms, rollout, rollout.rewards_BT).tolist() == [[0.25] * 4]
+    episode.turns[1].value = None
+    with pytest.raises(ValueError, match="needs the value of every state"):
+        credit(terms, learner._unscored(Batch([episode])), rollout.rewards_BT)
+
+
+def test_trees_are_compared_within_and_with_each_other() -> None:
+    roots = [an_episode(member, [[1], [2]], [0, reward]) for member, reward in ((0, 1.0), (1, 0.0))]
+    low, high = branched(roots[0], 1, 2, [[3]], [0.0]), branched(roots[1], 1, 3, [[4]], [0.0])
+    again = branched(low, 1, 4, [[5]], [0.0])
+    again.parent = (2, 1)
+    learner = make_learner(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "tree_grpo"}))
+    rollout = learner._unscored(Batch([*(say(built("none"), root) for root in roots), low, high, again]))
+    assert rollout.trees == [0, 1, 0, 1, 0]
+    found = credit(learner.algorithm.credit_terms, rollout, rollout.rewards_BT)[:, 0]
+    between = torch.tensor([0.8, -0.2, -0.2, -0.2, -0.2]) / 0.447214
+    within = torch.tensor([2 / 3, 0, -1 / 3, 0, -1 / 3]) / 0.577350
+    torch.testing.assert_close(found, (between + within).double(), rtol=1e-4, atol=1e-5)

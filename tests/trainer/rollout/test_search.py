@@ -198,6 +198,44 @@ async def test_pivots_without_a_failure_branch_nothing(server: ServerProcess) ->
     assert (group.branches, [episode.success for episode in group.episodes]) == ([], [True, True])
 
 
+async def test_values_are_means_of_what_continuations_earn(server: ServerProcess) -> None:
+    """Six steps of a chain whose third one is wrong in every other continuation."""
+
+    def choose(observation: str, episode: Episode) -> str:
+        own = episode.member < 2
+        wrong = episode.member == 1 if own else episode.member % 2
+        return "b" if wrong and len(episode.turns) == 2 else "a"
+
+    (group,) = await search(server.address, "chain-v1", Players(choose), 2, strategy="values", width=32)
+    won, lost = group.episodes
+    assert [episode.total_reward for episode in group.episodes] == [1.0, 0.0]
+    # The start is worth what the other member came to.
+    assert (won.turns[0].value, lost.turns[0].value) == (0.0, 1.0)
+    found = [turn.value for turn in won.turns[1:]]
+    assert all(0 < value < 1 for value in found[:2])  # type: ignore[operator]
+    assert found[2:] == [1.0] * 3
+    assert [turn.value for turn in lost.turns[3:]] == [0.0] * 3
+    assert (group.branches, [episode.parent for episode in group.episodes]) == ([], [None, None])
+    assert group.spent is not None
+    assert (group.spent.forks, group.spent.steps) == (2 * 5 * 32, 2 * 6 + 2 * 32 * (5 + 4 + 3 + 2 + 1))
+
+
+async def test_trees_grow_by_turns_to_the_size_of_the_group(server: ServerProcess) -> None:
+    (group,) = await search(server.address, "chain-v1", Players(at_random), 7, strategy="tree", width=2)
+    assert [episode.member for episode in group.episodes] == list(range(7))
+    assert [episode.parent is None for episode in group.episodes] == [True] * 2 + [False] * 5
+    for episode in group.episodes[2:]:
+        assert episode.parent is not None
+        member, turn = episode.parent
+        parent = group.episodes[member]
+        # Each tree grows in its turn, and no state twice under two names.
+        assert member % 2 == episode.member % 2
+        assert parent.shared < turn < len(parent.turns)
+        assert all(one is other for one, other in zip(episode.turns[:turn], parent.turns, strict=False))
+    assert group.spent is not None
+    assert group.spent.steps == sum(len(episode.own_turns) for episode in group.episodes)
+
+
 def brancher(fleet: Fleet, environment: str = "coin-v1", choose: Choose = at_random) -> Brancher:
     return Brancher(fleet=fleet, agents=Players(choose), task=Task(environment), group=3, seed=7)
 
@@ -287,6 +325,7 @@ async def test_a_state_that_cannot_be_reached_fails_its_branches(server: ServerP
         ({"strategy": "beam", "gamma": 2.0}, "collect.search.gamma is not for strategy beam"),
         ({"width": 2}, "collect.search.width is not for strategy none"),
         ({"strategy": "pivots", "most_branches": 2}, "has no room for the 8 continuations"),
+        ({"strategy": "values"}, "values of states are for vineppo"),
     ],
 )
 def test_keys_that_mean_nothing_are_refused(values: dict[str, Any], sentence: str) -> None:

@@ -109,6 +109,18 @@ class Config(Section):
                 f"collect.search.strategy {strategy} opens the start states themselves, and "
                 "environment.expert_moves_left has others: drop either"
             )
+        terms = self.algorithm.credit_terms
+        gains, trees = any(term.score == "gain" for term in terms), any("tree" in term.key for term in terms)
+        if gains != (strategy == "values"):
+            raise ValueError(
+                f"collect.search.strategy {strategy} does not go with algorithm.advantage {self.algorithm.advantage}: "
+                "values of states are for vineppo, or terms with score gain, and nothing else uses them"
+            )
+        if trees and strategy != "tree":
+            raise ValueError(
+                f"algorithm.advantage {self.algorithm.advantage} compares the episodes of a tree, and there are none: "
+                "set collect.search.strategy to tree"
+            )
         for term in self.algorithm.credit_terms:
             if term.min_peers > (term.most_peers(size) or term.min_peers):
                 raise ValueError(

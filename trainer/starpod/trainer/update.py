@@ -30,7 +30,7 @@ from starpod.trainer.algorithms.losses import (
 )
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, split
-from starpod.trainer.data.episode import Group, branches_of, episodes_of
+from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.models.first_adapters import FirstAdapters
@@ -295,6 +295,8 @@ class Learner:
             sampler_logprobs_BT=sampler_BT,
             bootstrap_B=torch.zeros(len(batch), device=batch.device),
             inherited=[_sums(turn.parts for turn in episode.turns[: episode.shared]) for episode in batch.episodes],
+            trees=_trees(batch.episodes),
+            turn_values=[[turn.value for turn in episode.turns] for episode in batch.episodes],
             state_keys=[[turn.state_key for turn in episode.turns] for episode in batch.episodes],
             agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
             parts=[[turn.parts for turn in episode.turns] for episode in batch.episodes],
@@ -592,6 +594,18 @@ def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None)
         return unpacked.place(values)
     placed_RTH = torch.stack([unpacked.place(values_N) for values_N in values.unbind(1)], dim=2)
     return placed_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
+
+
+def _trees(episodes: Sequence[Episode]) -> list[int]:
+    """The member without a parent that each episode's line goes back to, or the last one that is there."""
+    parents = {(each.group, each.member): each.parent[0] for each in episodes if each.parent is not None}
+    roots = []
+    for episode in episodes:
+        member = episode.member
+        while (episode.group, member) in parents:
+            member = parents[episode.group, member]
+        roots.append(member)
+    return roots
 
 
 def _sums(parts: Iterable[Mapping[str, float]]) -> Mapping[str, float]:

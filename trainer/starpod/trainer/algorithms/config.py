@@ -129,6 +129,8 @@ class AlgorithmConfig(Section):
         "maxrl",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
+        "vineppo",
+        "tree_grpo",
         "gigpo",
         "mt_grpo",
         "dr_mas",

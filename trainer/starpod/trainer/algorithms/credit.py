@@ -78,7 +78,10 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     elif term.without:
         rewards_BT = rewards_BT - _rewards_of(term.without, rollout)
     units = _units(term, rollout)
-    scores_BK = _scores(term, units, rewards_BT, rollout.inherited_B(term.parts, term.without))
+    if term.score == "gain":
+        scores_BK = units.total(rewards_BT) + _rises(rollout, units)
+    else:
+        scores_BK = _scores(term, units, rewards_BT, rollout.inherited_B(term.parts, term.without))
     if term.block is not None:
         # Scored as the turn that it is in, compared with the turns that have it, credited to its own tokens.
         units = units.within(_in_block(term.block, rollout))
@@ -149,6 +152,8 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
             labels["agent"] = rollout.agents[row][turn]
         if "state" in term.key:
             labels["state"] = _state(rollout, row, turn)
+        if "tree" in term.key:
+            labels["tree"] = rollout.trees[row] if rollout.trees else row
         label = (group, *(labels[name] for name in term.key), *_signs(term.strata, rollout, row, turn))
         peers.append(known.setdefault(label, len(known)))
     return torch.tensor(peers, device=groups_n.device)
@@ -165,6 +170,20 @@ def _in_block(name: Block, rollout: RolloutBatch) -> Tensor:
     if rollout.blocks_BT is None:
         raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
     return (rollout.blocks_BT == BLOCKS.index(name)) | (rollout.blocks_BT < 0)
+
+
+def _rises(rollout: RolloutBatch, turns: Units) -> Tensor:
+    """By how much the value of the state rose in each turn: [B, K]. After the last one it is 0."""
+    rises_BK = torch.zeros(turns.mask_BK.shape, dtype=torch.float64)
+    for row, own in enumerate(rollout.turn_values):
+        for turn, (before, after) in enumerate(zip(own, [*own[1:], 0.0], strict=True)):
+            if before is None or after is None:
+                raise ValueError(
+                    "score gain needs the value of every state, and episodes of another run or search have none: set "
+                    "collect.search.strategy to values"
+                )
+            rises_BK[row, turn] = after - before
+    return rises_BK.to(turns.mask_BK.device)
 
 
 def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from starpod.trainer.prompts.grammar import Block
 from starpod.trainer.section import Section
 
-Key = Literal["turn", "state", "agent"]
+Key = Literal["turn", "state", "agent", "tree"]
 CRITERIA = "criteria"
 """The reward part that pays for a checklist."""
 PROCESS = "process"
@@ -34,17 +34,18 @@ class CreditTerm(Section):
         default=None,
         description="The block that unit block is about. A reply that could not be read is all of it.",
     )
-    score: Literal["return", "reward", "to_go", "met"] = Field(
+    score: Literal["return", "reward", "to_go", "met", "gain"] = Field(
         default="return",
-        description="The episode's return; the unit's own rewards; the discounted ones from the unit on; or whether "
-        "the criterion was met, discounted by the turns that it took.",
+        description="The episode's return; the unit's own rewards; the discounted ones from the unit on; whether "
+        "the criterion was met, discounted by the turns that it took; or the turn's reward and by how much the value "
+        "of the state rose, as collect.search.strategy values tells it.",
     )
     parts: tuple[str, ...] = Field(default=(), description="Reward parts that count in the score; empty: all.")
     without: tuple[str, ...] = Field(default=(), description="Reward parts that do not count in it.")
     key: tuple[Key, ...] = Field(
         default=(),
         description="What peers have in common beside their start state: the index of the turn, the state before it, "
-        "the agent.",
+        "the agent, the tree that the episode is a branch of (collect.search).",
     )
     strata: tuple[str, ...] = Field(
         default=(),
@@ -84,6 +85,11 @@ class CreditTerm(Section):
                 bool(self.strata) and unit not in ("turn", "block"),
                 f"a term's strata are what a turn's earlier blocks came to, and unit {unit} is no part of a turn: drop "
                 "strata, or set the unit to block",
+            ),
+            (
+                score == "gain" and (unit != "turn" or self.baseline != "none" or bool(self.parts or self.without)),
+                "score gain is that of a turn, over the value of its own state: set the unit to turn and the baseline "
+                "to none, and drop parts",
             ),
             (
                 unit == "episode" and score != "return",
@@ -135,6 +141,8 @@ TERMS: dict[str, Sequence[CreditTerm]] = {
     "loop": (CreditTerm(baseline="others", smallest=0.01),),
     "reinforce_plus_plus": (CreditTerm(unit="token", score="to_go", baseline="none"),),
     "reinforce_plus_plus_baseline": (CreditTerm(),),
+    "vineppo": (CreditTerm(unit="turn", score="gain", baseline="none"),),
+    "tree_grpo": (CreditTerm(scale="std"), CreditTerm(scale="std", key=("tree",))),
     "gigpo": (CreditTerm(), CreditTerm(unit="turn", score="to_go", key=("state",))),
     "mt_grpo": (CreditTerm(scale="std"), CreditTerm(unit="turn", score="reward", key=("turn",), scale="std")),
     "dr_mas": (CreditTerm(unit="agent", key=("agent",), scale="std"),),

@@ -293,6 +293,8 @@ class RolloutBatch:
     bootstrap_B: value of the state after the last turn; 0 where the task itself ended or nothing is bootstrapped.
     groups_B: id of the episode's group.
     inherited: per episode, the sums of the named reward parts over the turns that it shares with its parent.
+    trees: per episode, the member that its line of parents goes back to.
+    turn_values: per episode and turn, as in `Turn.value`.
     state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, parts (of rewards),
         criteria: likewise, as in `Turn`.
     blocks_BT: block of each token, an index of BLOCKS, -1 in replies that could not be read; None unless looked at.
@@ -309,6 +311,8 @@ class RolloutBatch:
     values_BT: Tensor | None = None
     ref_logprobs_BT: Tensor | None = None
     inherited: Sequence[Mapping[str, float]] = ()
+    trees: Sequence[int] = ()
+    turn_values: Sequence[Sequence[float | None]] = ()
     state_keys: Sequence[Sequence[bytes]] = ()
     agents: Sequence[Sequence[str]] = ()
     parts: Sequence[Sequence[Mapping[str, float]]] = ()

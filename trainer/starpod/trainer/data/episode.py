@@ -41,6 +41,7 @@ class Turn:
     criteria: the checklist that the environment reported: what held after the turn, by name.
     progress: change of the environment's score over the turn; None where it was not asked for or is not known.
     info: the environment's side data.
+    value: of the state before the turn, where a search has estimated it: what is earned from there on.
     generating, stepping: seconds spent waiting for the engine and for the environment.
     """
 
@@ -67,6 +68,7 @@ class Turn:
     progress: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
     agent_id: str = ""
+    value: float | None = None
     generating: float = 0.0
     stepping: float = 0.0
 

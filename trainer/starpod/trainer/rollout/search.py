@@ -22,7 +22,7 @@ from starpod.trainer.section import Section
 from starpod.trainer.seeds import derive
 
 Result = TypeVar("Result")
-Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots"]
+Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
 
 _SCORING: dict[str, Any] = {"width": 4, "keep": 2, "draws": 1, "score": "score", "naive": 0.25}
 STRATEGIES: dict[Strategy, dict[str, Any]] = {
@@ -31,6 +31,8 @@ STRATEGIES: dict[Strategy, dict[str, Any]] = {
     "beam": _SCORING,
     "lookahead": {**_SCORING, "depth": 1},
     "pivots": {"width": 8, "gamma": 2.0, "weight": 1.0, "most_branches": 64},
+    "values": {"width": 4},
+    "tree": {"width": 4},
 }
 """The keys that each one has, with their defaults."""
 
@@ -46,7 +48,7 @@ class SearchConfig(Section):
         default=None,
         ge=1,
         description="Episodes for each one kept (best_of), replies tried in a state (beam, lookahead), continuations "
-        "of one (pivots).",
+        "of one (pivots, values), trees of a group (tree).",
     )
     keep: int | None = Field(default=None, ge=1, description="Episodes that a beam goes on with after each turn.")
     depth: int | None = Field(default=None, ge=0, description="Turns that are tried below a reply to score it.")
@@ -116,6 +118,8 @@ class Search:
             "beam": self._beams,
             "lookahead": self._beams,
             "pivots": self._pivots,
+            "values": self._values,
+            "tree": self._tree,
         }
         try:
             group = await find[self.config.strategy](brancher, size)
@@ -168,6 +172,59 @@ class Search:
         found = _group(brancher, branches)
         group.branches, group.failed = found.episodes, group.failed + found.failed
         return group
+
+    async def _values(self, brancher: Brancher, size: int) -> Group:
+        """VinePPO: the value of each state of an episode is the mean of what its continuations earn from there on. That
+        of the start is the mean of the other members' returns."""
+        lines = await brancher.open(size)
+        for line in lines:
+            brancher.keep_snapshots(line)
+        await _all(brancher.play(line) for line in lines)
+        group = _group(brancher, lines)
+        returns = [episode.total_reward for episode in group.episodes]
+        for episode, own in zip(group.episodes, returns, strict=True):
+            for first in episode.turns[:1]:
+                first.value = (sum(returns) - own) / (len(returns) - 1) if len(returns) > 1 else own
+        states = [
+            (line, turn) for line in lines if not line.episode.failed for turn in range(1, len(line.episode.turns))
+        ]
+        await _all(self._value(brancher, line, turn) for line, turn in states)
+        return group
+
+    async def _value(self, brancher: Brancher, line: Line, turn: int) -> None:
+        names = [derive(line.episode.member, "value", turn, number) for number in range(self._width)]
+        branches = await brancher.grow(line, turn, names)
+        await _all(brancher.play(branch) for branch in branches)
+        found = [sum(turn.reward for turn in each.episode.own_turns) for each in branches if not each.episode.failed]
+        # The episode itself goes on from there too: where nothing else did, it is all that is known.
+        own = sum(turn.reward for turn in line.episode.turns[turn:])
+        line.episode.turns[turn].value = fmean(found or [own])
+
+    async def _tree(self, brancher: Brancher, size: int) -> Group:
+        """Tree-GRPO: a group of some trees, each of which grows by one branch of a random state after another."""
+        trees = [[line] for line in await brancher.open(min(self._width, size))]
+        grown = lines = list(chain.from_iterable(trees))
+        while grown:
+            for line in grown:
+                brancher.keep_snapshots(line)
+            await _all(brancher.play(line) for line in grown)
+            chosen: list[Awaitable[list[Line]]] = []
+            for tree in trees[: size - len(lines)]:
+                # The state before a branch's first turn is its parent's.
+                states = [
+                    (line, turn)
+                    for line in tree
+                    for turn in range(line.episode.shared + 1, len(line.episode.turns))
+                    if not line.episode.failed
+                ]
+                number = len(lines) + len(chosen)
+                rng = random.Random(derive(brancher.seed, "tree", brancher.group, number))
+                chosen.append(brancher.grow(*rng.choice(states or [(tree[0], 0)]), [number]))
+            grown = list(chain.from_iterable(await _all(chosen)))
+            for tree, branch in zip(trees, grown, strict=False):
+                tree.append(branch)
+            lines = [*lines, *grown]
+        return _group(brancher, lines)
 
     # --- during play --------------------------------------------------------------------------------------------------
 
