@@ -131,7 +131,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,smollm,dev]'
+	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
 	@touch $@
 
 # The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from starpod.client import Fleet, Image, Limits, Observation, Transition, UnknownEnvironment, Want
+from starpod.client import Fleet, Image, Limits, Observation, SyncFleet, Transition, UnknownEnvironment, Want
 from starpod.client.gymnasium import StarpodEnv
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer
-from tests.support import ServerProcess
+from tests.support import ROOT, ServerProcess, start_server
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(5000)
 
@@ -121,3 +121,24 @@ async def test_a_picture_in_a_transition_is_a_picture_in_a_notebook(server: Serv
         assert "invalid: 'Jump'" in repr(transition) and "bytes)" in repr(transition)
         assert len(repr(transition)) < 300
         assert '<img src="data:image/png;base64,' in transition._repr_html_()
+
+
+async def test_a_session_shows_what_is_seen_and_where_it_stands(server: ServerProcess) -> None:
+    async with Fleet(server.address) as fleet:
+        (session,) = await fleet.open("bandit", seed=1)
+        assert "<pre>Arms: " in session._repr_html_() and "bandit-v1, seed 1, turn 1" in session._repr_html_()
+        await session.step("x")
+        assert "over: MAX_TURNS" in session._repr_html_()
+
+
+def test_a_blocking_session_shows_a_picture_where_one_is_drawn(server: ServerProcess) -> None:
+    with (
+        start_server("--environment-module", str(ROOT / "examples" / "custom_environment.py")) as plain,
+        SyncFleet(server.address) as drawing,
+        SyncFleet(plain.address) as telling,
+    ):
+        for fleet, name, drawn in ((drawing, "frozen_lake", True), (telling, "guess", False)):
+            (session,) = fleet.open(name, seed=1)
+            assert ('<img src="data:image/png;base64,' in session._repr_html_()) is drawn
+            session.close()
+            assert "<img" not in session._repr_html_()

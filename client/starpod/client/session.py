@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -121,6 +122,13 @@ class Session:
 
     def __repr__(self) -> str:
         return repr(self.state)
+
+    def _repr_html_(self) -> str:
+        """What the agent sees, and where the episode stands, for notebooks."""
+        state = f"over: {self.end_reason.name}" if self.done else f"turn {self.step_index + 1}"
+        return (
+            f"{self.observation._repr_html_()}<p>{html.escape(f'{self.environment_id}, seed {self.seed}, {state}')}</p>"
+        )
 
     # --- calls -----------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
+from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
-from starpod.client.observation import Action, EndReason, Observation, Transition, Want
+from starpod.client.observation import Action, EndReason, Image, Observation, Transition, Want
 from starpod.client.session import Session
 from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
@@ -171,6 +173,15 @@ class SyncSession:
 
     def __repr__(self) -> str:
         return f"Sync{self.session!r}"
+
+    def _repr_html_(self) -> str:
+        """As Session's, with a picture of the state where the environment draws one."""
+        picture = ""
+        if not self.session.closed:
+            with contextlib.suppress(StarpodError):
+                data = self.render("png")
+                picture = Image(data)._repr_html_() if isinstance(data, bytes) else ""
+        return picture + self.session._repr_html_()
 
     @property
     def observation(self) -> Observation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -196,6 +197,18 @@ class Episode:
     def sampled_tokens(self) -> int:
         """Of its own turns."""
         return sum(len(turn.reply) for turn in self.own_turns)
+
+    def _repr_html_(self) -> str:
+        """What was seen, said and earned, turn by turn, for notebooks."""
+        title = f"{self.kind}, seed {self.seed}: {self.end or 'open'}, return {self.own_return:.4g}"
+        rows = [
+            (turn.observation, turn.text or " || ".join(turn.actions), f"{turn.reward:+.4g}") for turn in self.turns
+        ]
+        rows += [(self.final_observation, "", "")] if self.final_observation else []
+        cells = ("".join(f"<td><pre>{html.escape(cell)}</pre></td>" for cell in row) for row in rows)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        head = "<tr><th>observation</th><th>reply</th><th>reward</th></tr>"
+        return f"<b>{html.escape(title)}</b><table>{head}{body}</table>"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""

@@ -1,0 +1,159 @@
+"""Results of a run as data frames and records, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from starpod.report.figures import show
+from starpod.trainer.compare import compare, read_evaluation
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
+from starpod.trainer.output.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Kind = Literal["final", "eval", "train"]
+
+
+class Run:
+    """The folder of a run, read anew at each question: it may still be training.
+
+    run = Run("runs/lake")
+    run.metrics["collect/success"].plot()
+    run.episodes(solved=False)[0]
+
+    Raises FileNotFoundError where the folder holds no run.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._folder = RunFolder(self.path)
+        if not self._folder.started:
+            raise FileNotFoundError(f"{path} holds no run: name the folder of one, such as that of --run-dir")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration as it was resolved."""
+        return self._folder.read_config()
+
+    @property
+    def final(self) -> dict[str, Any] | None:
+        """Figures of the final evaluation, as `summarise` has them; None before there is one."""
+        return self._folder.read_final()
+
+    @property
+    def metrics(self) -> DataFrame:
+        """A row per step, a column per metric; `time` is when it was written, `warnings` what the run warned of."""
+        lines = self._folder.read_metrics()
+        rows = [{**line, **line["metrics"], "warnings": line.get("warnings", [])} for line in lines]
+        return self._by_step(rows, without=("metrics",))
+
+    @property
+    def evaluations(self) -> DataFrame:
+        """A row per evaluation on the selection seeds, a column per figure; those below another have a dotted name."""
+        return self._by_step([_flat(line) for line in self._folder.read_evaluations()])
+
+    def episodes(
+        self, *, kind: Kind | None = None, step: int | None = None, solved: bool | None = None, environment: str = ""
+    ) -> Episodes:
+        """The episodes that were kept of the last evaluation so far, or of another kind or step.
+
+        kind: final, eval or train. step: of that evaluation or collection. solved: only those with, or only those
+        without success. environment: only those of it, by its id or its name in the run. Raises BadEpisodes where
+        there are none.
+        """
+        kinds = EVALUATION if kind is None else (f"{kind}-",)
+        files = [file for file in episode_files(self.path) if file.name.startswith(kinds)]
+        if step is not None:
+            files = [file for file in files if file.name.partition(".")[0].endswith(f"-{step:06}")]
+        if not files:
+            raise BadEpisodes(
+                f"{self.path} keeps no {kind or 'evaluated'} episodes" + f" of step {step}" * (step is not None)
+            )
+        return Episodes(
+            episode
+            for episode in read_episodes(files[-1])
+            if solved in (None, episode.success is True) and environment in ("", episode.environment, episode.task)
+        )
+
+    def compare(self, other: Run | Path | str) -> DataFrame:
+        """The final evaluations of two runs, paired by seed: a row per environment, as `starpod ui` compares them.
+
+        Differences are the other's minus this one's, with their 95 % interval; p_value is of McNemar's exact test.
+        Raises NotComparable where the two were not played from the same seeds in the same environments.
+        """
+        paths = self.path, other.path if isinstance(other, Run) else Path(other)
+        compared = compare(*(read_evaluation(path) for path in paths))
+        rows = {}
+        for environment, figures in compared.items():
+            row = {name: figures[name] for name in ("pairs", "only_first", "only_second", "p_value")}
+            for name in ("success", "return_mean"):
+                row[f"{name}_first"], row[f"{name}_second"] = figures[name]
+            for name in ("success_difference", "return_difference"):
+                row[name], row[f"{name}_low"], row[f"{name}_high"] = figures[name] or (None, None, None)
+            rows[environment] = row
+        return _pandas().DataFrame.from_dict(rows, orient="index").rename_axis("environment")
+
+    def _by_step(self, rows: list[dict[str, Any]], without: tuple[str, ...] = ()) -> DataFrame:
+        frame = _pandas().DataFrame(rows, columns=None if rows else ["step"])
+        return frame.drop(columns=list(without), errors="ignore").set_index("step")
+
+    def _repr_html_(self) -> str:
+        """Title, environment, algorithm, newest success: for notebooks."""
+        facts, config = self._folder.read_facts(), self.config
+        evaluations = self._folder.read_evaluations()
+        newest = self.final or (evaluations[-1] if evaluations else {})
+        tasks = config.get("environments") or {"": config.get("environment", {})}
+        rows = {
+            "environment": ", ".join(each.get("id", name) for name, each in tasks.items()),
+            "model": facts.get("model", ""),
+            "algorithm": config.get("algorithm", {}).get("preset", ""),
+            "success": f"{show(newest['success'], 'share')} of {newest['episodes']} episodes" if newest else "not yet",
+            "ended": facts.get("ended", {}).get("outcome", "not yet"),
+            "folder": str(self.path),
+        }
+        return f"<b>{html.escape(facts.get('title', ''))}</b>{_table(rows)}"
+
+
+class Episodes(list[Episode]):
+    """Episodes, with a table of them for notebooks."""
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("", "seed", "solved", "return", "turns", "end"))
+        rows = []
+        for number, each in enumerate(self):
+            solved = {True: "yes", False: "no", None: "-"}[each.success]
+            cells = (number, each.seed, solved, f"{each.own_return:.4g}", len(each.turns), each.end)
+            rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
+        return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "<table>" + "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items()) + "</table>"
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "data frames need the package pandas; from a clone of the repository: pip install '.[notebook]'"
+        ) from error
+    return pandas
