@@ -77,11 +77,11 @@ def main() -> None:
 
 
 def warm_started(work: Path) -> Path:
-    """The model of `make train-llm` as it is before the first update."""
+    """The model of `make train-llm` as it is before the first update, warmed up on the prompts of this comparison."""
     starpod = [sys.executable, "-m", "starpod.cli.main"]
     run, out = work / "start", work / "model"
-    words = ["stop.iterations=0", "evaluation.episodes=1", "monitor.screen=plain", f"seed={SEED}"]
-    subprocess.run([*starpod, "train", "bandit_llm", *words, "--run-dir", str(run)], check=True)
+    words = ["stop.iterations=0", "evaluation.episodes=1", "prompt.context=full", "monitor.screen=plain"]
+    subprocess.run([*starpod, "train", "bandit_llm", f"seed={SEED}", *words, "--run-dir", str(run)], check=True)
     subprocess.run([*starpod, "export", str(run), str(out)], check=True)
     shutil.rmtree(run)
     return out

@@ -25,6 +25,7 @@ MODEL_JOB = (
     "collect.groups=2",
     "algorithm.filter.value=1.0",
     "warm_start.steps=10",
+    "warm_start.lr=5.0e-5",
     "warm_start.episodes=16",
     "warm_start.batch_size=4",
     "evaluation.episodes=2",
