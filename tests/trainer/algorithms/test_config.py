@@ -20,6 +20,7 @@ def test_all_presets_are_there() -> None:
         "starpo-ppo",
         "starpo-grpo",
         "starpo-s",
+        "score",
         "seeupo",
         "dapo",
         "dr-grpo",

@@ -13,6 +13,7 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationEr
 
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.agents.script import ScriptConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.checkpoints.checkpoint import CheckpointConfig
@@ -58,6 +59,7 @@ class Config(Section):
     )
     prompt: PromptConfig = PromptConfig()
     sampling: SamplingConfig = SamplingConfig()
+    script: ScriptConfig = ScriptConfig()
     collect: CollectConfig = CollectConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
@@ -168,6 +170,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _script_is_followed(self) -> Config:
+        name, search = self.script.name, self.collect.search.strategy
+        if name != "solo" and search != "none":
+            raise ValueError(f"collect.search.strategy {search} grows the episodes of one agent: set script to solo")
+        if name == "attempts" and any(task.environment.expert_moves_left for task in self.tasks):
+            raise ValueError("script attempts begins at a start state: drop environment.expert_moves_left")
+        for key, wanted in (("verdict", "solver_verifier"), ("improvement", "attempts")):
+            if name != wanted and any(getattr(task.rewards, key) for task in self.tasks):
+                raise ValueError(f"rewards.{key} belongs to {wanted}, and script.name is {name}: set it, or drop it")
+        return self
+
+    @model_validator(mode="after")
     def _parts_are_paid(self) -> Config:
         scored = {part for term in self.algorithm.credit_terms for part in (*term.parts, *term.without, *term.strata)}
         for task in self.tasks if scored else ():
@@ -176,7 +190,7 @@ class Config(Section):
                     f"algorithm.advantage {self.algorithm.advantage} scores the reward part {PROCESS}, which a turn "
                     "scorer pays, and there is none: set scorer.kind to implicit or q"
                 )
-            if unpaid := sorted(scored - task.rewards.names - {PROCESS}):
+            if unpaid := sorted(scored - task.rewards.names - {PROCESS} - self.script.parts):
                 raise ValueError(
                     f"algorithm.advantage {self.algorithm.advantage} scores the reward part {unpaid[0]}, which nothing "
                     f"pays{nearest(unpaid[0], sorted(task.rewards.names))}; a part is paid where rewards.{unpaid[0]} "

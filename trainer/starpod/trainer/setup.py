@@ -17,6 +17,7 @@ from starpod.client.nearest import unknown_environment
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.agents.program import Wrap, load_programs
+from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.checkpoints.resume import check_model
 from starpod.trainer.checkpoints.trained import INITIAL
@@ -106,7 +107,9 @@ class Served:
     async def demonstrate(self, config: Config, cursor: SeedCursor) -> None:
         """Collects the demonstrations, from the next seeds, and reads those of a file. Raises ConfigError."""
         seeds = cursor.take(self.config.warm_start.episodes)
-        self.demonstrations = await collect_demonstrations(self.fleet, self.config.warm_start, self.task, seeds)
+        self.demonstrations = await collect_demonstrations(
+            self.fleet, self.config.warm_start, self.task, seeds, self.writer.attempts
+        )
         if path := self.config.warm_start.demonstrations:
             (session,) = await self.task.open(self.fleet, 0, 1, Want())
             await session.close()
@@ -161,7 +164,12 @@ async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
                 f"collect.search.strategy {search.strategy} tries replies on copies that have luck of their own, and "
                 f"{task.environment.id} cannot be forked; choose best_of or pivots"
             )
-        writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions)
+        if config.script.name == "attempts" and not facts.fork:
+            raise ConfigError(
+                f"script attempts plays all attempts but the last on forks, and {task.environment.id} has none: set "
+                "script to solo"
+            )
+        writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions, config.script)
         yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer, facts)
 
 
@@ -251,7 +259,8 @@ async def open_run(
                 task.name: Collector(
                     fleet=each.fleet,
                     agents=playing(
-                        EngineAgents(
+                        engine_agents(
+                            config.script,
                             engine=engine,
                             template=templates[task.name],
                             prompt=task.prompt,

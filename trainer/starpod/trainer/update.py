@@ -22,6 +22,7 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.hae import stages
 from starpod.trainer.algorithms.losses import (
     correction_weights,
+    kl_coefficients,
     kl_divergence,
     policy_loss,
     proximal_logprobs,
@@ -495,7 +496,7 @@ class Learner:
         found_BT = torch.zeros_like(weights_BT) if single else None
         # What a block says of an episode whose other turns lie in other blocks is completed by these.
         present_BT = self._present_logprobs(batch, rows, proximal_BT) if algorithm.couples_turns else proximal_BT
-        sums = Sums(self.parallel.device)
+        sums, kl = Sums(self.parallel.device), kl_coefficients(algorithm.kl, rollout)
         if record is not None:
             record.forget(rows)
         for block, mine in self._share(batch, rows):
@@ -526,7 +527,7 @@ class Learner:
             per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
-                per_token_RT = per_token_RT + algorithm.kl.coefficient * divergence_RT
+                per_token_RT = per_token_RT + (kl[own] if isinstance(kl, Tensor) else kl) * divergence_RT
             if "entropy" in components and algorithm.entropy_coefficient:
                 per_token_RT = per_token_RT - algorithm.entropy_coefficient * entropy_RT
             loss = (weights_BT[own] * per_token_RT)[inside_RT].sum()

@@ -13,6 +13,17 @@ from pydantic import Field, model_validator
 
 from starpod.client import Fleet, Limits, Observation, StarpodError
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
+from starpod.trainer.agents.script import (
+    ACCEPT,
+    REJECT,
+    SOLVER,
+    VERIFIER,
+    ScriptConfig,
+    judged,
+    rejected,
+    role_prompt,
+    tried,
+)
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
@@ -88,17 +99,19 @@ class WarmStartConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode of a demonstrator, an action a turn. limits: those of its session. imitate: for each turn."""
+    """One episode of a demonstrator, an action a turn. limits: those of its session. imitate: for each turn. earlier:
+    attempts at the same start state, where a script has them."""
 
     episode: Episode
     limits: Limits
     imitate: list[bool]
+    earlier: tuple[Demonstration, ...] = ()
 
 
 class Demonstrator(Agent):
     """Plays as a reference policy does, with some moves at random. imitate: whether to imitate each turn so far."""
 
-    def __init__(self, config: WarmStartConfig, task: Task, seed: int) -> None:
+    def __init__(self, config: WarmStartConfig, task: Task, seed: str) -> None:
         self.imitate: list[bool] = []
         self._config = config
         self._task = task
@@ -126,8 +139,9 @@ async def collect_demonstrations(
     config: WarmStartConfig,
     task: Task,
     seeds: Sequence[int],
+    attempts: int = 1,
 ) -> list[Demonstration]:
-    """Plays one episode per seed.
+    """Plays one episode per seed, and as many attempts at it as are asked for.
 
     Raises ConfigError if the environment has no expert and one is asked for, StarpodError where an episode fails.
     """
@@ -135,9 +149,9 @@ async def collect_demonstrations(
     if config.noise and not task.actions:  # then what can be played at random is for the environment to list
         want = replace(want, valid_actions=True)
 
-    async def demonstrate(seed: int) -> Demonstration:
+    async def demonstrate(seed: int, attempt: str = "") -> Demonstration:
         (session,) = await task.open(fleet, seed, 1, want)
-        demonstrator = Demonstrator(config, task, seed)
+        demonstrator = Demonstrator(config, task, f"{seed}{attempt}")
         try:
             episode = await play(demonstrator, session)
         finally:
@@ -146,7 +160,13 @@ async def collect_demonstrations(
             raise StarpodError(f"a demonstration from seed {seed} failed: {episode.error}")
         return Demonstration(episode, session.limits, demonstrator.imitate)
 
-    return list(await asyncio.gather(*(demonstrate(seed) for seed in seeds)))
+    async def with_earlier(seed: int) -> Demonstration:
+        *earlier, last = await asyncio.gather(
+            *(demonstrate(seed, f"/{number}") for number in range(1, attempts)), demonstrate(seed)
+        )
+        return replace(last, earlier=tuple(earlier))
+
+    return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
 
 
 def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
@@ -172,9 +192,16 @@ def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Dem
 class DemonstrationWriter:
     """Writes demonstrations as the policy would have said them: as texts, and as episodes with tokens."""
 
-    def __init__(self, config: WarmStartConfig, prompt: PromptConfig, actions: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: WarmStartConfig,
+        prompt: PromptConfig,
+        actions: Sequence[str],
+        script: ScriptConfig | None = None,
+    ) -> None:
         self.config = config
         self.prompt = prompt
+        self.script = script or ScriptConfig()
         self.actions = tuple(actions)
         self.grammar = prompt.grammar(self.actions)
 
@@ -205,54 +232,104 @@ class DemonstrationWriter:
                 "observation has"
             ) from error
 
+    @property
+    def attempts(self) -> int:
+        """Episodes of a demonstration."""
+        return self.script.attempts if self.script.name == "attempts" else 1
+
     def texts(self, demonstrations: Iterable[Demonstration]) -> Iterable[str]:
         """All that a policy will read or write, for a tokenizer to be trained on."""
         for demonstration in demonstrations:
             prompter = self._prompter(demonstration)
             yield prompter.system()
-            for user, text, _ in self._turns(prompter, demonstration):
-                yield user
-                yield text
+            for said in self._said(demonstration):
+                yield prompter.following(said.past, said.observation)
+                yield said.text
             # Demonstrations make no mistakes, so what a policy is told after one would be missing.
             yield prompter.user(2, "", warning=True)
 
     def episode(self, demonstration: Demonstration, template: Template, group: int) -> Episode:
         """The token record. A turn's reward is its weight in the loss: 1 to imitate, else 0."""
+        conversations: dict[str, Conversation] = {}
         prompter = self._prompter(demonstration)
-        conversation = Conversation.of(template, self.prompt)
-        conversation.system(prompter.system())
         episode = replace(demonstration.episode, group=group, turns=[])
-        for (user, text, turn), imitate in zip(
-            self._turns(prompter, demonstration), demonstration.imitate, strict=True
-        ):
-            prompt = conversation.ask(user)
-            ids = template.encode_reply(text)
-            conversation.answer(ids, "stop", text)
+        for said in self._said(demonstration):
+            if said.speaker not in conversations:
+                conversations[said.speaker] = Conversation.of(template, self.prompt)
+                conversations[said.speaker].system(self._prompter(demonstration, said.speaker).system())
+            conversation = conversations[said.speaker]
+            prompt = conversation.ask(prompter.following(said.past, said.observation))
+            ids = template.encode_reply(said.text)
+            conversation.answer(ids, "stop", said.text)
+            # Where several speak, each one's context is told from its beginning.
+            fresh = prompt.fresh or len(conversations) > 1
             episode.turns.append(
                 replace(
-                    turn,
-                    prompt=prompt.appended,
-                    fresh=prompt.fresh,
+                    said.turn,
+                    prompt=list(prompt.context) if fresh else prompt.appended,
+                    fresh=fresh,
                     reply=ids,
                     logprobs=[0.0] * len(ids),
                     versions=[0] * len(ids),
-                    text=text,
-                    reward=float(imitate),
+                    text=said.text,
+                    reward=float(said.imitate),
                 )
             )
         return episode
 
-    def _prompter(self, demonstration: Demonstration) -> Prompter:
+    def _prompter(self, demonstration: Demonstration, speaker: str = "") -> Prompter:
         instructions = demonstration.episode.instructions
-        return Prompter(self.prompt, instructions, self.actions, demonstration.limits)
+        return Prompter(
+            role_prompt(self.script, self.prompt, speaker), instructions, self.actions, demonstration.limits
+        )
 
-    def _turns(self, prompter: Prompter, demonstration: Demonstration) -> Iterable[tuple[str, str, Turn]]:
-        """The user's message before each turn, the reply, and the turn."""
+    def _said(self, demonstration: Demonstration) -> Iterable[Said]:
+        """What is said in a demonstration, as the script has it."""
+        if self.script.name == "solver_verifier":
+            yield from self._judged(demonstration)
+            return
+        for number, attempt in enumerate((*demonstration.earlier, demonstration)):
+            for said in self._turns(attempt):
+                again = number and not said.past.turns
+                shown = tried(self.script, self.prompt, said.observation) if again else said.observation
+                yield replace(said, observation=shown)
+
+    def _turns(self, demonstration: Demonstration) -> Iterable[Said]:
+        """The turns as one agent plays them."""
         past = replace(demonstration.episode, turns=[])
-        for turn in demonstration.episode.turns:
+        for turn, imitate in zip(demonstration.episode.turns, demonstration.imitate, strict=True):
             text = self.reply(turn, past.turns[-1] if past.turns else None)
-            yield prompter.following(past, turn.observation), text, turn
-            past.turns.append(replace(turn, executed=1, valid=1))  # a demonstration makes no mistakes
+            yield Said("", turn.observation, past, text, turn, imitate)
+            # A demonstration makes no mistakes.
+            past = replace(past, turns=[*past.turns, replace(turn, executed=1, valid=1)])
+
+    def _judged(self, demonstration: Demonstration) -> Iterable[Said]:
+        """Each turn as a proposal with a verdict; half of the verdicts are rejections, and the turn is proposed again.
+
+        They teach the format alone: nobody has said which of them are right.
+        """
+        rng = random.Random(f"verdicts/{demonstration.episode.seed}")
+        for said in self._turns(demonstration):
+            yield replace(said, speaker=SOLVER)
+            verdict = rng.choice((ACCEPT, REJECT))
+            text = self.reply(replace(said.turn, actions=[verdict]))
+            shown = judged(said.observation, said.turn.actions)
+            yield replace(said, speaker=VERIFIER, observation=shown, text=text)
+            if verdict == REJECT:
+                yield replace(said, speaker=SOLVER, observation=rejected(said.observation))
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A reply of a demonstration. speaker: of a script; empty: the only one. observation: what it sees. past: the turns
+    whose results it is told of. turn: that it is, or is about. imitate: whether it is imitated."""
+
+    speaker: str
+    observation: str
+    past: Episode
+    text: str
+    turn: Turn
+    imitate: bool
 
 
 def imitate(

@@ -91,7 +91,9 @@ class Move:
 
     text: the reply. actions: what is sent in one step, in order. Empty: a step without an action, which costs a turn
     there. None: nothing is sent, and the turn counts here alone. thought, blocks, well_formed, finish: as in `Turn`.
-    tokens: how the reply was sampled; None where no engine of the trainer sampled it.
+    tokens: how the reply was sampled; None where no engine of the trainer sampled it. agent_id: of several that share
+    the episode; empty: the one whose turn it is in the environment. of: how many turns back the reply is whose actions
+    these are: that turn takes what comes of them.
     """
 
     text: str
@@ -101,6 +103,8 @@ class Move:
     finish: Finish = "stop"
     tokens: Tokens | None = None
     blocks: Mapping[str, str] = field(default_factory=dict)
+    agent_id: str = ""
+    of: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,14 @@ class Stop:
 
 
 class Agent(ABC):
-    """Plays one episode: answers each observation with a move."""
+    """Plays one episode: answers each observation with a move.
+
+    attempts: how often it plays the start state; all but the last time on forks. replies: moves for a turn of the
+    environment at most.
+    """
+
+    attempts: int = 1
+    replies: int = 1
 
     @abstractmethod
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
@@ -131,6 +142,10 @@ class Agent(ABC):
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
         """`Episode.tail` and `tail_fresh`: the prompt of the reply that a limit prevented. Empty without tokens."""
         return [], False
+
+    def begin_attempt(self, number: int) -> None:
+        """Called before each attempt, from 0."""
+        return
 
     def close(self) -> None:
         """Called once when the episode is over."""

@@ -13,6 +13,7 @@ from transformers.utils import logging
 from starpod.client import Session, Want
 from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
+from starpod.trainer.agents.script import ScriptConfig, engine_agents
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.config import Config, ConfigError, parse_config
@@ -56,7 +57,8 @@ class PretrainedAgents(Agents):
             usual = self.config.evaluation.temperature if self.config else TEMPERATURE
             self.temperature = usual if sampling.temperature is None else sampling.temperature
             self._engine = build_engine(EngineConfig(name=engine), self._policy, max_context=values.max_episode_tokens)
-            self._agents = EngineAgents(
+            self._agents = engine_agents(
+                self.config.script if self.config else ScriptConfig(),
                 engine=self._engine,
                 template=Template(self._policy.tokenizer, prefill=prompt.opening),
                 prompt=prompt,

@@ -12,7 +12,7 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import EPSILON, credit, group_statistics
 from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
 from starpod.trainer.algorithms.hae import hae
-from starpod.trainer.algorithms.losses import kl_divergence
+from starpod.trainer.algorithms.losses import kl_coefficients, kl_divergence
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import RolloutBatch
 
@@ -98,7 +98,7 @@ def penalised_rewards(config: AlgorithmConfig, rollout: RolloutBatch) -> Tensor:
     if rollout.ref_logprobs_BT is None:
         raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
     divergence_BT = kl_divergence(config.kl.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)
-    return rollout.rewards_BT - config.kl.coefficient * torch.where(rollout.mask_BT, divergence_BT, 0.0)
+    return rollout.rewards_BT - kl_coefficients(config.kl, rollout) * torch.where(rollout.mask_BT, divergence_BT, 0.0)
 
 
 def soft_weights(returns_B: Tensor, groups_B: Tensor) -> Tensor:

@@ -81,6 +81,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
         "bootstrap_truncated": True,
     },
+    # SCoRe (arXiv 2409.12917): attempts by themselves, close to the first policy.
+    "score": {
+        "advantage": "attempts",
+        "clip_high": 0.2,
+        "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
+        "entropy_coefficient": 0.0,
+    },
     # arXiv 2602.06554.
     "seeupo": {
         "advantage": "dr_grpo",
@@ -134,6 +141,7 @@ class AlgorithmConfig(Section):
         "gigpo",
         "mt_grpo",
         "dr_mas",
+        "attempts",
         "cm2_trajectory",
         "cm2_turn",
         "cm2_step",

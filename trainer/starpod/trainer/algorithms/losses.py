@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.sections import CorrectionConfig, TurnClipConfig
+from starpod.trainer.algorithms.sections import CorrectionConfig, KLConfig, TurnClipConfig
 from starpod.trainer.algorithms.turns import turn_table
 from starpod.trainer.data.batch import RolloutBatch
 
@@ -66,6 +66,16 @@ def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_lo
         return difference.square() / 2
     # exp(-d) - 1 loses its digits near d = 0, where the whole thing is about d^2 / 2.
     return (-difference).expm1() + difference
+
+
+def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
+    """What the divergence is multiplied by: one number, or where agents have their own [B, T]."""
+    if not config.agents:
+        return config.coefficient
+    own = [[config.agents.get(agent, config.coefficient) for agent in agents] for agents in rollout.agents]
+    most = max(map(len, own))
+    table = torch.tensor([[*each, *[0.0] * (most - len(each))] for each in own], device=rollout.mask_BT.device)
+    return table.gather(1, torch.where(rollout.mask_BT, rollout.turns_BT, 0))
 
 
 # --- the critic -------------------------------------------------------------------------------------------------------

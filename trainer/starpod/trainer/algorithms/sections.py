@@ -32,6 +32,9 @@ class KLConfig(Section):
         default="k1", description="By default k1 in the reward, k3 in the loss."
     )
     coefficient: float = Field(default=0.0, ge=0, description="By default 0.001 where it is on.")
+    agents: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        default={}, description="Coefficients of agents that have others, by their ids: {attempt1: 0.1}."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -48,6 +51,10 @@ class KLConfig(Section):
             raise ValueError(
                 f"algorithm.kl.coefficient is {self.coefficient:g} but algorithm.kl.where is off: "
                 "set where to reward or loss, or drop the coefficient"
+            )
+        if self.where == "off" and self.agents:
+            raise ValueError(
+                "algorithm.kl.agents is given but algorithm.kl.where is off: set where to reward or loss, or drop it"
             )
         if self.where == "off" and self.estimator != "k1":
             raise ValueError(

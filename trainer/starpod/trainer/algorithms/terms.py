@@ -146,6 +146,7 @@ TERMS: dict[str, Sequence[CreditTerm]] = {
     "gigpo": (CreditTerm(), CreditTerm(unit="turn", score="to_go", key=("state",))),
     "mt_grpo": (CreditTerm(scale="std"), CreditTerm(unit="turn", score="reward", key=("turn",), scale="std")),
     "dr_mas": (CreditTerm(unit="agent", key=("agent",), scale="std"),),
+    "attempts": (CreditTerm(unit="agent", score="reward", key=("agent",)),),
     "cm2_trajectory": (CreditTerm(parts=(CRITERIA,)),),
     "cm2_turn": (CreditTerm(unit="turn", score="reward", parts=(CRITERIA,), key=("turn",), min_peers=5),),
     "istar": (

@@ -16,7 +16,7 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -34,7 +34,19 @@ from starpod.trainer.section import Section
 GROUP = "starpod.rewards"
 """The entry-point group of shaping functions."""
 
-OWN_PARTS = ("environment", "format", "overlong", "reasoning", "criteria", "keep", "consistency", "process")
+OWN_PARTS = (
+    "environment",
+    "format",
+    "overlong",
+    "reasoning",
+    "criteria",
+    "keep",
+    "consistency",
+    "process",
+    "verdict",
+    "improvement",
+    "attempt",
+)
 
 Shaping = Callable[..., float]
 
@@ -70,6 +82,18 @@ class RewardConfig(Section):
     )
     reasoning: ReasoningConfig = ReasoningConfig()
     criteria: CriteriaConfig = CriteriaConfig()
+    verdict: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Paid to a verifier that accepts what is rewarded, and taken for what is not; 0: off.",
+    )
+    improvement: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Times what an attempt earned more than the one before, paid at its end; 0: off.",
+    )
     subgoals: SubgoalsConfig = SubgoalsConfig()
 
     @property
@@ -84,6 +108,9 @@ class RewardConfig(Section):
             self.subgoals.keep_penalty,
             self.subgoals.consistency_penalty,
             False,  # a turn scorer pays `process`, whatever the rewards of a task are
+            self.verdict,
+            self.improvement,
+            False,  # of scripts with attempts
         )
         return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
 
@@ -141,6 +168,33 @@ class Rewards:
             parts[name] = self._shape(name, function, turn, transition, episode)
         return parts
 
+    def judge(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
+        """The parts of a verdict that sent another turn's actions: none of what they earned, but whether it was right.
+
+        Raises RewardError.
+        """
+        parts = self.score(turn, None, episode)
+        if self.config.verdict and transition is not None:
+            parts["verdict"] = self.config.verdict * (1.0 if transition.reward > 0 else -1.0)
+        return parts
+
+    def compare(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
+        """Pays an attempt for what it earned more than the one before: SCoRe's `alpha (r2 - r1)`, negative where it
+        spoilt what was right."""
+        if self.config.improvement and before and attempt:
+            gained = _earned(attempt) - _earned(before)
+            last = attempt[-1]
+            last.parts["improvement"] = self.config.improvement * gained
+            last.reward = sum(last.parts.values())
+
+    def set_apart(self, attempt: Sequence[Turn], episode: Episode) -> None:
+        """Makes what an attempt earned a part of its own, and the episode one that goes on: the last attempt counts."""
+        for turn in attempt:
+            turn.parts["attempt"], turn.parts["environment"] = turn.parts["environment"], 0.0
+        if attempt:
+            attempt[-1].info = {**attempt[-1].info, "success": episode.success}
+        episode.end, episode.success, episode.tail, episode.tail_fresh = "", None, [], False
+
     def settle(self, episode: Episode) -> None:
         """Adds the parts that are known only when an episode is over."""
         pay_keeping(self.config.subgoals, episode)
@@ -159,12 +213,17 @@ class Rewards:
         return self.config.shaping[name].weight * float(value)
 
 
+def _earned(attempt: Sequence[Turn]) -> float:
+    """The environment's own reward of an attempt."""
+    return sum(turn.parts.get("attempt", turn.parts["environment"]) for turn in attempt)
+
+
 def follows_format(turn: Turn, transition: Transition | None) -> bool:
     """Whether the reply was well-formed and each action made sense to the environment.
 
     Actions that a limit or the end of the episode left untried count as sensible: they cost nothing.
     """
-    return turn.well_formed and transition is not None and all(outcome.valid for outcome in transition.outcomes)
+    return turn.well_formed and (transition is None or all(outcome.valid for outcome in transition.outcomes))
 
 
 def _load(name: str, shaping: ShapingConfig) -> Shaping:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from starpod.client import Observation, Session, StarpodError, Transition
+from starpod.client import Observation, Session, StarpodError
 from starpod.trainer.agents.base import Agent, AgentError, Move, Stop
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
@@ -48,7 +48,7 @@ async def play(
     try:
         async with limit:
             until = None if turns is None else len(episode.turns) + turns
-            over = await _play_turns(agent, session, episode, rewards, past, until)
+            over = await _play_attempts(agent, session, episode, rewards, known=deque(past), until=until)
     except (StarpodError, AgentError) as error:
         episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
     except TimeoutError:
@@ -71,14 +71,47 @@ async def play(
     return episode
 
 
-async def _play_turns(
-    agent: Agent, session: Session, episode: Episode, rewards: Rewards, past: Sequence[Turn], until: int | None
+async def _play_attempts(
+    agent: Agent, session: Session, episode: Episode, rewards: Rewards, *, known: deque[Turn], until: int | None
 ) -> bool:
-    """Plays until so many turns are played; returns whether the episode is over."""
-    known = deque(past)
-    most_turns = session.limits.max_turns or MOST_TURNS
+    """Each attempt but the last on a fork of the start state, which no other one sees anything of.
+
+    Plays until so many turns are played; returns whether the episode is over.
+    """
+    before: list[Turn] = []
+    for number in range(agent.attempts - 1):
+        agent.begin_attempt(number)
+        begun = len(episode.turns)
+        (fork,) = await session.fork(reseed=True)
+        try:
+            await _play_turns(agent, fork, episode, rewards, known=known, begun=begun)
+        finally:
+            await fork.close()
+        own = episode.turns[begun:]
+        rewards.compare(before, own)
+        rewards.set_apart(own, episode)
+        before = own
+    agent.begin_attempt(agent.attempts - 1)
+    begun = len(episode.turns) if agent.attempts > 1 else 0
+    over = await _play_turns(agent, session, episode, rewards, known=known, until=until, begun=begun)
+    rewards.compare(before, episode.turns[begun:])
+    return over
+
+
+async def _play_turns(
+    agent: Agent,
+    session: Session,
+    episode: Episode,
+    rewards: Rewards,
+    *,
+    known: deque[Turn],
+    until: int | None = None,
+    begun: int = 0,
+) -> bool:
+    """One attempt, whose first turn is `begun`, likewise."""
+    most_turns = agent.replies * (session.limits.max_turns or MOST_TURNS)
     while not (episode.end or session.done):
-        if len(episode.turns) >= most_turns:
+        if len(episode.turns) - begun >= most_turns:
             episode.end = "max_turns"
             break
         if until is not None and len(episode.turns) >= until:
@@ -94,17 +127,21 @@ async def _play_turns(
             break
         turn = _record(observation, move, first=not episode.turns, seconds=perf_counter() - began)
         episode.turns.append(turn)
-        transition: Transition | None = None
+        acting, transition = episode.turns[-1 - move.of], None
         if move.actions is not None:
             began = perf_counter()
-            transition = await session.step(turn.actions)
-            turn.stepping = perf_counter() - began
-            turn.take(transition)
+            acting.actions = list(move.actions)
+            transition = await session.step(acting.actions)
+            acting.stepping = perf_counter() - began
+            acting.take(transition)
             episode.take(transition)
             if (before := observation.score) is not None and (after := transition.observation.score) is not None:
-                turn.progress = after - before
-        turn.parts = rewards.score(turn, transition, episode)
-        turn.reward = sum(turn.parts.values())
+                acting.progress = after - before
+        acting.parts = rewards.score(acting, transition, episode)
+        acting.reward = sum(acting.parts.values())
+        if acting is not turn:
+            turn.parts = rewards.judge(turn, transition, episode)
+            turn.reward = sum(turn.parts.values())
     rewards.settle(episode)
     if episode.end and not episode.terminated:
         episode.tail, episode.tail_fresh = agent.unanswered(session.observation, episode)
@@ -119,10 +156,9 @@ def _record(observation: Observation, move: Move, *, first: bool, seconds: float
         text=move.text,
         thought=move.thought,
         blocks=dict(move.blocks),
-        actions=list(move.actions or ()),
         well_formed=move.well_formed,
         state_key=observation.state_key,
-        agent_id=observation.agent_id,
+        agent_id=move.agent_id or observation.agent_id,
         generating=seconds,
     )
     if (tokens := move.tokens) is not None:

@@ -1,0 +1,230 @@
+"""Conversation scripts: who speaks next, what each one sees, and which reply goes to the environment.
+
+The environment is stepped by one agent and knows nothing of a script. All speakers are the same policy, told apart by
+what they are told and by `Turn.agent_id`; credit terms compare each with its own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from starpod.client import Observation, Session
+from starpod.trainer.agents.base import Agent, Move, Stop, Task
+from starpod.trainer.agents.engine import EngineAgent, EngineAgents
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.prompts.conversation import Prompt
+from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.section import Section
+
+SOLVER, VERIFIER = "solver", "verifier"
+ACCEPT, REJECT = "Accept", "Reject"
+ATTEMPT = "attempt"
+"""Attempts are the agents attempt1, attempt2 and so on."""
+
+
+class ScriptConfig(Section):
+    """Who speaks in an episode."""
+
+    SHORTHAND: ClassVar[str] = "name"
+
+    name: Literal["solo", "solver_verifier", "attempts"] = Field(
+        default="solo", description="One agent; two, of whom one proposes and one judges; one that tries several times."
+    )
+    proposals: int = Field(
+        default=2, ge=2, description="Proposals for a step at most; the last is not judged (solver_verifier)."
+    )
+    attempts: int = Field(default=2, ge=2, description="Attempts at the same start state; the last counts (attempts).")
+    solver: str = Field(
+        default="You propose actions. Another agent judges each proposal before anything is done.",
+        description="Beginning of the solver's system message; not in style compact.",
+    )
+    verifier: str = Field(
+        default="You judge the actions that another agent proposes: would they help to solve the task?",
+        description="Likewise of the verifier's.",
+    )
+    again: str = Field(
+        default="There may be mistakes in what you did. Look for them, and try once more from the start.",
+        description="Told before each further attempt; `Again.` in style compact.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ScriptConfig:
+        for key, name in (("proposals", "solver_verifier"), ("attempts", "attempts")):
+            if self.name != name and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"script.{key} belongs to {name}, and script.name is {self.name}: drop it")
+        return self
+
+    @property
+    def parts(self) -> set[str]:
+        """Reward parts that it brings."""
+        return {ATTEMPT} if self.name == "attempts" else set()
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def judged(observation: str, proposal: Sequence[str]) -> str:
+    """What the verifier sees."""
+    return f"{observation}\nProposed: {' || '.join(proposal)}"
+
+
+def rejected(observation: str) -> str:
+    """What the solver sees after a rejection."""
+    return f"{REJECT}.\n{observation}"
+
+
+def tried(config: ScriptConfig, prompt: PromptConfig, observation: str) -> str:
+    """What a further attempt begins with."""
+    return f"{'Again.' if prompt.style == 'compact' else config.again}\n{observation}"
+
+
+def role_prompt(script: ScriptConfig, prompt: PromptConfig, speaker: str) -> PromptConfig:
+    """The prompt of a speaker: with its role in the system message, where there is one."""
+    role = {SOLVER: script.solver, VERIFIER: script.verifier}.get(speaker, "")
+    if not role or prompt.style == "compact" or prompt.system is not None:
+        return prompt
+    return prompt.model_copy(update={"system": role})
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedAgents(EngineAgents):
+    """Agents that share an engine and follow a script."""
+
+    script: ScriptConfig = field(default_factory=ScriptConfig)
+
+    def agent(self, session: Session, task: Task, group: int) -> Agent:
+        kinds: dict[str, type[SolverVerifier] | type[Attempts]] = {
+            "solver_verifier": SolverVerifier,
+            "attempts": Attempts,
+        }
+        kind = kinds.get(self.script.name)
+        return EngineAgents.agent(self, session, task, group) if kind is None else kind(self, session, task)
+
+
+class Speaker(EngineAgent):
+    """One voice of a script. It is told what it sees before each of its replies.
+
+    fresh: whether another one spoke in between: then its context is told from the beginning.
+    """
+
+    def see(self, text: str, past: Episode, *, fresh: bool) -> Speaker:
+        """text: in the place of the observation. past: the turns whose results it is told of."""
+        self._seen = text, past, fresh
+        return self
+
+    def _ask(self, observation: str, episode: Episode) -> Prompt:
+        text, past, fresh = self._seen
+        prompt = super()._ask(text, past)
+        return Prompt(prompt.context, list(prompt.context), True) if fresh else prompt
+
+
+class SolverVerifier(Agent):
+    """A solver proposes actions and a verifier accepts them, which sends them, or has them proposed anew.
+
+    An accepted proposal's turn takes what the environment makes of it; the verdict is a turn without actions.
+    """
+
+    def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
+        self.replies = 2 * shared.script.proposals - 1
+        self._most = shared.script.proposals
+        solver, verifier = (
+            replace(shared, prompt=role_prompt(shared.script, shared.prompt, speaker)) for speaker in (SOLVER, VERIFIER)
+        )
+        self._solver = Speaker(solver, session, task)
+        verdicts = replace(task, actions=(ACCEPT, REJECT))
+        self._verifier = Speaker(verifier, session, verdicts)
+        self._sent: list[int] = []
+        self._proposals: list[Sequence[str]] = []
+        self._pending = False
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        speaker = self._next(observation, episode)
+        move = await speaker.act(observation, episode)
+        return move if isinstance(move, Stop) else self._follow(move, len(episode.turns))
+
+    def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
+        move = self._next(observation, episode).repeat(observation, episode, turn)
+        return None if move is None else self._follow(move, len(episode.turns))
+
+    def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
+        return self._next(observation, episode).unanswered(observation, episode)
+
+    def close(self) -> None:
+        self._solver.close()
+
+    def _next(self, observation: Observation, episode: Episode) -> Speaker:
+        """Who speaks now, told what there is to see."""
+        past = replace(episode, turns=[episode.turns[index] for index in self._sent])
+        if self._pending:
+            return self._verifier.see(judged(observation.text, self._proposals[-1]), past, fresh=True)
+        text = rejected(observation.text) if self._proposals else observation.text
+        return self._solver.see(text, past, fresh=True)
+
+    def _follow(self, move: Move, index: int) -> Move:
+        """The move as it is played in turn `index`: what it sends, and whose actions these are."""
+        actions: list[str] | None
+        if self._pending:
+            self._pending = False
+            if move.actions is None or move.actions[0] != ACCEPT:
+                return replace(move, actions=None, agent_id=VERIFIER)
+            actions, of = list(self._proposals[-1]), 1
+        else:
+            self._proposals.append(move.actions or ())
+            self._pending = bool(move.actions) and len(self._proposals) < self._most
+            if self._pending:
+                return replace(move, actions=None, agent_id=SOLVER)
+            if len(self._proposals) < self._most:  # nothing that could be judged
+                return replace(move, agent_id=SOLVER)
+            actions, of = list(move.actions) if move.actions else None, 0
+        self._sent.append(index - of)
+        self._proposals = []
+        return replace(move, actions=actions, of=of, agent_id=VERIFIER if of else SOLVER)
+
+
+class Attempts(Agent):
+    """Plays the same start state several times, each time with the former attempts in view and no word on how they
+    went. `play` plays all but the last on forks."""
+
+    def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
+        self.attempts = shared.script.attempts
+        self._script, self._prompt = shared.script, shared.prompt
+        self._speaker = Speaker(shared, session, task)
+        self._begun = 0
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        move = await self._see(observation, episode).act(observation, episode)
+        return move if isinstance(move, Stop) else self._signed(move, episode)
+
+    def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
+        move = self._see(observation, episode).repeat(observation, episode, turn)
+        return None if move is None else self._signed(move, episode)
+
+    def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
+        return self._see(observation, episode).unanswered(observation, episode)
+
+    def close(self) -> None:
+        self._speaker.close()
+
+    def begin_attempt(self, number: int) -> None:
+        self._begun = number
+
+    def _signed(self, move: Move, episode: Episode) -> Move:
+        return replace(move, agent_id=f"{ATTEMPT}{self._begun + 1}")
+
+    def _see(self, observation: Observation, episode: Episode) -> Speaker:
+        own = [turn for turn in episode.turns if turn.agent_id == f"{ATTEMPT}{self._begun + 1}"]
+        first = self._begun and not own
+        text = tried(self._script, self._prompt, observation.text) if first else observation.text
+        return self._speaker.see(text, replace(episode, turns=own), fresh=False)
+
+
+def engine_agents(script: ScriptConfig, **settings: Any) -> EngineAgents:
+    """Agents that follow a script. settings: as for `EngineAgents`."""
+    return EngineAgents(**settings) if script.name == "solo" else ScriptedAgents(script=script, **settings)
