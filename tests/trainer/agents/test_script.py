@@ -286,7 +286,9 @@ def test_each_attempt_is_compared_with_its_own_kind() -> None:
         ({"script": "solver_verifier", "rewards": {"improvement": 1}}, "rewards.improvement belongs to attempts"),
         ({"script": "attempts", "environment": {"expert_moves_left": 2}}, "drop environment.expert_moves_left"),
         ({"script": "attempts", "collect": {"search": {"strategy": "best_of"}}}, "the episodes of one agent"),
+        ({"script": "attempts", "collect": {"agent": {"command": ["play"]}}}, "a program plays by itself"),
         ({"algorithm": {"kl": {"agents": {"attempt1": 0.1}}}}, "algorithm.kl.agents is given"),
+        ({"algorithm": {"kl": {"where": "loss", "agents": {"attempt1": -1}}}}, "give 0 or more"),
     ],
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, Any], words: str) -> None:

@@ -174,6 +174,10 @@ class Config(Section):
         name, search = self.script.name, self.collect.search.strategy
         if name != "solo" and search != "none":
             raise ValueError(f"collect.search.strategy {search} grows the episodes of one agent: set script to solo")
+        if name != "solo" and self.collect.agent.command:
+            raise ValueError(
+                f"script {name} says who speaks, and a program plays by itself: drop collect.agent.command"
+            )
         if name == "attempts" and any(task.environment.expert_moves_left for task in self.tasks):
             raise ValueError("script attempts begins at a start state: drop environment.expert_moves_left")
         for key, wanted in (("verdict", "solver_verifier"), ("improvement", "attempts")):

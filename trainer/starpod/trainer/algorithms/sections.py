@@ -6,6 +6,7 @@ in; what it has no use for is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ class KLConfig(Section):
         default="k1", description="By default k1 in the reward, k3 in the loss."
     )
     coefficient: float = Field(default=0.0, ge=0, description="By default 0.001 where it is on.")
-    agents: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+    agents: dict[str, float] = Field(
         default={}, description="Coefficients of agents that have others, by their ids: {attempt1: 0.1}."
     )
 
@@ -52,6 +53,8 @@ class KLConfig(Section):
                 f"algorithm.kl.coefficient is {self.coefficient:g} but algorithm.kl.where is off: "
                 "set where to reward or loss, or drop the coefficient"
             )
+        if wrong := [name for name, own in self.agents.items() if not 0 <= own < math.inf]:
+            raise ValueError(f"algorithm.kl.agents.{wrong[0]} is {self.agents[wrong[0]]:g}: give 0 or more")
         if self.where == "off" and self.agents:
             raise ValueError(
                 "algorithm.kl.agents is given but algorithm.kl.where is off: set where to reward or loss, or drop it"
