@@ -303,7 +303,8 @@ def serve(
 ) -> None:
     """Serves environments over gRPC until SIGTERM or Ctrl-C.
 
-    Without a name: every installed environment. A name may leave out its version: `sokoban` is `sokoban-v1`.
+    Without a name: every installed environment; * stands for them beside others. A name may leave out its version:
+    `sokoban` is `sokoban-v1`.
     Prints one line with the address when ready.
     """
     if bool(tls_certificate) != bool(tls_key) or (tls_client_ca and not tls_certificate):
@@ -376,17 +377,19 @@ def _registry(
 ) -> tuple[Registry, list[str]]:
     """What to host, and the ids among it that were asked for."""
     nothing_else = not modules and not any(hosted.values())
-    registry = Registry.installed(environments) if environments or nothing_else else Registry()
+    all_of_them = "*" in environments
+    names = () if all_of_them else environments
+    registry = Registry.installed(names) if environments or nothing_else else Registry()
     added: list[str] = []
     for module in modules:
         before = set(registry.ids)
         registry.add_module(module)
         added += set(registry.ids) - before
     added += [id for family, wanted in hosted.items() for text in wanted for id in registry.add_hosted(family, text)]
-    if environments or added:
-        chosen = registry.select([*environments, *added])
+    if (names or added) and not all_of_them:
+        chosen = registry.select([*names, *added])
         return chosen, chosen.ids
-    return registry, []
+    return registry, added
 
 
 async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> None:

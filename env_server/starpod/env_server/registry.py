@@ -257,13 +257,22 @@ class Registry:
         if not hasattr(hosting, "installed"):
             raise RegistryError(f"{flag} takes no *: name what is to be hosted")
         ids: list[str] = []
+        reasons: list[str] = []
         for name in hosting.installed(pattern):
             try:
                 ids.append(self._add_one(flag, "".join([name, *rest]), hosting.host))
             except RegistryError as error:
-                logger.warning("%s %s: %s", flag, text, error)
+                reasons.append(str(error))
+                logger.info("%s %s: %s", flag, text, error)
         if not ids:
-            raise RegistryError(f"{flag} {text}: nothing that fits can be hosted")
+            raise RegistryError(
+                f"{flag} {text}: nothing that fits can be hosted" + "".join(f"; {r}" for r in reasons[:1])
+            )
+        if reasons:
+            more = "; --log-level info lists all reasons" if reasons[1:] else ""
+            logger.warning(
+                "%s %s: hosts %d, cannot host %d: %s%s", flag, text, len(ids), len(reasons), reasons[0], more
+            )
         return ids
 
     def _add_one(self, flag: str, text: str, host: Callable[[str], type[Environment]]) -> str:

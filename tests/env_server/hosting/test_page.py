@@ -64,7 +64,7 @@ def test_what_it_serves_can_be_hosted(
 
 def test_its_other_commands_exist() -> None:
     others = [words[1:] for words in commands() if words[0] == "starpod" and words[1] != "serve"]
-    assert {words[0] for words in others} == {"describe", "play", "check", "train"}
+    assert {words[0] for words in others} == {"describe", "play", "check", "train", "hub"}
     for command, *words in others:
         told = CliRunner().invoke(starpod, [command, "--help"]).output
         assert all(word in told for word in words if word.startswith("--"))

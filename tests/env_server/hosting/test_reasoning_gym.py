@@ -103,7 +103,7 @@ def test_a_star_hosts_all_that_fit_and_can_be(caplog: pytest.LogCaptureFixture) 
     assert ids == registry.ids
     assert LEGS in ids
     assert all(id.endswith("_counting-v1") for id in ids)
-    registry.add_hosted("reasoning_gym", "comp*")
+    registry.add_hosted("reasoning_gym", "com*")
     assert (
         "composite cannot be hosted: these arguments make no dataset: Must specify at least one dataset" in caplog.text
     )

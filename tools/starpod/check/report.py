@@ -96,6 +96,19 @@ def describe_requirement(requirement: Requirement) -> dict[str, str]:
     }
 
 
+def describe_results(environment: EnvironmentReport) -> list[dict[str, Any]]:
+    """The results of an environment as reports have them in JSON."""
+    return [
+        {
+            **describe_requirement(result.requirement),
+            "status": result.status,
+            "message": result.message,
+            "seconds": round(result.seconds, 4),
+        }
+        for result in environment.results
+    ]
+
+
 def to_json(report: Report) -> str:
     """The report as a JSON document."""
     counts = Counter(result.status for result in report.results)
@@ -111,15 +124,7 @@ def to_json(report: Report) -> str:
             {
                 "id": environment.id,
                 "version": environment.version,
-                "results": [
-                    {
-                        **describe_requirement(result.requirement),
-                        "status": result.status,
-                        "message": result.message,
-                        "seconds": round(result.seconds, 4),
-                    }
-                    for result in environment.results
-                ],
+                "results": describe_results(environment),
             }
             for environment in report.environments
         ],

@@ -63,6 +63,7 @@ SUBCOMMANDS = {
         "starpod.gateway.cli:gateway", "Serve a model to unmodified agents, and keep their tokens.", extra="gateway"
     ),
     "check": Subcommand("starpod.check.cli:check", "Check that a server keeps the contract."),
+    "hub": Subcommand("starpod.check.hub:hub", "Check all installed environments, a page for each.", extra="server"),
     "load": Subcommand("starpod.load.cli:load", "Measure what a server holds, under load.", extra="load"),
 }
 

@@ -86,16 +86,19 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def installed(pattern: str) -> list[str]:
-    """The ids that fit, as requests: `MODULE:PATTERN` for those of another package; `*` stands for any text.
+    """The ids that fit, as requests: `MODULE:PATTERN` for those of that package; `*` stands for any text.
 
     Of several versions of an environment the newest. Raises HostingError.
     """
     module, _, name = pattern.rpartition(":")
     if module:
         import_named(HostingRequest.parse(pattern, ()), module)
+    package = f"{module.partition('.')[0] or 'gymnasium'}."
     newest: dict[str, str] = {}
     for id in sorted(gymnasium.registry, key=lambda id: gymnasium.registry[id].version or 0):
-        newest[id.rpartition("-v")[0]] = id
+        point = gymnasium.registry[id].entry_point
+        if (point if isinstance(point, str) else getattr(point, "__module__", "")).startswith(package):
+            newest[id.rpartition("-v")[0]] = id
     return [f"{module}:{id}" if module else id for id in fitting(name, newest.values())]
 
 

@@ -34,6 +34,7 @@ from starpod.env_server.hosting.hosted import (
     starpod_id,
 )
 from starpod.env_server.hosting.request import (
+    HostingError,
     HostingRequest,
     check_arguments,
     constructor,
@@ -180,8 +181,10 @@ def _find(request: HostingRequest) -> type[textarena.Env]:
         if isinstance(point, str):
             module, _, name = point.partition(":")
             point = getattr(import_named(request, module), name)
-    except (AttributeError, SyntaxError) as error:
-        raise request.fail(f"this version of TextArena cannot load it: {_told(error)}") from error
+    except HostingError:
+        raise
+    except Exception as error:  # some do not compile under every Python, some load data when they are imported
+        raise request.fail(f"it cannot be loaded: {_told(error)}") from error
     found: type[textarena.Env] = point
     return found
 

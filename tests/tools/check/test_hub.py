@@ -1,0 +1,73 @@
+"""`starpod hub`: what it finds out about good and bad environments, and the pages that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from starpod.cli.main import starpod
+
+GENEROUS = '''
+import random
+
+from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
+
+
+class Generous(Environment):
+    """Solved by anything that is said."""
+
+    spec = EnvironmentSpec(
+        id="generous-v1", version="1.0.0", title="Generous", instructions="Say <b>please</b>.",
+        actions=("Please", "No"), limits=Limits(max_turns=3),
+    )
+
+    def reset(self, rng: random.Random) -> None:
+        self.asked = False
+
+    def step(self, action: str) -> Outcome:
+        self.asked = True
+        return Outcome(1.0, terminated=True, success=True)
+
+    def render(self, mode: str = "text") -> str:
+        return f"asked: {self.asked}"
+
+    def expert_action(self) -> str | None:
+        return None if self.asked else "Please"
+'''
+
+
+@pytest.mark.minutes
+@pytest.mark.timeout(300)
+def test_a_page_about_each_environment(tmp_path: Path) -> None:
+    file, out = tmp_path / "generous.py", tmp_path / "pages"
+    file.write_text(GENEROUS)
+    words = ["bandit", "--environment-module", str(file)]
+    done = CliRunner().invoke(starpod, ["hub", *words, "--out", str(out)])
+    assert done.exit_code == 1, done.output
+    assert "1 of 2 pass" in done.output
+    assert "generous-v1: R-" in done.output
+    found = {each["id"]: each for each in json.loads((out / "hub.json").read_text())}
+    assert found["bandit-v1"]["passed"]
+    assert not found["generous-v1"]["passed"]
+    assert {each["status"] for each in found["generous-v1"]["contract"]} == {"passed", "skipped"}
+    assert all(each["steps_per_second"] > 1 for each in found.values())
+    index = (out / "index.html").read_text()
+    assert all(f'href="{id}.html"' in index for id in found)
+    about = (out / "generous-v1.html").read_text()
+    assert "Say &lt;b&gt;please&lt;/b&gt;." in about
+    assert "It fails." in about
+
+
+def test_it_lists_what_it_would_check(tmp_path: Path) -> None:
+    done = CliRunner().invoke(starpod, ["hub", "bandit", "frozen_lake", "--list"])
+    assert done.exit_code == 0, done.output
+    assert [line.split()[0] for line in done.output.splitlines()] == ["bandit-v1", "frozen_lake-v1"]
+
+
+def test_a_wrong_name_is_the_callers_mistake(tmp_path: Path) -> None:
+    done = CliRunner().invoke(starpod, ["hub", "bandid", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "bandit" in done.output
