@@ -286,7 +286,7 @@ def test_best_is_the_best_evaluation(tmp_path: Path) -> None:
     assert f"best: the checkpoint of step {held}\n" in told
     (final,) = lines(folder / "final.json")
     assert final["step"] == held and f"final: {final_line(final)}\n" in told
-    assert f"The checkpoint `best` holds step {held}." in (folder / "report.html").read_text()
+    assert f"The checkpoint called best holds step {held}." in (folder / "report.html").read_text()
 
 
 def test_two_trainers_do_not_share_a_folder(undisturbed: Path, tmp_path: Path) -> None:

@@ -65,7 +65,11 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
         prompt=config.prompt,
         sampling=config.sampling,
     )
-    fleet = cast(Any, SimpleNamespace(recoveries=0))
+
+    async def describe() -> list[Any]:
+        return []
+
+    fleet = cast(Any, SimpleNamespace(recoveries=0, describe=describe))
     run = Run(
         config,
         collector=ScriptedCollector(fleet=fleet, agents=agents, task=Task("lake"), outcome=outcome),

@@ -34,7 +34,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.fetched += [f"{key}={value}" for key, value in attrs if key in ("src", "href", "xlink:href", "action")]
+        named = [(key, value or "") for key, value in attrs if key in ("src", "href", "xlink:href", "action")]
+        self.fetched += [f"{key}={value}" for key, value in named if not value.startswith(("#", "data:image/png"))]
         if tag not in VOID:
             self.open.append(tag)
 

@@ -10,12 +10,13 @@ from starpod.report.charts import STYLE
 ASSETS = files(__package__) / "assets"
 
 
-def page(title: str, body: str, *, style: str = "") -> str:
-    """A whole HTML document. style: CSS of the page's own, after what all pages share."""
-    shared, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
+    """A whole HTML document. style, script: of the page's own, after what all pages share."""
+    shared, common = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}{shared}{style}</style></head>\n"
-        f'<body><main>\n{body}\n</main><div id="tip" aria-hidden="true"></div><script>{script}</script></body></html>\n'
+        f'<body><main>\n{body}\n</main><div id="tip" aria-hidden="true"></div>'
+        f"<script>{common}{script}</script></body></html>\n"
     )

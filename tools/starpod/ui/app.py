@@ -29,6 +29,8 @@ from starpod.ui.fleet import (
     picture,
     start_game,
     turns_page,
+    watch_action,
+    watch_page,
 )
 from starpod.ui.games import Games, NotPossible
 from starpod.ui.index import Index
@@ -81,6 +83,8 @@ def create_app(index: Index, *, games: Games | None = None, hosts: Collection[st
         ("GET", "/picture", picture),
         ("POST", "/fork", fork_episode),
         ("POST", "/turns", turns_page),
+        ("GET", "/watch", watch_page),
+        ("POST", "/watch/{what}", watch_action),
     ]
     for method, path, endpoint in live:
         app.add_route(path, _live(endpoint, site), methods=[method])

@@ -11,12 +11,13 @@ from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
-from starpod.client import Limits
+from starpod.client import EpisodeOver, Limits, OutOfOrder
 from starpod.report import form as forms
 from starpod.report.site import whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
-from starpod.ui.games import CHECKPOINT, COUNTS, Branches, Game, Games
+from starpod.ui import watching
+from starpod.ui.games import CHECKPOINT, COUNTS, SEPARATOR, Branches, Game, Games
 from starpod.ui.page import Site, query, render
 from starpod.ui.reading import mapping, read_episode
 from starpod.ui.saving import KINDS, Saved, save, saved
@@ -37,6 +38,7 @@ async def fleet_page(site: Site, request: Request) -> Response:
     games = games_of(site)
     fleet = await games.fleet()
     specs = await fleet.describe()
+    trips = await watching.round_trips(fleet)
     servers = [
         {
             "address": replica.address,
@@ -48,6 +50,9 @@ async def fleet_page(site: Site, request: Request) -> Response:
             "load": replica.load,
             "most": replica.description.limits.max_sessions if replica.description else 0,
             "ours": len(replica.sessions),
+            "seconds": trips.get(replica.address),
+            "lease": replica.description.limits.default_lease_seconds if replica.description else 0.0,
+            "longest": replica.description.limits.max_lease_seconds if replica.description else 0.0,
             "instance": replica.instance_id,
         }
         for replica in fleet.replicas
@@ -112,7 +117,10 @@ def _saved(site: Site, request: Request, game: Game) -> Saved | None:
     return saved(site.index.folder, kind, game.spec.id) if kind in KINDS else None
 
 
-_NOTICES = {"moved": "The page was out of date: the session had moved on. Nothing was done."}
+_NOTICES = {
+    "moved": "The page was out of date: the session had moved on. Nothing was done.",
+    "over": "The episode is over. Nothing was done.",
+}
 
 
 async def game_action(site: Site, request: Request) -> Response:
@@ -152,6 +160,46 @@ def _continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tupl
     if policy not in policies or not count:
         raise HTTPException(400, f"Choose one of {', '.join(policies)} and 1 to {max(COUNTS)} continuations.")
     return policy, count
+
+
+# --- sessions of others -----------------------------------------------------------------------------------------------
+
+
+async def watch_page(site: Site, request: Request) -> Response:
+    """A session by its id, whoever opened it: what it shows now."""
+    games = games_of(site)
+    session = request.query_params.get("session", "").strip()
+    if not session:
+        return RedirectResponse("/fleet", 303)
+    seen = await watching.look(await games.fleet(), session)
+    return render(
+        "watch.html", site=site, seen=seen, token=site.guard.token("watch"),
+        image=base64.b64encode(seen.picture).decode() if seen.picture else "",
+        choices=list(seen.spec.action_space.names) if seen.spec else [],
+        notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
+    )  # fmt: skip
+
+
+async def watch_action(site: Site, request: Request) -> Response:
+    """Does what a form of that page asks for: act in the session, or open a copy of it."""
+    given = await _form(site, request, "watch")
+    games, session = games_of(site), given.get("session", "")
+    if request.path_params["what"] == "copy":
+        return _to(await games.adopt(await watching.copy(await games.fleet(), session)))
+    if request.path_params["what"] != "act":
+        raise HTTPException(404)
+    epoch, index = (whole(given.get(name, ""), 2**32 - 1) for name in ("epoch", "index"))
+    if epoch is None or index is None:
+        raise HTTPException(400, "The form does not say where the session stood.")
+    notice = ""
+    try:
+        actions = [part.strip() for part in given.get("action", "").split(SEPARATOR)]
+        await watching.act(await games.fleet(), session, (epoch, index), actions)
+    except OutOfOrder:
+        notice = "moved"
+    except EpisodeOver:
+        notice = "over"
+    return RedirectResponse(query("/watch", session=session, notice=notice), 303)
 
 
 # --- from an episode --------------------------------------------------------------------------------------------------

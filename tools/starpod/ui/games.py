@@ -13,7 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starpod.client import Action, Fleet, Limits, Session, Snapshot, StarpodError, ToolCall, Unreachable, Want
+from starpod.client import (
+    Action,
+    Fleet,
+    Limits,
+    Session,
+    Snapshot,
+    StarpodError,
+    ToolCall,
+    Unreachable,
+    Want,
+)
 from starpod.client.transport import Transport
 from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
@@ -44,7 +54,8 @@ COUNTS = (4, 8, 16, 32)
 SEPARATOR = "||"
 """Between the actions of one turn."""
 PATIENCE = 15.0
-_LEASE_SECONDS = 3600.0
+LEASE_SECONDS = 3600.0
+"""Of a session of the site."""
 
 
 class NotPossible(Exception):
@@ -87,7 +98,7 @@ class Branches:
 @dataclass(slots=True)
 class Game:
     """A session with its turns. episode: their record. origin: the link of the episode and turn from which it was
-    forked."""
+    forked. copied: from another's session, whose seeds and turns before are not known."""
 
     id: str
     session: Session
@@ -97,6 +108,7 @@ class Game:
     turns: list[Played] = field(default_factory=list)
     branches: list[Branches] = field(default_factory=list)
     origin: str = ""
+    copied: bool = False
     success: bool | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -137,6 +149,8 @@ class Game:
         """The present state, as a start state for training. Raises NotPossible."""
         if self.session.done or not self.turns:
             raise NotPossible("A start state is one in which something was played and the episode goes on.")
+        if self.copied:
+            raise NotPossible("This is a copy of another's session: what led to its state is not known.")
         if self.spec.action_space.tools:
             raise NotPossible("Policies act in texts, and this environment takes calls of tools.")
         session = self.session
@@ -269,9 +283,15 @@ class Games:
             want=want,
             limits=limits or Limits(max_turns=0, max_actions=0),
             version=version,
-            lease_seconds=_LEASE_SECONDS,
+            lease_seconds=LEASE_SECONDS,
         )
         return Game(secrets.token_urlsafe(9), session, spec, options, Episode.begin(session, 0))
+
+    async def adopt(self, session: Session) -> Game:
+        """A game in a session that was copied from another's. Raises NotPossible, StarpodError."""
+        spec = await self.spec(session.environment_id)
+        game = Game(secrets.token_urlsafe(9), session, spec, {}, Episode.begin(session, 0), copied=True)
+        return await self.keep(game)
 
     async def keep(self, game: Game) -> Game:
         """Makes it reachable by its id. The oldest is closed where there are too many."""
@@ -293,7 +313,7 @@ class Games:
         if snapshot is None:
             raise NotPossible(f"{game.spec.id} has no snapshots: turns cannot be taken back.")
         before = game.session
-        session = await (await self.fleet()).restore(snapshot, want=before.want, lease_seconds=_LEASE_SECONDS)
+        session = await (await self.fleet()).restore(snapshot, want=before.want, lease_seconds=LEASE_SECONDS)
         game.session = session
         game.turns.pop()
         game.episode.turns.pop()

@@ -36,12 +36,14 @@ from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.mixture import Mixture
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
+from starpod.trainer.rollout.frames import draw_episodes
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
 from starpod.trainer.seeds import Purpose, SeedCursor, derive
 from starpod.trainer.stages import Stages
@@ -704,3 +706,12 @@ class Run:
             await self.evaluate_final()
         if self.parallel.is_main:
             self.output.folder.end(reason, seconds=self._elapsed())
+            if self.interrupts.signal is None:
+                await self._illustrate()
+
+    async def _illustrate(self) -> None:
+        """Draws episodes of the evaluations for the report."""
+        self.screen.phase("drawing episodes for the report")
+        players = {name: (collector.fleet, self._held_out(name)) for name, collector in self.collectors.items()}
+        if drawn := await draw_episodes(players, in_order(self.output.folder)):
+            write_pictures(self.output.folder.pictures, drawn)

@@ -1,21 +1,29 @@
-// Live pages: when the server says that something changed, the parts marked data-live are taken from the page anew.
-const events = document.body.dataset.events;
+// Live pages: when the server says that something changed, or every so often, the parts marked data-live are taken anew.
+const {events, poll} = document.body.dataset;
+let busy = false;
+async function update() {
+  if (busy) return;
+  busy = true;
+  try {
+    const reply = await fetch(location.href);
+    if (reply.ok) refresh(new DOMParser().parseFromString(await reply.text(), 'text/html'));
+  } catch { /* the next one tries again */ }
+  busy = false;
+}
 if (events) {
-  let known = null, busy = false;
-  new EventSource(events).onmessage = async event => {
-    if (known === null || known === event.data || busy) { known = event.data; return; }
-    known = event.data; busy = true;
-    try {
-      const reply = await fetch(location.href);
-      if (reply.ok) refresh(new DOMParser().parseFromString(await reply.text(), 'text/html'));
-    } catch { /* the next event tries again */ }
-    busy = false;
+  let known = null;
+  new EventSource(events).onmessage = event => {
+    const news = known !== null && known !== event.data;
+    known = event.data;
+    if (news) update();
   };
 }
+if (poll) setInterval(() => document.hidden || update(), Number(poll));
 function refresh(page) {
   for (const part of document.querySelectorAll('[data-live]')) {
     const fresh = page.getElementById(part.id);
     if (!fresh || fresh.innerHTML === part.dataset.shown) continue;
+    if ([...part.querySelectorAll('input[autocomplete=off]')].some(each => each.value)) continue;  // being typed
     part.dataset.shown = fresh.innerHTML;
     const open = [...part.querySelectorAll('details')].map(each => each.open);
     const marked = new Set([...part.querySelectorAll('input:checked')].map(each => each.value));

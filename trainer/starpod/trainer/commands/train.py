@@ -168,7 +168,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 raise
             raise click.UsageError(str(error)) from error
         except Unreachable as error:
-            raise click.ClickException(f"{_unreachable(config, error)}; {_next(path)}") from error
+            raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
 
     parallel = Parallel.start(config.device)
     with (
@@ -193,7 +193,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
             said = {"outcome": reason}
             said |= {} if final is None else {"final": final_line(final)}
             said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
-            screen.done({**said, "report": str(write_report(path)), **commands(path)})
+            screen.done({**said, "report": str(write_report(path)), **commands(path, config)})
     parallel.end(interrupts.status)
     return interrupts.status
 
@@ -220,20 +220,24 @@ def _unreachable(config: Config, error: Exception) -> str:
     return no_answer(", ".join(addresses), details) if addresses and "failed to connect" in details else details
 
 
-def _next(path: Path) -> str:
+def _next(path: Path, config: Config) -> str:
     """What to do once the servers are back."""
     from starpod.trainer.output.run_folder import RunFolder
 
     if RunFolder(path).exists:
-        return f"once it answers, go on with: {commands(path)['go on']}"
+        return f"once it answers, go on with: {commands(path, config)['go on']}"
     return "once it answers, give the same command again: nothing was trained yet"
 
 
-def commands(path: Path) -> dict[str, str]:
+def commands(path: Path, config: Config) -> dict[str, str]:
     """What a user types next, by what it does: exact command lines about the run in the folder."""
     folder = shlex.quote(str(path))
+    known = ",".join(dict.fromkeys(address for task in config.tasks for address in task.environment.addresses))
+    ids = " ".join(f"--environment {task.environment.id}" for task in config.tasks)
     return {
         "go on": f"starpod train --resume --run-dir {folder}",
+        "look": f"starpod ui {folder}",
+        "evaluate": f"starpod eval {folder} {known or '127.0.0.1:50051'} {ids}",
         "watch": f"starpod watch {folder}",
         "export": f"starpod export {folder} {shlex.quote(f'{path}-model')}",
     }

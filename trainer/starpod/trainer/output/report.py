@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import base64
+import time
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from starpod.report import page as shared
 from starpod.report.figures import signed
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.files import write_atomic
+from starpod.trainer.output.pictures import Shown, in_order, read_pictures, shown_files
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sections import (
     configuration,
@@ -27,15 +30,16 @@ from starpod.trainer.output.sections import (
 )
 
 STYLE = (files(__package__) / "assets" / "report.css").read_text(encoding="utf-8")
+SCRIPT = (files(__package__) / "assets" / "report.js").read_text(encoding="utf-8")
 
 
-def page(title: str, body: str) -> str:
+_SIZE = 132
+"""Pixels of a picture, whose sides may be shorter."""
+
+
+def page(title: str, body: str, *, script: str = "") -> str:
     """A whole HTML document in the style of the trainer's pages."""
-    return shared.page(title, body, style=STYLE)
-
-
-EPISODES = 4
-"""Sample episodes of the last evaluation: as many solved as not, where there are."""
+    return shared.page(title, body, style=STYLE, script=script)
 
 
 def write_report(run_dir: Path | str) -> Path:
@@ -50,7 +54,7 @@ def write_report(run_dir: Path | str) -> Path:
     facts = folder.read_facts()
     title = facts.get("title") or folder.path.resolve().name
     sections = [
-        headline(title, facts, lines, evaluations, final, folder.best_step),
+        headline(title, facts, lines, evaluations, final, folder.best_step, _header(folder, facts)),
         evaluation(evaluations, lines),
         environments(lines, evaluations, final),
         learning(lines),
@@ -61,87 +65,167 @@ def write_report(run_dir: Path | str) -> Path:
         configuration(facts),
         provenance(facts, lines),
     ]
-    write_atomic(folder.report, page(f"{title} · Starpod", "\n".join(section for section in sections if section)))
+    write_atomic(
+        folder.report, page(f"{title} · Starpod", "\n".join(section for section in sections if section), script=SCRIPT)
+    )
     return folder.report
+
+
+def _header(folder: RunFolder, facts: Mapping[str, Any]) -> str:
+    """What ran where and when, in a line each."""
+    config, machine = folder.read_config(), facts.get("platform") or {}
+    several = config.get("environments") or {"": config.get("environment") or {}}
+    gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
+    began = facts.get("time")
+    rows = {
+        "Environment": ", ".join(str(each.get("id", name)) for name, each in several.items()),
+        "Model": facts.get("model", ""),
+        "Algorithm": (config.get("algorithm") or {}).get("preset", ""),
+        "Date": time.strftime("%d %B %Y, %H:%M", time.localtime(began)) if began else "",
+        "Machine": f"{machine['cores']} cores, {gpus}, {machine.get('system', '')}" if machine.get("cores") else "",
+    }
+    told = "".join(f"<div><dt>{name}</dt><dd>{escape(str(text))}</dd></div>" for name, text in rows.items() if text)
+    return f'<dl class="header">{told}</dl>'
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
 
 
 def _episodes(folder: RunFolder) -> str:
-    files = folder.episode_files()
-    if not files:
+    """All kept episodes of the first, the last and the final evaluation, with a filter, and pictures of some."""
+    files = {path.name: when for when, path in shown_files(folder).items()}
+    shown = list(in_order(folder))
+    if not shown:
         return ""
-    # Those of the final evaluation began elsewhere: the same start before and after is only in these.
-    last = list(read_episodes(files[-1]))
-    solved = _in_turn([episode for episode in last if episode.success])
-    others = _in_turn([episode for episode in last if not episode.success and not episode.failed])
-    half = EPISODES // 2
-    chosen = solved[: max(half, EPISODES - len(others))] + others[: max(half, EPISODES - len(solved))]
+    pictures = _Pictures(read_pictures(folder.pictures))
+    before = {
+        (episode.kind, episode.seed): _id(place) for place, episode in shown if files[place[0]] == "before training"
+    }
     parts = []
-    for number, episode in enumerate(chosen[:EPISODES]):
-        before = None
-        if number == 0 and len(files) > 1:
-            before = next(
-                (e for e in read_episodes(files[0]) if (e.kind, e.seed) == (episode.kind, episode.seed)),
-                None,
-            )
-        parts.append(_episode(episode, "after training" if before else "", opened=number == 0))
-        if before is not None:
-            parts.append(_episode(before, "the same start before training", opened=False))
-    step = int(files[-1].stem.rpartition("-")[2])
-    told = chosen[0].instructions if chosen else ""
+    for number, (place, episode) in enumerate(shown):
+        when = files[place[0]]
+        same = before.get((episode.kind, episode.seed)) if when == "after training" else None
+        parts.append(_episode(place, episode, when, same, pictures.of(place), opened=number == 0))
+    told = shown[0][1].instructions
     if told:
         parts.append(
-            '<details class="episode"><summary><span class="muted">What the policy was told</span></summary>'
-            f'<div class="turn"><pre class="mono whole">{escape(told)}</pre></div></details>'
+            '<details class="whole"><summary class="muted">What the policy was told</summary>'
+            f'<pre class="mono whole">{escape(told)}</pre></details>'
         )
-    said = f"From the evaluation on selection seeds at step {step:,}; episodes/ has all of them."
-    return section("Episodes", said, "".join(parts))
+    said = "All that were kept of the first, the last and the final evaluation; episodes/ has those between."
+    kinds = list(dict.fromkeys(episode.kind for _, episode in shown))
+    return section(
+        "Episodes", said, pictures.shared() + _filter(list(dict.fromkeys(files.values())), kinds) + "".join(parts)
+    )
 
 
-def _in_turn(episodes: list[Episode]) -> list[Episode]:
-    """The first of each environment, then the second of each, and so on."""
-    counts: Counter[str] = Counter()
-    places = []
-    for episode in episodes:
-        places.append(counts[episode.kind])
-        counts[episode.kind] += 1
-    return [episode for _, episode in sorted(zip(places, episodes, strict=True), key=lambda pair: pair[0])]
+class _Pictures:
+    """Frames of episodes, each picture once in the page however often it is shown."""
+
+    def __init__(self, frames: Mapping[Shown, Sequence[bytes]]) -> None:
+        self._frames = frames
+        self._ids: dict[bytes, str] = {}
+        for each in frames.values():
+            for frame in each:
+                self._ids.setdefault(frame, f"frame-{len(self._ids)}")
+
+    def shared(self) -> str:
+        """The pictures, to be used by `of`."""
+        drawn = "".join(
+            f'<image id="{name}" width="{_SIZE}" height="{_SIZE}" '
+            f'href="data:image/png;base64,{base64.b64encode(frame).decode()}"/>'
+            for frame, name in self._ids.items()
+        )
+        return (
+            f'<svg width="0" height="0" style="position: absolute" aria-hidden="true"><defs>{drawn}</defs></svg>'
+            if drawn
+            else ""
+        )
+
+    def of(self, place: Shown) -> list[str]:
+        """The ids of an episode's pictures."""
+        return [self._ids[frame] for frame in self._frames.get(place, ())]
 
 
-def _episode(episode: Episode, remark: str, *, opened: bool) -> str:
-    match episode.success:
-        case True:
-            badge = '<span class="badge plus">solved</span>'
-        case False:
-            badge = '<span class="badge minus">not solved</span>'
-        case None:
-            badge = f'<span class="badge muted">{escape(episode.end or "open")}</span>'
+def _filter(times: Sequence[str], kinds: Sequence[str]) -> str:
+    """The form by which episodes are chosen; the script shows it, as it does nothing without."""
+
+    def choice(name: str, label: str, values: Sequence[str]) -> str:
+        options = "".join(f"<option>{escape(value)}</option>" for value in values)
+        every = f'<option value="">any {label.lower()}</option>'
+        return f'<select name="{name}" aria-label="{label}">{every}{options}</select>'
+
+    parts = [choice("when", "Time", times)] if len(times) > 1 else []
+    parts += [choice("environment", "Environment", kinds)] if len(kinds) > 1 else []
+    parts.append(choice("outcome", "Outcome", ["solved", "not solved", "failed", "over"]))
+    words = '<input type="search" name="words" placeholder="words" aria-label="Words"> <output role="status"></output>'
+    return f'<form class="filter" id="choose" hidden aria-label="Episodes">{"".join(parts)}{words}</form>'
+
+
+def _id(place: Shown) -> str:
+    return f"{place[0].partition('.')[0]}-{place[1]}-{place[2]}"
+
+
+def _outcome(episode: Episode) -> tuple[str, str]:
+    """In a word, and its tone."""
+    if episode.failed:
+        return "failed", "minus"
+    return {True: ("solved", "plus"), False: ("not solved", "minus"), None: ("over", "muted")}[episode.success]
+
+
+def _episode(
+    place: Shown, episode: Episode, when: str, same: str | None, frames: Sequence[str], *, opened: bool
+) -> str:
+    """One episode. same: the id of that from the same start before training. frames: before each turn, and the last."""
+    outcome, tone = _outcome(episode)
     told = [
+        when,
         f"{len(episode.turns)} turn" + ("" if len(episode.turns) == 1 else "s"),
-        f"return {episode.total_reward:+.3g}",
+        f"return {signed(episode.total_reward)}",
     ]
     told += [f"ended by {episode.end.replace('_', ' ')}"] if episode.end not in ("", "terminal") else []
-    told += [remark] if remark else []
     turns = "".join(_turn(number, turn) for number, turn in enumerate(episode.turns, start=1))
-    final = (
-        f'<div class="turn"><pre class="mono">{escape(episode.final_observation)}</pre>'
-        '<div class="muted">at the end</div></div>'
-        if episode.final_observation
-        else ""
-    )
+    if episode.final_observation:
+        turns += (
+            f'<div class="turn"><pre class="mono">{escape(episode.final_observation)}</pre>'
+            '<div class="muted">at the end</div></div>'
+        )
+    body = _strip(episode, frames) if frames else turns
+    if frames:
+        body += f'<details class="letters"><summary class="muted">Turn by turn</summary>{turns}</details>'
+    link = f'<p class="same"><a href="#{same}">the same start before training</a></p>' if same else ""
     return (
-        f'<details class="episode"{" open" if opened else ""}><summary>{badge}{escape(episode.environment)}, '
-        f'seed {episode.seed} <span class="muted">· {escape(" · ".join(told))}</span></summary>{turns}{final}</details>'
+        f'<details class="episode" id="{_id(place)}" data-when="{when}" data-outcome="{outcome}" '
+        f'data-environment="{escape(episode.kind)}"{" open" if opened else ""}>'
+        f'<summary><span class="badge {tone}">{outcome}</span>{escape(episode.environment)}, '
+        f'seed {episode.seed} <span class="muted">· {escape(" · ".join(told))}</span></summary>{link}{body}</details>'
     )
+
+
+def _strip(episode: Episode, frames: Sequence[str]) -> str:
+    """The pictures in a row, and under each what was done there."""
+    cells = []
+    for number, frame in enumerate(frames, 1):
+        turn = episode.turns[number - 1] if number <= len(episode.turns) else None
+        named = f"Before turn {number}" if turn else "At the end"
+        under = _outcome(episode)[0] if turn is None else " ".join(turn.actions) or "no action"
+        reward = f' <span class="{_tone(turn.reward)}">{signed(turn.reward)}</span>' if turn and turn.reward else ""
+        cells.append(
+            f'<figure><svg role="img" aria-label="{named}" viewBox="0 0 {_SIZE} {_SIZE}"><use href="#{frame}"/></svg>'
+            f"<figcaption>{number if turn else 'end'} · <b>{escape(under)}</b>{reward}</figcaption></figure>"
+        )
+    return f'<div class="frames">{"".join(cells)}</div>'
+
+
+def _tone(value: float) -> str:
+    return "plus" if value > 0 else "minus" if value < 0 else "muted"
 
 
 def _turn(number: int, turn: Turn) -> str:
     actions = "".join(f'<span class="action">{escape(action)}</span>' for action in turn.actions)
     if not actions:
         actions = '<span class="muted">none understood</span>'
-    kind = "plus" if turn.reward > 0 else "minus" if turn.reward < 0 else "muted"
+    kind = _tone(turn.reward)
     parts = (
         ", ".join(f"{name} {signed(value)}" for name, value in turn.parts.items() if value)
         if len(turn.parts) > 1

@@ -48,6 +48,7 @@ class RunFolder:
                              final one, of the checkpoint of step 50
                              train-000050.jsonl.gz: those collected in step 50, of the newest steps, and
                              train-000050.update.gz: what the update made of them
+    path/pictures.zip        frames of some of these episodes
     path/checkpoints/        written by others
     path/report.html         the page for people
     """
@@ -62,6 +63,7 @@ class RunFolder:
         self.final = path / "final.json"
         self.episodes = path / "episodes"
         self.checkpoints = path / "checkpoints"
+        self.pictures = path / "pictures.zip"
         self.report = path / "report.html"
         self._made: list[Path] = []
 

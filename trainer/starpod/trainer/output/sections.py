@@ -49,7 +49,9 @@ def headline(
     evaluations: Sequence[Mapping[str, Any]],
     final: Mapping[str, Any] | None,
     best_step: int | None,
+    header: str = "",
 ) -> str:
+    """The title, how it went before and after in large figures, and what they say. header: HTML below the title."""
     tiles = []
     verdict = ""
     if evaluations:
@@ -71,7 +73,7 @@ def headline(
     outcome = facts.get("ended", {}).get("outcome")
     told = " · ".join(text for text in (facts.get("model"), outcome) if text)
     status = f'<p class="muted">{escape(told)}</p>' if told else ""
-    return f'<h1>{escape(title)}</h1>{status}<div class="hero">{"".join(tiles)}</div>{verdict}'
+    return f'<h1>{escape(title)}</h1>{status}{header}<div class="hero">{"".join(tiles)}</div>{verdict}'
 
 
 def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> float:
@@ -114,7 +116,7 @@ def _verdict(
         worse = best.get("success_low") is not None and best["success_low"] > last["success_high"]
         said += ", and the policy has become worse since. " if worse else ". "
     if best_step is not None:
-        said += f"The checkpoint `best` holds step {best_step:,}. "
+        said += f"The checkpoint called best holds step {best_step:,}. "
     greedy = after.get("greedy")
     if greedy and greedy.get("success") is not None:
         said += f"Sampled greedily, it reaches {show(greedy['success'], 'share')}. "

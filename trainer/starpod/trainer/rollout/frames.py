@@ -1,0 +1,97 @@
+"""Frames of episodes that were played: drawn again by replay, where the environment draws pictures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from starpod.client import Fleet, Observation, Session, StarpodError, Want
+from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, Task
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rollout.play import play
+
+Key = TypeVar("Key")
+
+MOST_BYTES = 4 * 2**20
+"""Of all pictures of a report, each counted once: what a mail takes."""
+SECONDS = 20.0
+"""After which no more are drawn: a browser as an environment takes a second for each."""
+
+
+async def draw_episodes(
+    players: Mapping[str, tuple[Fleet, Task]], episodes: Iterable[tuple[Key, Episode]], *, most: int = MOST_BYTES
+) -> dict[Key, list[bytes]]:
+    """The frames of as many episodes, in order, as take `most` bytes: before each turn, and after the last.
+
+    players: where each task, by its name, is played. Left out are episodes of environments that draw nothing, and
+    those that the servers do not repeat.
+    """
+    drawn: dict[Key, list[bytes]] = {}
+    drawing: dict[str, bool] = {}
+    room, seen = most, set[bytes]()
+    with suppress(TimeoutError, StarpodError):
+        async with asyncio.timeout(SECONDS):
+            for key, episode in episodes:
+                if episode.task not in players or episode.failed or not episode.turns:
+                    continue
+                fleet, task = players[episode.task]
+                if episode.task not in drawing:
+                    modes = {spec.id: spec.render_modes for spec in await fleet.describe()}
+                    drawing[episode.task] = "png" in modes.get(task.environment, ())
+                if not drawing[episode.task]:
+                    continue
+                frames = await _draw(fleet, task, episode)
+                room -= sum(len(frame) for frame in {*frames} - seen)
+                if room < 0:
+                    break
+                seen.update(frames)
+                if frames:
+                    drawn[key] = frames
+    return drawn
+
+
+async def _draw(fleet: Fleet, task: Task, episode: Episode) -> list[bytes]:
+    """None where the episode is not repeated."""
+    (session,) = await fleet.open(
+        task.environment,
+        seed=episode.seed,
+        dynamics_seed=episode.dynamics_seed,
+        options=task.options or None,
+        want=Want(),
+        limits=task.limits,
+        version=f"=={episode.version}" if episode.version else task.version,
+    )
+    artist = _Artist(session, episode.turns)
+    try:
+        again = await play(artist, session)
+        if again.failed or session.observation.text != episode.final_observation:
+            return []
+        await artist.draw()
+        return artist.frames
+    finally:
+        await session.close()
+
+
+class _Artist(Agent):
+    """Makes the moves of turns again, and draws what is there before each. Raises AgentError where it is another."""
+
+    def __init__(self, session: Session, turns: Sequence[Turn]) -> None:
+        self.frames: list[bytes] = []
+        self._session = session
+        self._turns = turns
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        place = len(episode.turns)
+        if place == len(self._turns):
+            return Stop()
+        if observation.text != self._turns[place].observation:
+            raise AgentError("the environment shows something else than it did")
+        await self.draw()
+        return Move("", self._turns[place].actions or None)
+
+    async def draw(self) -> None:
+        frame = await self._session.render("png")
+        if isinstance(frame, bytes):
+            self.frames.append(frame)
