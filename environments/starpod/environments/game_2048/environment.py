@@ -88,7 +88,7 @@ class Game2048(Environment):
         actions=ACTIONS,
         observation_modes=("full", "grid"),
         render_modes=("text", "png"),
-        limits=Limits(max_turns=700, max_actions_per_turn=1, max_actions=700),
+        limits=Limits(max_turns=1000, max_actions_per_turn=1, max_actions=1000),
     )
     Options = Game2048Options
     options: Game2048Options
