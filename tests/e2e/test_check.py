@@ -15,7 +15,7 @@ from tests.skipped import not_by_time
 from tests.support import ROOT, ServerProcess, credentials, start_server
 
 ENVIRONMENTS = (
-    *("bandit-v1", "countdown-v1", "desk-v1", "frozen_lake-v1", "game_2048-v1", "house-v1"),
+    *("bandit-v1", "coding-v1", "countdown-v1", "desk-v1", "frozen_lake-v1", "game_2048-v1", "house-v1"),
     *("rubiks_cube-v1", "search_qa-v1", "sokoban-v1", "sudoku-v1", "webshop-v1", "word_problems-v1"),
 )
 NEVER_SHOWN = {

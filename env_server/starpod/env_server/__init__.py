@@ -1,5 +1,6 @@
 """Hosts environments as stateful gRPC services. An environment needs no more than the names imported here."""
 
+from starpod.env_server.confined import Confined, run_confined
 from starpod.env_server.drawing import Canvas, encode_png, read_sprites
 from starpod.env_server.environment import (
     INVALID,
@@ -28,6 +29,7 @@ __all__ = [
     "Busy",
     "Canvas",
     "Concurrency",
+    "Confined",
     "Environment",
     "EnvironmentOptions",
     "EnvironmentSpec",
@@ -42,4 +44,5 @@ __all__ = [
     "digest",
     "encode_png",
     "read_sprites",
+    "run_confined",
 ]

@@ -48,14 +48,25 @@ class Canvas:
         self._draw.line(self._scaled(*points), fill, width * self._scale)
 
     def text(
-        self, x: float, y: float, text: str, fill: Colour, *, size: int, width: float | None = None, bold: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        fill: Colour,
+        *,
+        size: int,
+        width: float | None = None,
+        bold: bool = False,
+        left: bool = False,
     ) -> None:
-        """Writes one line around a point, `size` pixels high, or as much smaller as a width asks."""
+        """Writes one line around a point, or to the right of it, `size` pixels high, or less where a width asks."""
         size *= self._scale
         while width is not None and size > _SMALLEST_TEXT and _font(size).getlength(text) > width * self._scale:
             size -= 1
         centre = (x * self._scale, y * self._scale)
-        self._draw.text(centre, text, fill, _font(size), "mm", stroke_width=self._scale if bold else 0)
+        self._draw.text(
+            centre, text, fill, _font(size), "lm" if left else "mm", stroke_width=self._scale if bold else 0
+        )
 
     def png(self) -> bytes:
         """The finished picture as the bytes of a PNG file."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import socket
@@ -18,8 +17,7 @@ import threading
 import time
 from dataclasses import asdict
 from math import isfinite
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any, ClassVar, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -27,6 +25,7 @@ from google.protobuf.message import DecodeError
 from starpod.env_server import convert
 from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError, Unavailable
 from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Want
+from starpod.env_server.forking import fork_context, leave_fork_server
 from starpod.env_server.hosts import (
     EnvironmentBug,
     HostDied,
@@ -62,29 +61,6 @@ _LONGEST_WAIT = 86_400.0
 _LATE = 0.1
 """Seconds by which a timer of a process that does not stand still is not late."""
 M = TypeVar("M", pb.ResetResponse, pb.Observation, pb.Transition)
-
-preloaded = ["starpod.env_server.process_host"]
-"""Modules that the fork server imports, until its first child."""
-
-
-def _context() -> ForkServerContext:
-    # Environments iterate over sets of text, and the same seed must give the same episode in every process.
-    os.environ.setdefault("PYTHONHASHSEED", "0")
-    context = multiprocessing.get_context("forkserver")
-    # The fork server imports once what every child needs, so that a child starts in milliseconds.
-    context.set_forkserver_preload(preloaded)
-    return context
-
-
-def warm_up() -> None:
-    """Starts the fork server and waits until it has imported what is preloaded, so that no session waits for that."""
-    first = _context().Process(target=_nothing, daemon=True)
-    first.start()
-    first.join()
-
-
-def _nothing() -> None:
-    pass
 
 
 class ProcessHost:
@@ -237,7 +213,7 @@ class ProcessHost:
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            process = _context().Process(
+            process = fork_context().Process(
                 target=_child_main, args=(theirs, reference_to(self._environment), self._sandbox), daemon=True
             )
             await asyncio.to_thread(process.start)
@@ -305,9 +281,7 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
     if sandbox.mode == "off":
         os.dup2(2, 1)  # standard output belongs to the server
     if sys.platform == "linux":
-        # A child that hangs in native code cannot notice that the server is gone: the kernel tells it, once the fork
-        # server ends. That one ends with the server, unless we keep the pipe open by which it watches the server.
-        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+        leave_fork_server()  # a child that hangs in native code cannot notice that the server is gone
     end_with_parent()
     if sandbox.mode != "off":
         close_inherited(connection.fileno())

@@ -30,9 +30,10 @@ _FIRST_USER, _FIRST_USER_OF_CONTAINER = 1_000_000_000, 10_000
 Users of rootless containers often end at 65,536: there the ids begin lower, and come again."""
 _CAP_KILL = 5
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
+_ITSELF = "/proc/self"
 _SYSTEM_FILES = (
     *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime"),
-    *("/dev/urandom", "/dev/random", "/dev/zero", "/proc/self", "/proc/cpuinfo", "/sys/devices/system/cpu"),
+    *("/dev/urandom", "/dev/random", "/dev/zero", _ITSELF, "/proc/cpuinfo", "/sys/devices/system/cpu"),
 )
 
 
@@ -41,13 +42,15 @@ class Sandbox:
     """How a process of class `process` is confined.
 
     memory_bytes: address space beyond what the environment takes to start. cpu_seconds: of the process's whole life.
-    open_files: descriptors. readable: paths that it may read besides Python's and the system's libraries.
+    open_files: descriptors. libraries: whether it may read the files of Python, the system and the environment, which
+    importing takes. readable: further paths that it may read.
     """
 
     mode: Literal["require", "best-effort", "off"] = "best-effort"
     memory_bytes: int = 4096 * MEBIBYTE
     cpu_seconds: int = 3600
     open_files: int = 256
+    libraries: bool = True
     readable: tuple[str, ...] = ()
 
 
@@ -111,7 +114,8 @@ def confine(sandbox: Sandbox, module_file: str | None) -> Report:
         report.note(absent, f"not on {sys.platform}")
         return report
     own_files = [os.path.dirname(os.path.abspath(module_file))] if module_file else []
-    readable = [*_SYSTEM_FILES, *_python_paths(), *own_files, *sandbox.readable]
+    libraries = [*_SYSTEM_FILES, *_python_paths(), *own_files] if sandbox.libraries else [_ITSELF]
+    readable = [*libraries, *sandbox.readable]
     others = len(os.listdir("/proc/self/task")) - 1
     began = f"{others} threads that began before it" if others else ""
     threads = _own_namespaces(report, [*readable, os.devnull], began)

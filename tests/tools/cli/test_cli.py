@@ -372,6 +372,7 @@ def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -
     "environment",
     [
         "bandit",
+        "coding",
         "countdown",
         "desk",
         "frozen_lake",

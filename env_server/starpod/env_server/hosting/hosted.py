@@ -17,7 +17,7 @@ import numpy as np
 from packaging.version import InvalidVersion, Version
 from pydantic_core import to_jsonable_python
 
-from starpod.env_server import process_host
+from starpod.env_server import forking
 from starpod.env_server.environment import (
     INVALID,
     JSON,
@@ -156,7 +156,7 @@ class Hosted(Environment):
     @classmethod
     def prepare(cls) -> None:
         if cls.spec.concurrency is Concurrency.PROCESS and multiprocessing.parent_process() is None:
-            process_host.warm_up()
+            forking.warm_up()
 
     def reset(self, rng: random.Random) -> None:
         self._dynamics = _PLACED
@@ -253,7 +253,7 @@ def publish(
     )
     if alone:
         needed = (base.__module__, module)
-        process_host.preloaded += [name for name in needed if name not in process_host.preloaded]
+        forking.preloaded += [name for name in needed if name not in forking.preloaded]
     reference = (base.__module__, "host", request.text, json.dumps(asdict(probed)))
     members |= {"spec": spec, "reference": reference, "copies": probed.copies, "__module__": base.__module__}
     return type(base.__name__, (base,), members)

@@ -1,0 +1,150 @@
+"""coding-v1: tasks and their truths, attempts, and programs that attack: what they do is an outcome."""
+
+import functools
+import json
+import random
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from starpod.env_server.episode import Episode, Transition, Want
+from starpod.environments.coding import Coding
+from starpod.environments.coding.environment import read_program
+from starpod.environments.coding.tasks import _FAMILIES, draw_task, expected
+from tests.environments import episodes
+
+start = functools.partial(episodes.start, Coding)
+
+
+def turn(episode: Episode, program: str) -> Transition:
+    return episode.turn([program], Want(state_key=True))
+
+
+def test_every_kind_of_task_comes_with_a_program_and_telling_tests() -> None:
+    tasks = [draw_task(random.Random(seed), 8) for seed in range(300)]
+    assert {task.function for task in tasks} == {family.function for family in _FAMILIES}
+    for task in tasks:
+        results = expected(task)
+        assert len(results) == 8 and task.signature in task.program
+        assert json.loads(json.dumps(results)) == results, "JSON carries it as it is"
+        shown = [json.dumps(result) for result in results]
+        assert max(map(shown.count, shown)) <= 6, (task, "a constant passes too many tests")
+        assert "{" not in task.text + task.signature
+
+
+@pytest.mark.parametrize("name", [family.function for family in _FAMILIES])
+def test_the_program_of_the_expert_passes(name: str) -> None:
+    seed = next(seed for seed in range(999) if start(seed).environment.task.function == name)
+    episode = start(seed)
+    transition = turn(episode, f"Here it is:\n```python\n{episode.environment.expert_action()}```\nDone.")
+    assert (transition.reward, transition.success, episode.environment.score()) == (1, True, 1)
+    assert transition.parts == "8 of 8 tests passed."
+    assert episode.environment.expert_action() is None
+
+
+ATTACKS = {
+    "while True: pass": "too many instructions",
+    "def f():\n try:\n  while True: pass\n except BaseException: f()\nf()": "too many instructions",
+    "import sys\nsys.settrace(None)\nwhile True: pass": "too long",
+    "sum(range(10**12))": "too long",
+    "x = [0] * 10**10": "too much memory",
+    "x = 'a' * 10**9": "too much memory",
+    "import os\nos._exit(0)": "ended the process",
+    "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)": "ended the process",
+    "raise SystemExit": "SystemExit",
+    "def f(:": "SyntaxError",
+    "x = open('/etc/passwd').read()": "FileNotFoundError|PermissionError",
+    "import starpod.environments.coding.tasks": "ModuleNotFoundError|FileNotFoundError|PermissionError|NotADirectory",
+    "import os\nos.listdir('/')": "PermissionError|FileNotFoundError",
+    "import socket\nsocket.socket().connect(('127.0.0.1', 1))": "PermissionError",
+    "import os\nos.fork()": "PermissionError",
+    "import subprocess\nsubprocess.run(['true'])": "PermissionError",
+}
+
+
+@pytest.mark.parametrize("program", ATTACKS)
+def test_an_attack_is_a_failed_attempt_and_the_session_goes_on(program: str) -> None:
+    episode = start(3, attempts=2, max_seconds=1)
+    transition = turn(episode, program)
+    assert isinstance(transition.parts, str)
+    said = ATTACKS[program].split("|")
+    assert any(each in transition.parts for each in said), transition.parts
+    assert transition.parts.startswith("The program does not work: ")
+    assert (transition.reward, transition.success, transition.end_reason) == (0, None, 0)
+    assert transition.outcomes[0] is not None and not transition.outcomes[0].valid
+    assert turn(episode, episode.environment.expert_action()).success
+
+
+def test_what_a_process_claims_is_not_believed() -> None:
+    """The harness is in the program's reach; the right results are not."""
+    task = start(3).environment.task
+    claims = [
+        "import os, json\ndata = json.dumps({'results': [{'value': True}] * 8}).encode()\n"
+        "for fd in range(3, 16):\n    try: os.write(fd, data)\n    except OSError: pass\nos._exit(0)",
+        f"class Any:\n    def __eq__(self, other): return True\ndef {task.function}(*a): return Any()",
+        f"def {task.function}(*a): return 'passed'",
+    ]
+    for claim in claims:
+        assert sum(start(3).turn([claim], Want()).details.criteria.values()) == 0  # type: ignore[union-attr]
+
+
+def test_feedback_tells_the_examples_alone_and_attempts_end() -> None:
+    episode = start(3, attempts=2)
+    environment = episode.environment
+    task = environment.task
+    wrong = f"def {task.function}(*arguments): return 'nothing'"
+    first = turn(episode, wrong)
+    assert isinstance(first.parts, str)
+    assert first.parts.startswith("0 of 8 tests passed.") and first.parts.count("\n") == 2
+    assert all(repr(arguments)[1:-1] not in first.parts for arguments in task.arguments[2:])
+    last = turn(episode, wrong)
+    assert (last.terminated, last.success, environment.expert_action()) == (True, False, None)
+
+
+def test_share_pays_for_the_best_so_far() -> None:
+    episode = start(3, reward="share", attempts=4)
+    task = episode.environment.task
+    half = f"{task.program}\nright, calls = {task.function}, []\ndef {task.function}(*a):\n    calls.append(1)\n"
+    half += "    return right(*a) if len(calls) <= 4 else 'no'"
+    assert [turn(episode, program).reward for program in (half, "pass", half, task.program)] == [0.5, 0, 0, 0.5]
+
+
+def test_a_result_of_another_type_is_another_result() -> None:
+    seed = next(seed for seed in range(999) if start(seed).environment.task.function == "balanced")
+    program = start(seed).environment.task.program
+    for wrapped in ("int(right(*a))", "(right(*a),)", "str(right(*a))"):
+        changed = f"{program}\nright = balanced\ndef balanced(*a): return {wrapped}"
+        assert start(seed).turn([changed], Want()).reward == 0
+
+
+def test_texts_hash_alike_in_every_process() -> None:
+    program = "raise ValueError(list({'a', 'b', 'c', 'd', 'e', 'f'}))"
+    assert len({str(turn(start(3), program).parts) for _ in range(3)}) == 1
+
+
+def test_forks_and_snapshots_go_on_the_same() -> None:
+    original = start(5)
+    turn(original, "pass")
+    twin, restored = original.fork(None), Episode.load(Coding, original.save())
+    program = original.environment.expert_action()
+    assert turn(original, program) == turn(twin, program) == turn(restored, program)
+    assert len(original.save()) < 4096
+
+
+@pytest.mark.parametrize("action", [7, None, "x" * 20_001])
+def test_what_is_no_program_is_no_attempt(action: Any) -> None:
+    episode = start(1)
+    transition = episode.turn([action], Want())
+    assert transition.outcomes[0] is not None and not transition.outcomes[0].valid
+    assert episode.environment.tries == 0
+
+
+def test_the_last_block_is_the_program() -> None:
+    assert read_program("a = 1") == "a = 1"
+    assert read_program("```python\na = 1\n```\nor\n```py\nb = 2\n```") == "b = 2\n"
+
+
+def test_limits_that_contradict_are_refused() -> None:
+    with pytest.raises(ValidationError, match="raise max_seconds"):
+        Coding.Options(max_instructions=9_000_000)
