@@ -1,6 +1,7 @@
 """`starpod check --reward` finds rewards that are not earned by the task, and nothing wrong with the built-in ones."""
 
 import asyncio
+import tomllib
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +11,7 @@ from starpod.check.runner import Result, check
 from starpod.check.suite import REWARD
 from starpod.cli.new import fill
 from starpod.v1 import environment_pb2 as pb
-from tests.support import ServerProcess, start_server
+from tests.support import ROOT, start_server
 from tests.tools.check.reference_server import ReferenceService, Seat, serve
 
 SOLVED = "return Outcome(reward=float(solved), terminated=True, success=solved)"
@@ -111,11 +112,13 @@ def test_without_an_expert_it_is_enough_that_something_is_left_unsolved(found: R
     assert "R-04" in unmet(wrong)
 
 
-def test_built_in_environments_have_none(server: ServerProcess) -> None:
-    names = ("bandit", "countdown", "frozen_lake", "sokoban", "sudoku")
-    assert {name: unmet(results) for name, results in examine(server.address, names).items()} == {
-        f"{name}-v1": {} for name in names
-    }
+def test_built_in_environments_have_none() -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["starpod.environments"]
+    modules = {name: target.partition(":")[0] for name, target in points.items() if "browser" not in name}
+    words = [word for module in modules.values() for word in ("--environment-module", module)]
+    with start_server(*words) as server:
+        found = examine(server.address)
+    assert {name: unmet(results) for name, results in found.items()} == {name: {} for name in modules}
 
 
 def test_pay_for_doing_nothing_is_found_in_a_server_of_another_kind() -> None:

@@ -21,7 +21,7 @@ from starpod.check.probe import SEED, Handle, Probe
 from starpod.check.requirement import must, should
 from starpod.v1 import environment_pb2 as pb
 
-STARTS = 16
+STARTS = 12
 """Starts that every policy plays."""
 TURNS = 100
 """Most turns of a comparison, with an action each."""
@@ -74,8 +74,6 @@ async def episodes_end(probe: Probe) -> None:
 @must("R-02", "The expert reaches more than a random policy.")
 async def random_policy(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")
-    expert = await _expert_play(probe)
-    expect(expert.success != 0.0, "the expert to solve a start", str(expert), "let expert_action lead to the end")
     await _expect_less(probe, "a random policy", await _random_play(probe))
 
 
@@ -248,11 +246,13 @@ async def _expect_less(probe: Probe, who: str, other: Played) -> None:
         expect(other.success < 1.0, f"{who} to leave a start unsolved", str(other), fix)
         return
     expert = await _expert_play(probe)
-    less = other.success is None or expert.success is None or other.success < expert.success
     told = f"{other}, and of the expert {expert}"
-    expect(less, f"{who} to solve less than the expert", told, fix)
-    returns = expert.returns == other.returns or _exceeds(other.returns, expert.returns)
-    expect(not returns, f"{who} to earn less than the expert", told, fix)
+    if expert.success:
+        expect((other.success or 0.0) < expert.success, f"{who} to solve less than the expert", told, fix)
+        more = expert.returns == other.returns or _exceeds(other.returns, expert.returns)
+    else:  # it solves nothing, perhaps because that takes more turns than are played here: then the rewards tell
+        more = not _exceeds(expert.returns, other.returns)
+    expect(not more, f"{who} to earn less than the expert", told, fix)
 
 
 def _exceeds(left: Sequence[float], right: Sequence[float]) -> bool:
