@@ -121,7 +121,6 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, "benchmarks/training/subgoals.yaml", (f"algorithm.advantage={advantage}", *more))
         for name, advantage, *more in (
             ("GAE", "gae"),
-            ("bi-level GAE", "bilevel_gae", "algorithm.turn_gamma=1.0"),
             ("HiPER", "hae"),
         )
     ),
@@ -129,7 +128,6 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, "benchmarks/training/process.yaml", (f"algorithm.advantage={advantage}", *more))
         for name, advantage, *more in (
             ("RLOO", "rloo"),
-            ("GiGPO", "gigpo"),
             ("iStar", "istar", "scorer=implicit", "scorer.lr=0.001"),
             ("AgentPRM", "agent_prm", "scorer=q", "scorer.lr=0.001"),
         )

@@ -96,6 +96,12 @@ def test_what_makes_no_sense_is_refused_before_a_run_begins(stage: dict[str, Any
         parse_config({"algorithm": "starpo-grpo", "stages": [stage]})
 
 
+def test_a_stage_has_a_critic_of_as_many_values_as_the_run() -> None:
+    stage = {"until": {"iteration": 2}, "set": {"algorithm.advantage": "hae"}}
+    with pytest.raises(ConfigError, match="one of more values"):
+        parse_config({"algorithm": "starpo-ppo", "prompt": {"blocks": ["switch", "subgoal"]}, "stages": [stage]})
+
+
 def test_a_stage_ends_after_those_before_it() -> None:
     with pytest.raises(ConfigError, match="not after that of an earlier stage, 5"):
         parse_config({"stages": [{"until": {"iteration": 5}}, {"until": {"iteration": 5}}]})

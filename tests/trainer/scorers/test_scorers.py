@@ -182,6 +182,20 @@ def test_targets_keep_their_mean_undiscounted(states: list[list[bytes]]) -> None
     assert sum(map(sum, targets)) == pytest.approx(sum(len(own) for own in states[::2]))
 
 
+def test_branches_are_further_visits_of_the_turns_before_them() -> None:
+    parent = Episode(0, 0, "lake", turns=[visit(b"0", "a"), visit(b"1", "x", fresh=False)], success=False)
+    branches = [
+        Episode(0, 1 + n, "lake", turns=[parent.turns[0], visit(b"1", "y", fresh=False)], success=n < 3, parent=(0, 1))
+        for n in range(4)
+    ]
+    targets = turn_targets([parent, *branches], 0.95)
+    assert targets[0] == [pytest.approx(0.95 * 3 / 5), 0.0] and targets[1][1] == 0.75
+    scorer = make("q")
+    alone = scorer.score([parent])
+    scorer.fit([Group(0, [parent], branches=branches)])
+    assert scorer.score([parent])[0][0] > alone[0][0]
+
+
 def test_soft_labels_have_a_floor_that_the_head_reaches() -> None:
     scorer = make("q", lr=1e-2)
     assert isinstance(scorer, QScorer)

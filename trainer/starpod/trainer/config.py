@@ -297,10 +297,12 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
         stage = parse_config(merged)
     except ConfigError as error:
         raise ValueError(f"{place}: {error}") from None
-    if stage.algorithm.needs_critic != config.algorithm.needs_critic:
+    kinds = [(each.algorithm.needs_critic, each.algorithm.value_heads) for each in (stage, config)]
+    if kinds[0] != kinds[1]:
         raise ValueError(
             f"{place}.set makes algorithm.advantage {stage.algorithm.advantage}, and the run has "
-            f"{config.algorithm.advantage}: one needs a critic and the other has none; choose two of a kind"
+            f"{config.algorithm.advantage}: one needs a critic, or one of more values, and the other has none such; "
+            "choose two of a kind"
         )
     return stage
 

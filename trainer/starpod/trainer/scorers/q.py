@@ -41,7 +41,9 @@ class QScorer(TurnScorer):
         return [row[: len(each.turns)] for row, each in zip(values_BK.tolist(), episodes, strict=True)]
 
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
-        episodes = episodes_of(groups)
+        # What was continued from a turn of an episode, by a search after play, are further visits of the turns before.
+        branches = [branch for group in groups for branch in group.branches if branch.sampled_tokens]
+        episodes = [*episodes_of(groups), *branches]
         return self.fit_to(episodes, turn_targets(episodes, self.config.gamma))
 
     def fit_to(self, episodes: Sequence[Episode], targets: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -1,0 +1,268 @@
+"""The error of learnt values of turns (scorer q) against the exact ones, on lakes where these can be computed.
+
+    python -m benchmarks.training.turn_values [--steps 4000] [--fits 100] [--seeds 3]
+
+A scripted policy walks towards the goal or at random, half and half, so that what a move in a cell is worth with so
+many turns left follows from the map. Targets are means over visits of a state and an action, or over four forks of
+every turn beside what became of it; both take the same number of environment steps. A tiny model is fitted to each, and
+asked about lakes that it has not seen, where the best by Q of four actions of the policy is played, too. Discounted by
+0.95 a turn, 8 turns at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from starpod.environments.frozen_lake.lake import Lake, Symbols, lake_of
+from starpod.environments.frozen_lake.maps import distances_to_goal, draw_map
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import build_policy
+from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.scorers.base import ScorerConfig, rank_correlation
+from starpod.trainer.scorers.q import QScorer, turn_targets
+
+TURNS, GAMMA, FORKS, SIZE = 8, 0.95, 4, 4
+
+
+@dataclass(slots=True)
+class Walk:
+    """A lake with the exact values of its moves under the scripted policy."""
+
+    lake: Lake
+    success_rate: float
+    towards: list[list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        left, ways = distances_to_goal(self.lake.map), self.lake.ways
+        far = len(self.lake.tiles) + 1
+
+        def distance(place: int) -> int:
+            found = left[place]
+            return far if found is None else found
+
+        self.towards = []
+        for place in range(len(self.lake.tiles)):
+            nearest = min(distance(way[place][1]) for way in ways.values())
+            self.towards.append([name for name, way in ways.items() if distance(way[place][1]) == nearest])
+
+    def chances(self, place: int) -> dict[str, float]:
+        """The policy: how likely each action is in a cell."""
+        good = self.towards[place]
+        return {name: 0.5 / len(self.lake.ways) + (name in good) * 0.5 / len(good) for name in self.lake.ways}
+
+    def outcomes(self, place: int, action: str) -> list[tuple[float, int]]:
+        """Chances and cells of a move."""
+        before, straight, after = self.lake.ways[action][place]
+        side = (1 - self.success_rate) / 2
+        return [(side, before), (self.success_rate, straight), (side, after)]
+
+    def exact(self) -> dict[tuple[int, int, str], float]:
+        """Q by turns left, cell and action: the discounted chance of success."""
+        found: dict[tuple[int, int, str], float] = {}
+        value = [0.0] * len(self.lake.tiles)
+        for left in range(1, TURNS + 1):
+            for place in filter(self.lake.is_open, range(len(value))):
+                for action in self.lake.ways:
+                    found[left, place, action] = sum(
+                        chance * (1.0 if there == self.lake.goal else GAMMA * value[there])
+                        for chance, there in self.outcomes(place, action)
+                    )
+            value = [
+                sum(p * found[left, place, name] for name, p in self.chances(place).items())
+                if self.lake.is_open(place)
+                else 0.0
+                for place in range(len(value))
+            ]
+        return found
+
+    def play(self, rng: random.Random, place: int, turns: int) -> tuple[list[tuple[int, str]], bool]:
+        """Cells and actions until the end, and whether the goal was reached."""
+        path: list[tuple[int, str]] = []
+        while len(path) < turns and self.lake.is_open(place):
+            names, weights = zip(*self.chances(place).items(), strict=True)
+            action = rng.choices(names, weights)[0]
+            path.append((place, action))
+            place = self.move(rng, place, action)
+        return path, place == self.lake.goal
+
+    def move(self, rng: random.Random, place: int, action: str) -> int:
+        """Where a move leads."""
+        chances, places = zip(*self.outcomes(place, action), strict=True)
+        return int(rng.choices(places, chances)[0])
+
+
+@cache
+def walk_of(seed: int, success_rate: float) -> Walk:
+    """The lake of a seed."""
+    lake = lake_of(draw_map(random.Random(seed), SIZE, 0.75), success_rate, 1.0, "grid", Symbols())
+    return Walk(lake, success_rate)
+
+
+@dataclass(slots=True)
+class Played:
+    """Episodes, exact values of their turns, targets, and the environment steps that they took."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    exact: list[list[float]] = field(default_factory=list)
+    targets: list[list[float]] = field(default_factory=list)
+    steps: int = 0
+
+
+def play(seeds: range, steps: int, success_rate: float, forked: bool, rng: random.Random) -> Played:
+    """Plays the lakes of these seeds in turn, until the steps are spent."""
+    played = Played()
+    while played.steps < steps:
+        seed = seeds[len(played.episodes) % len(seeds)]
+        walk = walk_of(seed, success_rate)
+        path, success = walk.play(rng, walk.lake.start, TURNS)
+        played.steps += len(path)
+        exact = walk.exact()
+        turns, values, targets = [], [], []
+        for index, (place, action) in enumerate(path):
+            text = walk.lake.describe(place)
+            turns.append(Turn(fresh=False, observation=text, actions=[action], state_key=walk.lake.key(place)))
+            values.append(exact[TURNS - index, place, action])
+            own = [GAMMA ** (len(path) - 1 - index) * success]
+            for _ in range(FORKS if forked else 0):
+                there = walk.move(rng, place, action)
+                rest, reached = walk.play(rng, there, TURNS - index - 1)
+                played.steps += 1 + len(rest)
+                own.append(GAMMA ** len(rest) * reached)
+            targets.append(statistics.fmean(own))
+        played.episodes.append(Episode(len(played.episodes), 0, "lake", turns=turns, end="terminal", success=success))
+        played.exact.append(values)
+        played.targets.append(targets)
+    if not forked:
+        played.targets = turn_targets(played.episodes, GAMMA)
+    return played
+
+
+def write_tokens(template: Template, episodes: list[Episode]) -> None:
+    """Fills in the ids of prompts and replies."""
+    for episode in episodes:
+        conversation = Conversation(template)
+        for number, turn in enumerate(episode.turns):
+            prompt = conversation.ask(f"{TURNS - number}\n{turn.observation}")
+            text = f"<answer>{turn.actions[0]}</answer>"
+            ids = template.encode_reply(text)
+            conversation.answer(ids, "stop", text)
+            turn.prompt, turn.fresh, turn.reply = prompt.appended, prompt.fresh, ids
+            turn.logprobs, turn.versions = [0.0] * len(ids), [0] * len(ids)
+
+
+def chosen(scorer: QScorer, template: Template, seeds: range, success_rate: float, count: int) -> float:
+    """Success where of so many actions that the policy draws in each cell the one with the highest Q is played."""
+    rng = random.Random("chosen")
+    walks = [walk_of(seed, success_rate) for seed in seeds]
+    places = [walk.lake.start for walk in walks]
+    pasts: list[list[Turn]] = [[] for _ in walks]
+    for _ in range(TURNS):
+        tried: list[tuple[int, Episode]] = []
+        for number, (walk, place, past) in enumerate(zip(walks, places, pasts, strict=True)):
+            if walk.lake.is_open(place):
+                names, weights = zip(*walk.chances(place).items(), strict=True)
+                for action in rng.choices(names, weights, k=count):
+                    turn = Turn(fresh=False, observation=walk.lake.describe(place), actions=[action])
+                    tried.append((number, Episode(0, 0, "lake", turns=[*past, turn])))
+        write_tokens(template, [episode for _, episode in tried])
+        worth = (
+            [own[-1] for own in scorer.score([episode for _, episode in tried])] if count > 1 else [0.0] * len(tried)
+        )
+        best: dict[int, tuple[float, Episode]] = {}
+        for (number, episode), value in zip(tried, worth, strict=True):
+            if number not in best or value > best[number][0]:
+                best[number] = (value, episode)
+        for number, (_, episode) in best.items():
+            pasts[number] = episode.turns
+            places[number] = walks[number].move(rng, places[number], episode.turns[-1].actions[0])
+    return statistics.fmean(place == walk.lake.goal for walk, place in zip(walks, places, strict=True))
+
+
+def squared(found: list[list[float]], exact: list[list[float]]) -> float:
+    """Mean squared difference over turns."""
+    pairs = [pair for own, true in zip(found, exact, strict=True) for pair in zip(own, true, strict=True)]
+    return statistics.fmean((one - other) ** 2 for one, other in pairs)
+
+
+def measure(success_rate: float, forked: bool, seed: int, steps: int, fits: int) -> dict[str, float]:
+    """Plays, fits and compares."""
+    train = play(range(1000 * seed, 1000 * seed + 400), steps, success_rate, forked, random.Random(f"train/{seed}"))
+    test = play(range(900_000, 900_060), 400, success_rate, False, random.Random(f"test/{seed}"))
+    names = walk_of(900_000, success_rate).lake.ways
+    texts = [turn.observation for episode in train.episodes for turn in episode.turns]
+    texts.append(" ".join(f"<answer>{name}</answer>" for name in names))
+    policy = build_policy(ModelConfig(), texts=texts, critic="none", seed=seed)
+    template = Template(policy.tokenizer, prefill="<answer>")
+    write_tokens(template, train.episodes)
+    write_tokens(template, test.episodes)
+    scorer = QScorer(ScorerConfig(kind="q"), policy, lr=3e-3, micro_batch_tokens=8192)
+    rng = random.Random(seed)
+    for _ in range(fits):
+        rows = rng.sample(range(len(train.episodes)), min(32, len(train.episodes)))
+        scorer.fit_to([train.episodes[row] for row in rows], [train.targets[row] for row in rows])
+    found = scorer.score(test.episodes)
+    mean = statistics.fmean(value for own in train.targets for value in own)
+    pairs = [pair for own, true in zip(found, test.exact, strict=True) for pair in zip(own, true, strict=True)]
+    return {
+        "episodes": len(train.episodes),
+        "steps": train.steps,
+        "target_error": squared(train.targets, train.exact),
+        "error": squared(found, test.exact),
+        "constant": squared([[mean] * len(own) for own in test.exact], test.exact),
+        "correlation": rank_correlation(pairs) or 0.0,
+        "success": chosen(scorer, template, range(900_000, 900_200), success_rate, 1),
+        "best_of_4": chosen(scorer, template, range(900_000, 900_200), success_rate, 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4000, help="environment steps of the targets")
+    parser.add_argument("--fits", type=int, default=100, help="optimiser steps of 32 episodes")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="writes the figures there too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = []
+    table = Table(
+        "Slips",
+        "Targets",
+        "Episodes",
+        "Error of targets",
+        "of Q",
+        "of a constant",
+        "Rank correlation of Q",
+        "Success",
+        "Best of 4",
+    )
+    for success_rate in (1.0, 0.8):
+        for name, forked in (("visits", False), (f"{FORKS} forks", True)):
+            found = [
+                measure(success_rate, forked, seed, arguments.steps, arguments.fits)
+                for seed in range(1, arguments.seeds + 1)
+            ]
+            results.append({"success_rate": success_rate, "targets": name, "seeds": found})
+            means = {key: statistics.fmean(each[key] for each in found) for key in found[0]}
+            cells = [f"{means[key]:.4f}" for key in ("target_error", "error", "constant")]
+            cells += [f"{means['correlation']:.2f}", f"{means['success']:.1%}", f"{means['best_of_4']:.1%}"]
+            table.add_row(f"{1 - success_rate:.0%}", name, f"{means['episodes']:.0f}", *cells)
+    if arguments.json:
+        figures = {"steps": arguments.steps, "fits": arguments.fits, "machine": machine(), "results": results}
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
