@@ -29,7 +29,7 @@ def starpod_command(arguments: list[str]) -> tuple[click.Command, list[str]]:
 def parse(arguments: list[str]) -> None:
     """Parses a whole call without running it. Files that it names need not exist."""
     command, rest = starpod_command(arguments)
-    command.make_parser(click.Context(command)).parse_args(rest)
+    command.make_parser(click.Context(command, **command.context_settings)).parse_args(rest)
 
 
 def look_up(arguments: list[str]) -> None:
