@@ -137,7 +137,7 @@ def test_a_schedule_and_rollouts_go_on_where_they_stood(tmp_path: Path) -> None:
     assert all(rate is None or rate == pytest.approx(wanted) for rate, wanted in zip(rates, expected, strict=True))
     assert rates.count(None) <= 1
     for name in ("whole", "run"):
-        files = sorted((tmp_path / name / "episodes").glob("train-*"))
+        files = sorted((tmp_path / name / "episodes").glob("train-*.jsonl.gz"))
         assert [file.name for file in files] == [f"train-{step:06}.jsonl.gz" for step in (1, 2, 3, 4)]
     one, other = (
         [(turn.reply, turn.logprobs) for episode in read_episodes(folder / files[2].name) for turn in episode.turns]
@@ -193,7 +193,7 @@ def test_a_run_that_collects_ahead_loses_no_group_to_kills(tmp_path: Path) -> No
     assert all(record["collect/stale_groups"] == 0 for record in records)
     # Tokens of older policies are weighted; those of the present one are checked.
     assert all(record.get("policy/logprob_gap_max", 0) < 1e-3 for record in records)
-    files = sorted((folder / "episodes").glob("train-*"))
+    files = sorted((folder / "episodes").glob("train-*.jsonl.gz"))
     trained = [[episode.group for episode in read_episodes(file)] for file in files]
     assert trained == [[step * 4 + group for group in range(4) for _ in range(4)] for step in range(6)]
 

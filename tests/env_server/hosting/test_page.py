@@ -42,8 +42,9 @@ SERVED = [
 def test_what_it_serves_can_be_hosted(
     family: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_spec(family.replace("-", "_")) is None:
-        pytest.skip(f"{family} is not installed: make test-hosting")
+    package = "minigrid" if wanted.startswith("minigrid:") else family.replace("-", "_")
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: make test-hosting")
     (row,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert json.loads(row)["prompt"]
     for file in ("questions.jsonl", "facts.jsonl"):

@@ -112,6 +112,7 @@ def test_without_an_expert_it_is_enough_that_something_is_left_unsolved(found: R
     assert "R-04" in unmet(wrong)
 
 
+@pytest.mark.minutes
 def test_built_in_environments_have_none() -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["starpod.environments"]
     modules = {name: target.partition(":")[0] for name, target in points.items() if "browser" not in name}

@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from tests.golden import ROOT, golden
 
 COUNT = 40
 NOUNS = "textblob"
-fork = multiprocessing.get_context("fork")
+# Not forks of pytest's own process: other tests leave threads of gRPC in it, and a fork of these may crash.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload([__name__])
 
 
 def contents(store: Path) -> dict[str, str]:
@@ -51,8 +54,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_a_process(work: Callable[[], Any], kill_after: float | None = None) -> int | None:
-    """Runs a function in a forked process, killed after so many seconds; its exit status."""
-    process = fork.Process(target=work)
+    """Runs a function of this module in a process, killed after so many seconds; its exit status."""
+    process = processes.Process(target=work)
     process.start()
     process.join(kill_after)
     if kill_after is not None:
@@ -97,7 +100,7 @@ def test_killed_in_any_write_it_goes_on_to_the_same_store(whole: Path, tmp_path:
     deaths = 0
     for at in itertools.count(1, 5):  # every one of them takes a minute, and passes too
         out = tmp_path / str(at)
-        if in_a_process(lambda out=out, at=at: build_and_die(out, at)) == 0:  # type: ignore[misc]
+        if in_a_process(partial(build_and_die, out, at)) == 0:
             break
         deaths += 1
         if not (out / MANIFEST).exists():
@@ -114,7 +117,7 @@ def test_killed_at_random_moments_again_and_again(whole: Path, tmp_path: Path) -
     for number in range(6):
         out = tmp_path / str(number)
         for _ in range(5):
-            in_a_process(lambda out=out: build(out, Synthetic(COUNT), nouns=NOUNS), draws.uniform(0, 0.4))  # type: ignore[misc]
+            in_a_process(partial(build, out, Synthetic(COUNT), nouns=NOUNS), draws.uniform(0, 0.4))
         build(out, Synthetic(COUNT), nouns=NOUNS)
         assert contents(out) == wanted
 
@@ -189,12 +192,12 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
 
 def test_two_builds_at_once_are_one(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
-    processes = [fork.Process(target=build, args=(out, Synthetic(COUNT)), kwargs={"wait": True}) for _ in range(4)]
-    for process in processes:
+    builds = [processes.Process(target=build, args=(out, Synthetic(COUNT)), kwargs={"wait": True}) for _ in range(4)]
+    for process in builds:
         process.start()
-    for process in processes:
+    for process in builds:
         process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
+    assert [process.exitcode for process in builds] == [0] * 4
     assert Store.open(out).manifest.products == COUNT
 
     def refused(stage: str, done: int, total: int | None) -> None:
@@ -209,19 +212,20 @@ def test_two_builds_at_once_are_one(whole: Path, tmp_path: Path) -> None:
     assert refusals
 
 
+def starved(out: Path, size: int) -> None:
+    """Builds where no file may be larger; exits with 7 if the error says so."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        build(out, Synthetic(COUNT), nouns=NOUNS)
+    except BuildError as error:
+        os._exit(7 if "make room and run the same build again" in str(error) else 1)
+
+
 def test_a_full_disk_is_said_so_and_with_room_it_goes_on(whole: Path, tmp_path: Path) -> None:
     sizes = sorted({path.stat().st_size for path in whole.rglob("*.bin")})
     for number, size in enumerate((1, sizes[len(sizes) // 2], sizes[-1] - 1)):
         out = tmp_path / str(number)
-
-        def starved(out: Path = out, size: int = size) -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-            try:
-                build(out, Synthetic(COUNT), nouns=NOUNS)
-            except BuildError as error:
-                os._exit(7 if "make room and run the same build again" in str(error) else 1)
-
-        assert in_a_process(starved) == 7
+        assert in_a_process(partial(starved, out, size)) == 7
         with pytest.raises(StoreError):
             Store.open(out)
         build(out, Synthetic(COUNT), nouns=NOUNS)

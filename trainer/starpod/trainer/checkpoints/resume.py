@@ -105,6 +105,10 @@ def check_model(config: Config, loaded: Loaded) -> None:
     heads, needed = 0 if bias is None else len(bias), config.algorithm.value_heads * config.algorithm.needs_critic
     if heads != needed:
         raise ConfigError(
-            f"algorithm.advantage {config.algorithm.advantage} needs a critic of {needed} values (0: none), and the "
-            f"run that is resumed has one of {heads}: give the same again, or begin another run with another --run-dir"
+            f"algorithm.advantage {config.algorithm.advantage} has {_critic(needed)}, and the run that is resumed has "
+            f"{_critic(heads)}: give the same again, or begin another run with another --run-dir"
         )
+
+
+def _critic(heads: int) -> str:
+    return f"a critic of {heads} value{'s' * (heads > 1)}" if heads else "no critic"
