@@ -71,6 +71,34 @@ def test_long_branches_are_not_read_together() -> None:
     assert lay_out(tokens, torch.full((8,), 1000), width=64).mask_G1LL is None
 
 
+def test_many_rows_of_one_beginning_are_read_in_parts_of_the_length_that_costs_least() -> None:
+    """Attention is quadratic in the length of a fold: reading the beginning again is soon the smaller work."""
+    rng = random.Random(0)
+    shared, own, rows = 120, 8, 150
+    beginning = [rng.randrange(1, 300) for _ in range(shared)]
+    tokens = torch.tensor([[*beginning, *(rng.randrange(1, 300) for _ in range(own))] for _ in range(rows)])
+    lengths = torch.full((rows,), shared + own)
+    width = POLICY.width
+    layout = lay_out(tokens, lengths, width=width)
+    parts, length = layout.tokens_GL.shape
+
+    def work(count: int) -> float:
+        """Of so many parts, whose attention takes three times as long as products do."""
+        each = shared + own * rows / count
+        return count * each * (6 * width + 3 * each)
+
+    assert parts == pytest.approx(min(range(1, rows), key=work), abs=1)
+    assert length <= shared + own * (rows / parts + 2)
+    with torch.no_grad():
+        states = [each.read(trunk_of(POLICY.model))[each.places_BT] for each in (layout, lay_out_plainly(tokens))]
+    torch.testing.assert_close(*states, atol=2e-5, rtol=1e-4)
+
+
+def test_rows_that_are_all_alike_are_read_once() -> None:
+    layout = lay_out(torch.arange(1, 101).repeat(40, 1), torch.full((40,), 100), width=64)
+    assert layout.tokens_GL.shape == (1, 100)
+
+
 @pytest.mark.parametrize("critic", ["none", "shared", "separate"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_scores_and_gradients_are_those_of_rows_apart(
