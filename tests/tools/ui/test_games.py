@@ -189,6 +189,15 @@ def test_continuations_of_a_game(visitor: Visitor) -> None:
     assert visitor.send("branch", policy="nobody", count="4") == 400
 
 
+def test_a_policy_goes_on_in_the_session_itself(visitor: Visitor) -> None:
+    start(visitor, "frozen_lake-v1", success_rate="1.0")
+    assert visitor.send("branch", policy="expert", count="1") == 200 and "Solved." in visitor.text
+    played = visitor.text.count("<td>the environment&#39;s expert</td>")
+    assert played > 1 and f"turn <b>{played}</b>" in visitor.text
+    assert visitor.send("undo") == 200 and f"turn <b>{played - 1}</b>" in visitor.text
+    assert visitor.send("branch", policy="expert", count="1") == 200 and "Solved." in visitor.text
+
+
 def test_fork_here(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
     episode = lost[1]
     assert visitor.get(EPISODE) == 200
@@ -315,6 +324,8 @@ def test_an_endpoint_plays_on_and_is_told_the_turns_before(server: ServerProcess
                 visitor.send("/fork", turn=str(FATAL))
                 assert visitor.send("branch", policy="endpoint", count="4") == 200, visitor.text
                 assert f"solved by tester at the endpoint after turn {FATAL}" in visitor.text
+                assert visitor.send("branch", policy="endpoint", count="1") == 200, visitor.text
+                assert "<td>tester at the endpoint</td>" in visitor.text
     first = next(body["messages"] for body in endpoint.requests if len(body["messages"]) == 2 + 2 * FATAL)
     assert [each["role"] for each in first] == ["system", *["user", "assistant"] * FATAL, "user"]
     told = [each["content"] for each in first if each["role"] == "assistant"]
@@ -327,3 +338,31 @@ def test_an_endpoint_without_its_model_is_refused(lost: tuple[Path, Episode]) ->
     command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--endpoint", "http://127.0.0.1:1/v1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--model NAME" in done.stderr
+
+
+@pytest.mark.minutes
+def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
+    """From a turn of its own episode, on copies and in the session itself, and after a turn that a person played."""
+    words = ["train", "frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=5", "stop.iterations=1"]
+    words += ["collect.groups=4", "evaluation.episodes=16", "warm_start.episodes=60"]
+    subprocess.run([sys.executable, "-m", "starpod.cli.main", *words], check=True, capture_output=True)
+    shown = "/episodes?run=lake&kind=final&sort=longest"
+    for address in serve_site(tmp_path, "--address", server.address, page=shown, shown="16 episodes"):
+        with httpx.Client(base_url=address, follow_redirects=True, timeout=120.0) as http:
+            visitor = Visitor(http)
+            visitor.get(shown)
+            visitor.get(html.unescape(re.findall(r'href="(/episode\?[^"]+)"', visitor.text)[0]))
+            own = visitor.path, visitor.text
+            assert visitor.send("/turns", policy="checkpoint", count="4") == 200, visitor.text
+            assert "by the run&#39;s best checkpoint" in visitor.text
+            visitor.path, visitor.text = own
+            assert visitor.send("/fork", turn="1") == 200
+            for after in (1, 2):
+                assert visitor.send("branch", policy="checkpoint", count="4") == 200, visitor.text
+                assert f"solved by the run&#39;s best checkpoint after turn {after}" in visitor.text
+                visitor.send("act", action="Up")
+            assert visitor.send("branch", policy="checkpoint", count="1") == 200, visitor.text
+            assert "<td>the run&#39;s best checkpoint</td>" in visitor.text
+            assert visitor.send("save", kind="demonstrations") == 200, visitor.text
+    (found,) = read_episodes(tmp_path / "demonstrations")
+    assert found.turns[0].reply and not found.turns[1].reply  # the model's and the person's

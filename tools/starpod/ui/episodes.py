@@ -17,7 +17,7 @@ from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
-from starpod.ui.games import COUNTS
+from starpod.ui.games import COUNTS, remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
 from starpod.ui.reading import mapping, read_episode
@@ -151,7 +151,7 @@ def episode_page(site: Site, request: Request) -> Response:
                 "clipped": clipped,
                 "learnt": bool(tokens) and "ratio" in tokens[0],
                 "parts": parts,
-                "remarks": _remarks(turn),
+                "remarks": remarks(turn),
             }
         )
     siblings = site.index.group(run["run"], name, grp)
@@ -164,7 +164,7 @@ def episode_page(site: Site, request: Request) -> Response:
         after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
         readable=tokenizer is not None, update=update, most_tokens=MOST_TOKENS,
         token=site.guard.token("fork") if site.games else "",
-        policies=site.games.policies if site.games else {}, counts=COUNTS,
+        policies=site.games.policies(checkpoint=row["tokens"] > 0) if site.games else {}, counts=COUNTS,
     )  # fmt: skip
 
 
@@ -196,19 +196,6 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None)
                 "trained": bool(marks & TRAINED),
             }
         found.append(known)
-    return found
-
-
-def _remarks(turn: Any) -> list[str]:
-    """Remarks on a turn that went wrong, in words."""
-    found = [] if turn.well_formed else ["ill-formed"]
-    found += ["cut by the token limit"] if turn.finish == "length" else []
-    if not turn.actions:
-        found.append("no action")
-    elif turn.valid < len(turn.actions):
-        found.append(f"{turn.valid} of {len(turn.actions)} actions valid")
-    elif turn.effective < turn.executed:
-        found.append(f"{turn.effective} of {turn.executed} had an effect")
     return found
 
 

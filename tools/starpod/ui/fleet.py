@@ -107,7 +107,8 @@ async def game_page(site: Site, request: Request) -> Response:
         drawn=picture if isinstance(picture, str) and picture.rstrip() != seen.rstrip() else "",
         hint=game.hint if "hint" in request.query_params else "",
         saved=_saved(site, request, game), notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
-        token=site.guard.token(game.id), python=game.python(games.address), policies=games.policies, counts=COUNTS,
+        token=site.guard.token(game.id), python=game.python(games.address), counts=COUNTS,
+        policies=games.policies(game.spec, checkpoint=game.run is not None),
         free=bool(game.spec.action_space.grammar or game.spec.action_space.tools or not choices),
     )  # fmt: skip
 
@@ -138,8 +139,11 @@ async def game_action(site: Site, request: Request) -> Response:
             case "undo":
                 await games.undo(game)
             case "branch":
-                policy, count = _continuation(given, games.policies)
-                game.branches.append(await games.branch(game, policy, count))
+                policy, count = _continuation(given, games.policies(game.spec, checkpoint=game.run is not None))
+                if count == 1:
+                    await games.go_on(game, policy)
+                else:
+                    game.branches.append(await games.branch(game, policy, count))
             case "save":
                 kind = given.get("kind", "")
                 if kind not in KINDS:
@@ -214,7 +218,7 @@ async def fork_episode(site: Site, request: Request) -> Response:
         raise HTTPException(400, "The form does not say from which turn.")
     games = games_of(site)
     game = await games.replay(episode, task, turn)
-    game.origin = f"{link}#t{turn + 1}"
+    game.origin, game.run = f"{link}#t{turn + 1}", site.folder(given["run"])
     return _to(await games.keep(game))
 
 
@@ -232,7 +236,7 @@ async def turns_page(site: Site, request: Request) -> Response:
     """Success of continuations from each turn of an episode."""
     given = await _form(site, request, "fork")
     episode, task, link = _episode(site, given)
-    policies = {**games_of(site).policies, CHECKPOINT: "the run's best checkpoint"}
+    policies = games_of(site).policies(checkpoint=True)
     policy, count = _continuation(given, policies)
     folder = site.folder(given["run"])
     found = await games_of(site).branch_each_turn(episode, task, policy, count, folder)

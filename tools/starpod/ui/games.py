@@ -46,11 +46,14 @@ MOST_FRAMES = 32
 POLICIES = {"expert": "the environment's expert", "random": "random actions"}
 """Policies that can go on from any state."""
 CHECKPOINT = "checkpoint"
-"""The run's own best checkpoint, which goes on with an episode of the run only: it has to know the turns before."""
+"""The run's own best checkpoint, which goes on with what began as an episode of the run, and is told the turns before
+as its own."""
 ENDPOINT = "endpoint"
 """The model of an OpenAI-compatible endpoint, which is told the turns before as its own."""
 COUNTS = (4, 8, 16, 32)
 """How many continuations can be asked for."""
+MOST_TURNS = 100
+"""Turns that a policy plays in a session for one request."""
 SEPARATOR = "||"
 """Between the actions of one turn."""
 PATIENCE = 15.0
@@ -98,7 +101,8 @@ class Branches:
 @dataclass(slots=True)
 class Game:
     """A session with its turns. episode: their record. origin: the link of the episode and turn from which it was
-    forked. copied: from another's session, whose seeds and turns before are not known."""
+    forked. run: the folder of that episode's run. copied: from another's session, whose seeds and turns before are not
+    known."""
 
     id: str
     session: Session
@@ -108,6 +112,7 @@ class Game:
     turns: list[Played] = field(default_factory=list)
     branches: list[Branches] = field(default_factory=list)
     origin: str = ""
+    run: Path | None = None
     copied: bool = False
     success: bool | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -134,7 +139,7 @@ class Game:
         given = {"seed": self.session.seed, "dynamics_seed": self.session.dynamics_seed}
         arguments = "".join(f", {name}={value}" for name, value in given.items())
         arguments += f", options={dict(self.options)!r}" if self.options else ""
-        turns = "".join(f"        {turn.actions!r},\n" for turn in self.turns)
+        turns = "".join(f"        {turn.actions!r},\n" for turn in self.turns if turn.actions)
         return (
             "from starpod.client import SyncFleet\n\n"
             f"with SyncFleet({address!r}) as fleet:\n"
@@ -183,12 +188,6 @@ class Game:
         snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
         before = self.session.observation.text
         transition = await self.session.step(list(actions))
-        self.success = transition.success
-        remarks = [
-            "invalid" if not each.valid else "not tried" if not each.executed else "changed nothing"
-            for each in transition.outcomes
-            if not (each.executed and each.valid and each.effective)
-        ]
         texts = [text_of(action) for action in actions]
         record = Turn(fresh=not self.turns, observation=before, text=f" {SEPARATOR} ".join(texts), actions=texts)
         record.parts = {"environment": transition.reward}
@@ -197,7 +196,32 @@ class Game:
         self.episode.turns.append(record)
         self.episode.take(transition)
         self.episode.final_observation = transition.observation.text
-        self.turns.append(Played(by, texts, before, transition.reward, ", ".join(remarks), snapshot))
+        self._note(by, snapshot)
+
+    async def go_on(self, agent: Agent, by: str) -> None:
+        """Lets an agent play on in the session itself, to the end of the episode or up to `MOST_TURNS` turns.
+
+        Raises NotPossible for what it failed, after the turns that it played, and AgentRefused.
+        """
+        for _ in range(MOST_TURNS):
+            if self.session.done:
+                break
+            snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
+            await play(agent, self.session, episode=self.episode, turns=1)
+            ended, self.episode.end = self.episode.end, self.episode.end if self.session.done else ""
+            if ended == "failed":
+                del self.episode.turns[len(self.turns) :]
+                raise NotPossible(f"It could not play on: {self.episode.error}")
+            if len(self.episode.turns) == len(self.turns):
+                break  # it knows no move
+            self._note(by, snapshot)
+
+    def _note(self, by: str, snapshot: Snapshot | None) -> None:
+        """Shows the last turn of the record."""
+        last = self.episode.turns[-1]
+        self.success = self.episode.success
+        reward = last.parts.get("environment", last.reward)
+        self.turns.append(Played(by, last.actions, last.observation, reward, ", ".join(remarks(last)), snapshot))
 
 
 class Games:
@@ -218,10 +242,16 @@ class Games:
         self._drawing = asyncio.Lock()
         self._policy: tuple[tuple[Path, str], Agents] | None = None
 
-    @property
-    def policies(self) -> dict[str, str]:
-        """Those that can go on from any state, by name, in words."""
-        return {**POLICIES, **({ENDPOINT: f"{self._endpoint[1]} at the endpoint"} if self._endpoint else {})}
+    def policies(self, spec: pb.EnvironmentSpec | None = None, *, checkpoint: bool = False) -> dict[str, str]:
+        """Policies that can go on, by name, in words. spec: of the environment. checkpoint: of a run's episode."""
+        found = dict(POLICIES)
+        if spec is not None and not spec.capabilities.expert_action:
+            del found["expert"]
+        if self._endpoint:
+            found[ENDPOINT] = f"{self._endpoint[1]} at the endpoint"
+        if checkpoint:
+            found[CHECKPOINT] = "the run's best checkpoint"
+        return found
 
     async def fleet(self) -> Fleet:
         """Raises StarpodError where no server can be used."""
@@ -340,6 +370,8 @@ class Games:
                 _check_shown(game.session, turn, number)
                 if number < turns and turn.actions:
                     await game.step(turn.actions, "the episode")
+                    for name in ("text", "reply", "logprobs", "versions", "finish"):
+                        setattr(game.episode.turns[-1], name, getattr(turn, name))
         except BaseException:
             await _close([game.session])
             raise
@@ -383,23 +415,46 @@ class Games:
             raise NotPossible(f"{game.spec.id} has no expert.")
         copies = await game.session.fork(count, reseed=True)
         try:
-            players = [self._player(policy, game, copy) for copy in copies]
+            # The number of a group decides what a checkpoint samples.
+            pasts = [replace(game.episode, turns=list(game.episode.turns), group=_a_group()) for _ in copies]
+            agents = [await self._player(policy, game, copy, past) for copy, past in zip(copies, pasts, strict=True)]
             episodes = await asyncio.gather(
-                *(play(agent, copy, episode=past) for copy, (agent, past) in zip(copies, players, strict=True))
+                *(play(agent, copy, episode=past) for agent, copy, past in zip(agents, copies, pasts, strict=True))
             )
         except AgentRefused as error:
-            raise NotPossible(f"The endpoint cannot play on: {error}") from None
+            raise NotPossible(f"The policy cannot play on: {error}") from None
         finally:
             await _close(copies)
         return Branches(policy, len(game.turns), [_line(each, len(game.turns)) for each in episodes])
 
-    def _player(self, policy: str, game: Game, copy: Session) -> tuple[Agent, Episode]:
-        """Who goes on in a copy of the game's session, and the record of the turns before. Raises NotPossible."""
-        past = replace(game.episode, turns=list(game.episode.turns))
+    async def go_on(self, game: Game, policy: str) -> None:
+        """Lets a policy play on in the game's session itself. Raises NotPossible, StarpodError."""
+        if game.session.done:
+            raise NotPossible("The episode is over: there is nothing to continue.")
+        game.episode.group = _a_group()
+        agent = await self._player(policy, game, game.session, game.episode)
+        try:
+            await game.go_on(agent, self.policies(checkpoint=True)[policy])
+        except AgentRefused as error:
+            raise NotPossible(f"The policy cannot play on: {error}") from None
+        finally:
+            agent.close()
+
+    async def _player(self, policy: str, game: Game, session: Session, past: Episode) -> Agent:
+        """An agent that knows the turns before, for the game's session or a copy of it. Raises NotPossible."""
         names = tuple(game.spec.action_space.names)
-        if policy != ENDPOINT:
+        if policy not in (ENDPOINT, CHECKPOINT):
             choose, _ = REFERENCES[policy]
-            return ReferenceAgent(choose, names, random.Random(copy.dynamics_seed)), past
+            return ReferenceAgent(choose, names, random.Random(f"{session.dynamics_seed}/{past.group}"))
+        agents = self._ask() if policy == ENDPOINT else await self._load(game.run)
+        agent = agents.agent(session, Task(game.spec.id, actions=names, name=past.task), past.group)
+        if type(agent).recall is Agent.recall:
+            raise NotPossible("The run plays by a conversation script: its policy cannot be told turns of others.")
+        agent.recall(past)
+        return agent
+
+    def _ask(self) -> ChatAgents:
+        """The model of the endpoint. Raises NotPossible."""
         try:
             from starpod.trainer.agents.chat import ChatAgents  # in the extra `trainer`
         except ImportError as error:
@@ -408,9 +463,7 @@ class Games:
             assert self._endpoint is not None
             url, model = self._endpoint
             self._chat = ChatAgents(model, base_url=url)
-        agent = self._chat.agent(copy, Task(game.spec.id, actions=names), 0)
-        agent.recall(past)
-        return agent, past
+        return self._chat
 
     async def branch_each_turn(
         self, episode: Episode, task: Task, policy: str, count: int, run: Path
@@ -473,8 +526,10 @@ class Games:
             raise NotPossible(f"The checkpoint is asked other prompts than the episode had before turn {turns + 1}.")
         return Branches(CHECKPOINT, turns, [_line(each, turns) for each in episodes])
 
-    async def _load(self, run: Path) -> Agents:
-        """The run's best checkpoint; kept until another run's is asked for, or it is another one."""
+    async def _load(self, run: Path | None) -> Agents:
+        """The run's best checkpoint, kept until another is asked for. Raises NotPossible."""
+        if run is None:
+            raise NotPossible("This session does not come from an episode of a run, whose checkpoint could play on.")
         try:
             best = (run / "checkpoints" / "best").read_text(encoding="utf-8")
         except OSError:
@@ -499,6 +554,25 @@ def _check_shown(session: Session, turn: Turn, number: int) -> None:
             f"At turn {number + 1} the server shows something else than the episode has: other options, another "
             "version, or an environment whose luck does not repeat."
         )
+
+
+def _a_group() -> int:
+    """A number that no other group has."""
+    return secrets.randbelow(2**31)
+
+
+def remarks(turn: Turn) -> list[str]:
+    """Remarks on a turn that went wrong, in words."""
+    found = [] if turn.well_formed else ["ill-formed"]
+    found += ["cut by the token limit"] if turn.finish == "length" else []
+    alone = len(turn.actions) == 1
+    if not turn.actions:
+        found.append("no action")
+    elif turn.valid < len(turn.actions):
+        found.append("invalid" if alone else f"{turn.valid} of {len(turn.actions)} actions valid")
+    elif turn.effective < turn.executed:
+        found.append("changed nothing" if alone else f"{turn.effective} of {turn.executed} had an effect")
+    return found
 
 
 def _line(episode: Episode, turns: int) -> Continuation:

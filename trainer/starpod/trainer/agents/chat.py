@@ -111,9 +111,7 @@ class ChatAgent(Agent):
         past = replace(episode, turns=[])
         for turn in episode.turns:
             self._messages.append({"role": "user", "content": self._prompter.following(past, turn.observation)})
-            own = self._prompter.parse(turn.text).actions == tuple(turn.actions)
-            text = turn.text if own else self._prompter.grammar.compose(turn.thought, turn.actions)
-            self._messages.append({"role": "assistant", "content": text})
+            self._messages.append({"role": "assistant", "content": self._prompter.reply_of(turn)})
             past.turns.append(turn)
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:

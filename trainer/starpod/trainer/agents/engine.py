@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import Field, model_validator
 
 from starpod.client import Observation, Session, Want
-from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens, limits_left
+from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens, limits_left, longer
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
@@ -91,10 +91,13 @@ class EngineAgent(Agent):
 
     def __init__(self, shared: EngineAgents, session: Session, task: Task) -> None:
         self._shared = shared
-        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, limits_left(session))
-        self._conversation = Conversation.of(shared.template, shared.prompt)
-        self._conversation.system(self._prompter.system())
         self._name = ""
+        self._begin(Prompter(shared.prompt, session.instructions, task.actions, limits_left(session)))
+
+    def _begin(self, prompter: Prompter) -> None:
+        self._prompter = prompter
+        self._conversation = Conversation.of(self._shared.template, self._shared.prompt)
+        self._conversation.system(prompter.system())
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         shared = self._shared
@@ -126,10 +129,17 @@ class EngineAgent(Agent):
         return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
 
     def recall(self, episode: Episode) -> None:
-        past = replace(episode, turns=[])
+        told, template, past = self._prompter, self._shared.template, replace(episode, turns=[])
+        # The session has these turns behind it; the limits that a policy is told count from its own first one.
+        limits = longer(told.limits, len(episode.turns))
+        self._begin(Prompter(told.config, told.instructions, told.grammar.actions, limits))
         for turn in episode.turns:
             self._ask(turn.observation, past)
-            self._conversation.answer(turn.reply, turn.finish, turn.text)
+            if turn.reply:
+                self._conversation.answer(turn.reply, turn.finish, turn.text)
+            else:  # nobody sampled it
+                text = self._prompter.reply_of(turn)
+                self._conversation.answer(template.encode_reply(text), "stop", text)
             past.turns.append(turn)
 
     def _answer(self, prompt: Prompt, reply: Reply) -> Move:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from starpod.client import Limits
-from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed
 from starpod.trainer.section import Section
 
@@ -167,6 +167,13 @@ class Prompter:
     def parse(self, reply: str) -> Parsed:
         """Reads a reply, as far as one turn's actions go."""
         return self.grammar.parse(reply, self.limits.max_actions_per_turn or None)
+
+    def reply_of(self, turn: Turn) -> str:
+        """The reply of a turn: its text where that says its actions, or else as a policy would have written it."""
+        if self.parse(turn.text).actions == tuple(turn.actions):
+            return turn.text
+        blocks = {name: turn.blocks.get(name, "") for name in self.grammar.blocks}
+        return self.grammar.compose(turn.thought, turn.actions, blocks)
 
     def _limits(self) -> str:
         limits = self.limits
