@@ -1,5 +1,6 @@
 """Hosts environments as stateful gRPC services. An environment needs no more than the names imported here."""
 
+from starpod.env_server.chat_model import ChatModel
 from starpod.env_server.confined import Confined, run_confined
 from starpod.env_server.drawing import Canvas, encode_png, read_sprites
 from starpod.env_server.environment import (
@@ -28,6 +29,7 @@ __all__ = [
     "UNKNOWN_NAME",
     "Busy",
     "Canvas",
+    "ChatModel",
     "Concurrency",
     "Confined",
     "Environment",

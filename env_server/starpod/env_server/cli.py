@@ -245,6 +245,12 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Path(exists=True, resolve_path=True),
     help="A file or folder that such a process may read besides its own and Python's. Repeatable.",
 )
+@click.option(
+    "--effects",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Record in this folder what judges and the like reply to environments, so that no replay asks again. The same "
+    "for the whole fleet.",
+)
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
 @click.option("--tls-client-ca", type=click.Path(path_type=Path), help="Clients must show a certificate of this CA.")

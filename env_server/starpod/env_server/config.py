@@ -68,6 +68,8 @@ class ServerConfig:
     quota: what a token of the file may take that says nothing else there.
     snapshot_key_file: seals snapshots, one key per line, the same for all servers of a fleet.
     sandbox: what processes of class `process` give up.
+    effects: folder in which the replies of environments' calls are recorded, the same for all servers of a fleet; None:
+        they go with the process, and environments that call out are not deterministic.
     thread_seconds: how long a call may take on one of them before it counts as hung.
     threads: size of the pool for steps of class `thread` and for slow resets.
     metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
@@ -88,6 +90,7 @@ class ServerConfig:
     quota: Quota = UNLIMITED
     snapshot_key_file: Path | None = None
     sandbox: Sandbox = UNTRUSTING
+    effects: Path | None = None
     tls: TLS | None = None
     http: HTTP | None = None
     otlp_endpoint: str = ""

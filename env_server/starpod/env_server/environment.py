@@ -23,7 +23,7 @@ import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -159,6 +159,7 @@ class EnvironmentSpec:
     slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
     slow_render: run `render` on a thread, and what observes with a picture; such a turn can be undone if it meets Busy.
     step_timeout: seconds after which a step of class `process` counts as hung and its session as lost.
+    effects: `reset` and `step` call out by `effect`, on a thread: the class is `thread`.
     """
 
     id: str
@@ -180,6 +181,7 @@ class EnvironmentSpec:
     slow_reset: bool = False
     slow_render: bool = False
     step_timeout: float = 60.0
+    effects: bool = False
     action_set: frozenset[str] = field(init=False, repr=False)
     longest_name: int = field(init=False, repr=False)
 
@@ -237,6 +239,7 @@ class Environment(ABC):
     seed: int = 0
     dynamics_seed: int = 0
     _dynamics: random.Random | None = None
+    _cached_ask: Callable[[Any, Callable[[], Any]], Any] | None = None
 
     # --- what an author writes -----------------------------------------------------------------------------------
 
@@ -326,6 +329,20 @@ class Environment(ABC):
         if stream is None:
             stream = self._dynamics = random.Random(derive_seed(self.dynamics_seed, "dynamics"))
         return stream
+
+    def effect(self, request: Any, perform: Callable[[], Any]) -> Any:
+        """The reply of something outside, such as a judge, a simulated user or a search: asked once, then recorded.
+
+        For `reset` and `step`, where the spec says `effects=True`. `perform` makes the call and returns a JSON value;
+        `request`, a JSON value too, says all that the reply depends on, such as the model and the messages. A retry, a
+        replay, a fork that comes to the same call in the same episode gets the recorded reply.
+
+        Whatever `perform` raises is a failure of what it calls, and so should a reply be that makes no sense: nothing
+        is recorded, the turn is undone, and the caller is told to try again. It never becomes a reward.
+        """
+        if self._cached_ask is None:
+            raise RuntimeError("effect() is for reset and step, and the spec must have effects=True")
+        return self._cached_ask(request, perform)
 
 
 def digest(text: str) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
 
+from starpod.env_server.effects import EffectFailed, Journal
 from starpod.env_server.environment import UNKNOWN_NAME as UNKNOWN_NAME
 from starpod.env_server.environment import (
     Busy,
@@ -251,9 +252,18 @@ class Episode:
         try:
             return self.turn(actions, want)
         except TooLate as late:
-            self.environment, self.turns, self.actions = before.environment, before.turns, before.actions
-            self.end_reason = before.end_reason
+            self._go_back(before)
             raise late.error from None
+
+    def recorded_turn(self, actions: Sequence[Any], want: Want, journal: Journal) -> Transition:
+        """Plays a turn of an environment with `effects`: EffectFailed leaves the episode as it was."""
+        before = self.fork(None)
+        try:
+            with journal.recording(self.environment, self.turns):
+                return self.turn(actions, want)
+        except EffectFailed:
+            self._go_back(before)
+            raise
 
     def observe(self, want: Want, pictures: Pictures | None = None) -> Observation:
         """The present observation, with what is wanted of valid actions, state key, expert action, score and image.
@@ -266,6 +276,10 @@ class Episode:
             return Observation(environment.observe(), state_key)
         parts, extras = self._extras(want, pictures)
         return Observation(parts, state_key, extras)
+
+    def _go_back(self, before: Episode) -> None:
+        self.environment, self.turns, self.actions = before.environment, before.turns, before.actions
+        self.end_reason = before.end_reason
 
     def _spell(self, action: Any) -> str | None:
         """The action's name as the spec writes it, whatever its case; None if it is none."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from starpod.env_server import convert
+from starpod.env_server.effects import Journal
 from starpod.env_server.environment import (
     Action,
     Busy,
@@ -116,12 +118,19 @@ class Host(Protocol):
     def close(self) -> None: ...
 
 
-def start_episode(environment: type[Environment], plan: ResetPlan) -> tuple[Episode, Started]:
-    """A new episode of the class, as planned. A fresh instance each time: nothing of an old episode can linger."""
+def start_episode(
+    environment: type[Environment], plan: ResetPlan, journal: Journal | None = None
+) -> tuple[Episode, Started]:
+    """A new episode of the class, as planned. A fresh instance each time: nothing of an old episode can linger.
+
+    journal: for an environment with `effects`.
+    """
     instance = environment()
     instance.options = plan.options
     episode = Episode(instance, plan.limits)
-    episode.reset(plan.seed, plan.dynamics_seed)
+    recording = journal.recording(instance, None) if journal and environment.spec.effects else contextlib.nullcontext()
+    with recording:
+        episode.reset(plan.seed, plan.dynamics_seed)
     return episode, Started(convert.observation_to(episode.observe(plan.want, plan.pictures)), instructions_of(episode))
 
 
@@ -140,13 +149,19 @@ class LocalHost:
     Turns of class `thread` run on threads, and so does what the environment calls slow, and all that draws a picture.
     """
 
-    __slots__ = ("_environment", "_episode", "_pools", "_threaded", "_want", "episode")
+    __slots__ = ("_environment", "_episode", "_journal", "_pools", "_threaded", "_want", "episode")
 
     def __init__(
-        self, environment: type[Environment], pools: Pools, want: Want, episode: Episode | None = None
+        self,
+        environment: type[Environment],
+        pools: Pools,
+        journal: Journal,
+        want: Want,
+        episode: Episode | None = None,
     ) -> None:
         self._environment = environment
         self._pools = pools
+        self._journal = journal
         self._threaded = environment.spec.concurrency is not Concurrency.INLINE
         self.episode: Episode | None
         self._episode: Episode | None
@@ -155,7 +170,7 @@ class LocalHost:
     async def reset(self, plan: ResetPlan) -> Started:
         # A new episode, swapped in only when it has started and can be told: a reset that raises leaves the old one as
         # it was.
-        work = functools.partial(start_episode, self._environment, plan)
+        work = functools.partial(start_episode, self._environment, plan, self._journal)
         pool = self._drawing_pool(plan.want) or (self._pools.computing if self._environment.spec.slow_reset else None)
         episode, started = await self._run(work, intact=True, pool=pool)
         self._take(episode, plan.want)
@@ -163,7 +178,10 @@ class LocalHost:
 
     async def turn(self, actions: list[Action], want: Want) -> Transition:
         episode = self._live()
-        turn = episode.undoable_turn if self._environment.spec.slow_render else episode.turn
+        spec = self._environment.spec
+        turn = episode.undoable_turn if spec.slow_render else episode.turn
+        if spec.effects:
+            turn = functools.partial(episode.recorded_turn, journal=self._journal)
         return await self._run(lambda: turn(actions, want), intact=False, pool=self._drawing_pool(want))
 
     async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation:
@@ -194,7 +212,7 @@ class LocalHost:
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()
         copy = await self._run(lambda: episode.fork(dynamics_seed), intact=True)
-        return LocalHost(self._environment, self._pools, self._want, copy)
+        return LocalHost(self._environment, self._pools, self._journal, self._want, copy)
 
     def close(self) -> None:
         self._episode = self.episode = None

@@ -45,6 +45,7 @@ class Metrics(Collector):
         self.calls_in_flight = 0
         self.streams = 0
         self.tenants: Tenants | None = None
+        self.effects: Counter[tuple[str, str]] = Counter()
 
     def host(self, environment: str) -> None:
         """An environment is served. All that is counted of its sessions begins with 0: who watches a rate must see the
@@ -110,6 +111,12 @@ class Metrics(Collector):
         for (method, reason), count in list(self._errors.items()):
             errors.add_metric([method, reason], count)
         yield errors
+        effects = CounterMetricFamily(
+            "starpod_effects", "Calls of environments to the outside.", labels=["environment", "outcome"]
+        )
+        for labels, count in list(self.effects.items()):
+            effects.add_metric(labels, count)
+        yield effects
         yield GaugeMetricFamily("starpod_calls_in_flight", "Calls being worked on.", value=self.calls_in_flight)
         yield GaugeMetricFamily("starpod_streams", "Streams connected.", value=self.streams)
         yield from self._of_tenants()

@@ -19,7 +19,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from starpod.env_server.environment import Environment, Unavailable
+from starpod.env_server.environment import Concurrency, Environment, Unavailable
 from starpod.env_server.errors import CallError, bad_argument, place_of
 
 logger = logging.getLogger(__name__)
@@ -154,6 +154,8 @@ class Registry:
                 parse_version_range(spec.restores)
             except ValueError as error:
                 raise RegistryError(f"restores of {spec.id}: {error}") from error
+        if spec.effects and spec.concurrency is not Concurrency.THREAD:
+            raise RegistryError(f"{spec.id} has effects, which wait: set concurrency=Concurrency.THREAD in its spec")
         if inspect.isabstract(environment):
             missing = ", ".join(sorted(environment.__abstractmethods__))
             raise RegistryError(f"{environment.__qualname__} does not define {missing}")

@@ -23,6 +23,7 @@ from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.config import HTTP, TLS, ServerConfig
 from starpod.env_server.connections import address_of, shut_excess
+from starpod.env_server.effects import Journal
 from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosts import HostDied
 from starpod.env_server.limits import UNLIMITED
@@ -66,8 +67,13 @@ class EnvironmentServer:
         for environment in registry.ids:
             self.metrics.host(environment)
         seal = SnapshotSeal(config.snapshot_key_file)
+        try:
+            journal = Journal(config.effects)
+        except OSError as error:
+            raise ServerError(f"cannot record effects in {config.effects}: {error.strerror}") from error
+        self.metrics.effects = journal.counts
         self.worker = Worker(
-            registry, config.limits, self.metrics, config.threads, config.sandbox, seal, config.thread_seconds
+            registry, config.limits, self.metrics, config.threads, config.sandbox, seal, config.thread_seconds, journal
         )
         self.calls = Calls(self.worker)
         self.port = config.port

@@ -113,6 +113,8 @@ class EnvironmentService:
         )
         for environment, spec in zip(hosted, response.environments, strict=True):
             self._describe_confinement(environment, spec)
+            if environment.spec.effects and not self._worker.journal.durable:
+                spec.capabilities.deterministic = False  # what was replied goes with this process
         return response
 
     def _describe_confinement(self, environment: type[Environment], spec: pb.EnvironmentSpec) -> None:

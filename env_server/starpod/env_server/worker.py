@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from starpod.env_server.config import ServerLimits
+from starpod.env_server.effects import Journal
 from starpod.env_server.environment import Busy, Concurrency, Environment, OptionsError, Unavailable
 from starpod.env_server.episode import EpisodeOver, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded
@@ -46,12 +47,14 @@ class Worker:
         sandbox: Sandbox = UNTRUSTING,
         seal: SnapshotSeal | None = None,
         thread_seconds: float = 600.0,
+        journal: Journal | None = None,
     ) -> None:
         self.registry = registry
         self.limits = limits
         self.metrics = metrics
         self.sandbox = sandbox
         self.seal = seal or SnapshotSeal()
+        self.journal = journal or Journal()
         self.instance_id = secrets.token_hex(8)
         self.draining = False
         self.live_sessions = 0
@@ -91,7 +94,7 @@ class Worker:
         self.make_room(environment)
         if environment.spec.concurrency is Concurrency.PROCESS:
             return ProcessHost(environment, self.sandbox)
-        return LocalHost(environment, self.pools, want)
+        return LocalHost(environment, self.pools, self.journal, want)
 
     def make_room(self, environment: type[Environment]) -> None:
         if environment.spec.concurrency is Concurrency.PROCESS and ProcessHost.alive >= self.limits.max_processes:

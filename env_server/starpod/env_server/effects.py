@@ -1,0 +1,130 @@
+"""Calls of environments to the outside, such as judges and simulated users: each is made once, and its reply recorded.
+
+A call is identified by the episode (environment, version, options, seeds), the turn, its number in the turn, and what
+is asked. A replay, a fork or a retry that comes to the same place finds the reply there and asks nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from starpod.env_server.environment import Busy, Environment
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""After which a turn that failed is worth another try."""
+
+
+class EffectFailed(Busy):
+    """What an environment called gave no reply: the turn, or the reset, is as if it had never begun."""
+
+
+class Journal:
+    """Recorded replies: a file for each in a folder.
+
+    folder: the same for all servers that are to find them; None: one of this process's own, which goes with it.
+    counts: calls by environment and by `asked`, `recorded` (found in the journal) and `failed`.
+    Raises OSError if the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.durable = folder is not None
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._folder = folder
+        self._lock = threading.Lock()
+        if folder is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def recording(self, environment: Environment, turn: int | None) -> Iterator[None]:
+        """Lets the environment make calls in a turn, or (None) in a reset.
+
+        Raises EffectFailed if one failed, whatever the environment made of it: a failure must not become a reward.
+        """
+        number = 0
+        failure: EffectFailed | None = None
+
+        def ask(request: Any, perform: Callable[[], Any]) -> Any:
+            nonlocal number, failure
+            number += 1
+            try:
+                return self._once(environment, turn, number, request, perform)
+            except EffectFailed as error:
+                failure = error
+                raise
+
+        environment._cached_ask = ask
+        try:
+            yield
+        finally:
+            environment._cached_ask = None
+            if failure is not None:
+                raise failure from None
+
+    def _once(
+        self, environment: Environment, turn: int | None, number: int, request: Any, perform: Callable[[], Any]
+    ) -> Any:
+        spec = environment.spec
+        call = {
+            "environment": spec.id,
+            "version": spec.version,
+            "options": environment.options.model_dump(mode="json"),
+            "seed": environment.seed,
+            # A start depends on the seed alone, and the members of a group share it.
+            "dynamics_seed": None if turn is None else environment.dynamics_seed,
+            "turn": turn,
+            "number": number,
+            "request": request,
+        }
+        with self._open(json.dumps(call, sort_keys=True)) as file:
+            # Whoever comes to the same call waits here until it has a reply.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(ValueError):  # empty, or cut off when its writer was killed
+                reply = json.load(file)["reply"]
+                self._count(spec.id, "recorded")
+                return reply
+            try:
+                reply = perform()
+            except Exception as error:
+                self._count(spec.id, "failed")
+                logger.warning("a call of %s failed: %r", spec.id, error)
+                delay = error.retry_after if isinstance(error, Busy) else RETRY_SECONDS
+                raise EffectFailed(f"a call of {spec.id} failed: {type(error).__name__}: {error}", delay) from error
+            self._count(spec.id, "asked")
+            entry = json.dumps({**call, "reply": reply})
+            file.seek(0)
+            file.truncate()
+            file.write(entry)
+            file.flush()
+            os.fsync(file.fileno())
+            # As a later reader finds it: a tuple is a list there.
+            return json.loads(entry)["reply"]
+
+    @contextlib.contextmanager
+    def _open(self, call: str) -> Iterator[Any]:
+        with self._lock:
+            if self._folder is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="starpod-effects-", ignore_cleanup_errors=True)
+                self._folder = Path(self._temporary.name)
+        name = hashlib.blake2b(call.encode(), digest_size=20).hexdigest()
+        path = self._folder / name[:2] / name[2:]
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
+            yield file
+
+    def _count(self, environment: str, outcome: str) -> None:
+        with self._lock:
+            self.counts[environment, outcome] += 1

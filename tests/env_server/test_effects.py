@@ -1,0 +1,250 @@
+"""Environments that ask a judge: nothing is asked twice, and a judge that fails is no reward."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.client import Fleet, Overloaded, Session
+from starpod.env_server import effects
+from starpod.env_server.config import ServerConfig
+from starpod.env_server.effects import EffectFailed, Journal
+from starpod.env_server.environment import Concurrency, EnvironmentOptions
+from starpod.env_server.registry import Registry, RegistryError
+from starpod.env_server.server import EnvironmentServer
+from starpod.trainer.agents.base import Agent, Move
+from starpod.trainer.rollout.play import play
+from tests.env_server.judged import Judged, Model
+
+JUDGED = "judged-v1"
+START = "0.001"
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    monkeypatch.setattr(effects, "RETRY_SECONDS", 0.05)
+    with Model() as model:
+        for name, value in model.variables.items():
+            monkeypatch.setenv(name, value)
+        yield model
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+async def serve(model: Model, tmp_path: Path) -> AsyncIterator[Serve]:
+    """Starts servers and a fleet of them; stops them after the test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(servers: int = 1, *, journal: Path | None = tmp_path, **settings: Any) -> Fleet:
+            addresses = []
+            for _ in range(servers):
+                server = EnvironmentServer(Registry([Judged]).prepare(), ServerConfig(port=0, effects=journal))
+                await server.start()
+                stack.push_async_callback(server.stop, 0)
+                addresses.append(server.address)
+            fleet = Fleet(addresses, **{"grace": 0.05, "health_seconds": 0.2, **settings})
+            fleet.servers = [server]  # type: ignore[attr-defined]
+            return await stack.enter_async_context(fleet)
+
+        yield start
+
+
+async def opened(fleet: Fleet, seed: int = 1) -> Session:
+    return (await fleet.open(JUDGED, seed=seed))[0]
+
+
+async def say(session: Session, *lines: str) -> tuple[tuple[str, float], ...]:
+    """What is seen and earned in each turn."""
+    turns = [await session.step(line) for line in lines]
+    return tuple((turn.observation.text, turn.reward) for turn in turns)
+
+
+async def test_the_same_episode_again_asks_nobody(serve: Serve, model: Model) -> None:
+    fleet = await serve()
+    first = await say(await opened(fleet), "hello", "bye")
+    assert first == ((f"1: {START} | hello | 0.002", 0.003), (f"2: {START} | hello | 0.002 | bye | 0.004", 0.005))
+    assert await say(await opened(fleet), "hello", "bye") == first
+    model.asked_once(5)
+    await say(await opened(fleet), "other")  # as far as it is the same
+    model.asked_once(7)
+
+
+async def test_servers_that_share_a_journal_replay_each_others_sessions(serve: Serve, model: Model) -> None:
+    fleet = await serve(2)
+    sessions = [await opened(fleet, seed) for seed in range(4)]
+    await asyncio.gather(*(say(session, "hello") for session in sessions))
+    await fleet.servers[0].stop(0)
+    await asyncio.gather(*(say(session, "more") for session in sessions))
+    assert fleet.recoveries == 2
+    model.asked_once(4 * 5)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_it_is_deterministic_with_a_journal_that_lasts(serve: Serve, tmp_path: Path, durable: bool) -> None:
+    fleet = await serve(journal=tmp_path if durable else None)
+    (spec,) = fleet.replicas[0].specs
+    assert spec.capabilities.deterministic is durable
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_judge_is_asked_until_it_replies(serve: Serve, model: Model, tmp_path: Path, durable: bool) -> None:
+    session = await opened(await serve(journal=tmp_path if durable else None))
+    model.failing = [200, 500, 429]  # the user replies, the judge does not, twice
+    assert await say(session, "hello") == ((f"1: {START} | hello | 0.002", 0.003),)
+    assert model.refused == 2
+    model.asked_once(3)
+
+
+@pytest.mark.parametrize("line", ["hello", "swallow"])
+async def test_a_judge_that_goes_on_failing_is_no_reward(serve: Serve, model: Model, line: str) -> None:
+    """Whatever the environment makes of it."""
+    session = await opened(await serve(patience=0.5))
+    model.failing = [200] + [500] * 100
+    with pytest.raises(Overloaded, match="HTTP Error 500"):
+        await session.step(line)
+    assert await session.render() == f"0: {START}"
+    model.failing = []
+    assert await say(session, line) == ((f"1: {START} | {line} | 0.002", 0.003),)
+    model.asked_once(3)
+
+
+class Speaker(Agent):
+    """Says the same every turn."""
+
+    async def act(self, observation: Any, episode: Any) -> Move:
+        return Move(actions=["hello"], text="hello")
+
+
+async def test_its_episode_is_failed_and_has_no_score(serve: Serve, model: Model) -> None:
+    session = await opened(await serve(patience=0.5))
+    model.failing = [200, 200] + [500] * 100
+    episode = await play(Speaker(), session)
+    assert episode.end == "failed" and "HTTP Error 500" in episode.error
+    assert [turn.reward for turn in episode.turns] == [0.003, 0.0]
+    assert episode.success is None
+
+
+@pytest.mark.parametrize("fault", ["hangs", "makes no sense"])
+async def test_a_judge_has_failed_that(serve: Serve, model: Model, fault: str) -> None:
+    fleet = await serve()
+    Judged.model = replace(Judged.model, seconds=0.2, attempts=2)
+    session = await opened(fleet)
+    if fault == "hangs":
+        model.failing = [200, 0]
+    else:
+        model.nonsense = 2
+    ((text, reward),) = await say(session, "hello")
+    assert text == f"1: {START} | hello | 0.002"
+    assert reward == (0.003 if fault == "hangs" else 0.005)
+
+
+async def test_a_reset_that_fails_is_asked_again(serve: Serve, model: Model) -> None:
+    model.failing = [503]
+    session = await opened(await serve())
+    model.failing = [503]
+    assert (await session.reset(seed=2)).text == "0: 0.002"
+    assert model.refused == 2
+    model.asked_once(2)
+
+
+async def test_a_fork_shares_what_was_asked_and_with_the_same_luck_what_will_be(serve: Serve, model: Model) -> None:
+    session = await opened(await serve())
+    await say(session, "hello")
+    same = await session.fork(2)
+    assert len({await say(each, "more") for each in [session, *same]}) == 1
+    model.asked_once(5)
+    others = await session.fork(2, reseed=True)
+    assert len({await say(each, "again") for each in [session, *others]}) == 3
+    assert sum(model.asked.values()) == 5 + 3 * 2
+
+
+async def test_copies_of_a_turn_that_failed_ask_only_for_what_is_missing(serve: Serve, model: Model) -> None:
+    fleet = await serve(patience=0.2)
+    session = await opened(fleet)
+    model.failing = [200] + [500] * 100
+    with pytest.raises(Overloaded):
+        await session.step("hello")
+    model.failing = []
+    (fork,) = await session.fork()
+    restored = await fleet.restore(await session.snapshot())
+    assert len({await say(each, "hello") for each in (session, fork, restored)}) == 1
+    model.asked_once(3)
+
+
+async def test_members_of_a_group_share_the_start_and_not_the_judge(serve: Serve, model: Model) -> None:
+    group = await (await serve()).open(JUDGED, seed=1, count=4)
+    assert {session.observation.text for session in group} == {f"0: {START}"}
+    assert len({(await session.step("hello")).reward for session in group}) == 4
+    assert sum(model.asked.values()) == 1 + 4 * 2
+
+
+async def test_who_asks_the_same_at_the_same_time_waits_for_the_reply(serve: Serve, model: Model) -> None:
+    fleet = await serve(2)
+    sessions = await asyncio.gather(*(opened(fleet) for _ in range(8)))
+    assert len(set(await asyncio.gather(*(say(session, "hello", "bye") for session in sessions)))) == 1
+    model.asked_once(5)
+
+
+# --- the journal alone -----------------------------------------------------------------------------------------------
+
+
+def player() -> Judged:
+    environment = Judged()
+    environment.options, environment.seed = EnvironmentOptions(), 1
+    return environment
+
+
+def ask(journal: Journal, reply: Any, request: Any = "a question", turn: int | None = 0) -> Any:
+    environment = player()
+    with journal.recording(environment, turn):
+        return environment.effect(request, lambda: reply)
+
+
+def test_a_reply_is_what_a_later_reader_finds(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    assert ask(journal, ("a", {"b": 1})) == ["a", {"b": 1}] == ask(journal, "never")
+    assert ask(journal, "another", request="another question") == "another" == ask(journal, "another", turn=1)
+    assert journal.counts == {(JUDGED, "asked"): 3, (JUDGED, "recorded"): 1}
+
+
+def test_an_entry_that_was_cut_off_is_asked_again(tmp_path: Path) -> None:
+    first = "a long reply, of which a part is lost"
+    assert ask(Journal(tmp_path), first) == first
+    (path,) = tmp_path.glob("*/*")
+    whole = path.read_text()
+    for length in range(0, len(whole), 20):
+        path.write_text(whole[:length])
+        assert ask(Journal(tmp_path), "short") == "short" == ask(Journal(tmp_path), "never")
+
+
+def test_what_was_caught_fails_all_the_same(tmp_path: Path) -> None:
+    environment, journal = player(), Journal(tmp_path)
+
+    def fail() -> None:
+        raise ConnectionError("nobody there")
+
+    recording = journal.recording(environment, 0)
+    recording.__enter__()
+    with contextlib.suppress(EffectFailed):
+        environment.effect("a question", fail)
+    with pytest.raises(EffectFailed, match="nobody there"):
+        recording.__exit__(None, None, None)
+    assert journal.counts == {(JUDGED, "failed"): 1}
+
+
+def test_effects_are_for_reset_and_step_on_a_thread() -> None:
+    with pytest.raises(RuntimeError, match="effects=True"):
+        player().effect("a question", lambda: "a reply")
+
+    class Hasty(Judged):
+        spec = replace(Judged.spec, concurrency=Concurrency.INLINE)
+
+    with pytest.raises(RegistryError, match=r"concurrency=Concurrency\.THREAD"):
+        Registry([Hasty])
