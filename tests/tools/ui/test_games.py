@@ -2,6 +2,7 @@
 
 import html
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,6 +171,28 @@ def test_a_wrong_option_is_told_with_the_form(visitor: Visitor) -> None:
     visitor.get("/play/sokoban-v1")
     assert visitor.send("start", **{"option-boxes": "1000"}) == 400 and "boxes" in visitor.text
     assert visitor.get("/play/nothing-v1") == 409 and "does not host nothing-v1" in visitor.text
+
+
+def test_a_form_that_was_wrong_keeps_what_was_typed(visitor: Visitor) -> None:
+    visitor.get("/play/sokoban-v1")
+    assert visitor.send("start", seed="x", **{"option-boxes": "2"}) == 400
+    assert 'name="seed" value="x"' in visitor.text and 'name="option-boxes" value="2"' in visitor.text
+
+
+def test_play_in_the_browser_from_the_terminal(server: ServerProcess) -> None:
+    """`starpod play --web` fills in the form, and ends with Ctrl-C."""
+    words = [sys.executable, "-m", "starpod.cli.main", "play", server.address, "frozen_lake", "--web", "--seed", "3"]
+    command = [*words, "--option", "success_rate=0.5", "--option", "observation=local"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        page = process.stdout.readline().split()[-1]
+        shown = httpx.get(page, timeout=60.0).text
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert "/play/frozen_lake-v1?" in page and 'name="seed" value="3"' in shown
+    assert 'name="option-success_rate" value="0.5"' in shown and '<option value="local" selected>' in shown
+    done = subprocess.run([*command, "--option", 'map=["SG"]'], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no field for map" in done.stderr
 
 
 def test_an_ended_session_is_a_sentence(visitor: Visitor) -> None:

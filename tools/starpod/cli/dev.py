@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from starpod.cli.web import DESKTOP, live_site, show
 from starpod.client import SyncFleet
 from starpod.client.programs import ServiceFailed, started
 
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.2
 @click.option(
     "--open/--no-open",
     "opens",
-    default=bool(sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")),
+    default=DESKTOP,
     help="Open the page in the browser. Default: where there is a desktop.",
 )
 def dev(file: Path, port: int, opens: bool) -> None:
@@ -55,14 +55,11 @@ def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
         first = fleet.describe()[0].id
     click.echo(f"serving on {address}")
     try:
-        words = ("ui", "runs", "--address", address, "--port", "0", "--index", ":memory:")
-        page = f"{site.enter_context(started('the live site', *words))}play/{first}"
+        page = f"{site.enter_context(live_site(address))}play/{first}"
     except ServiceFailed as error:
         click.echo(f"no page to play on: {error.said}")
         return error.said
-    click.echo(f"play it at {page}")
-    if opens:
-        click.launch(page)
+    show(page, opens=opens)
     return page
 
 

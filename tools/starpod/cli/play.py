@@ -7,9 +7,11 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TextIO
+from typing import Any, TextIO
+from urllib.parse import urlencode
 
 import click
 from rich.columns import Columns
@@ -19,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.cli.game import SEPARATOR, Game, NotPossible, action_text, part_text
+from starpod.cli.web import DESKTOP, live_site, show
 from starpod.client.catalog import (
     OPTIONS,
     VERSION,
@@ -28,7 +31,9 @@ from starpod.client.catalog import (
     hosted,
     parse_options,
 )
+from starpod.client.programs import ServiceFailed
 from starpod.report.console import safe_console
+from starpod.report.form import fields
 from starpod.v1 import environment_pb2 as pb
 
 Reader = Callable[[Mapping[str, str]], str | None]
@@ -57,12 +62,14 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start; the server draws one if absent.")
 @OPTIONS
 @VERSION
+@click.option("--web", is_flag=True, help="In a browser: tell the address of its page, and go on until Ctrl-C.")
 def play(
     connection: AbstractContextManager[Connection],
     environment: str,
     seed: int | None,
     assignments: Sequence[str],
     version: str,
+    web: bool,
 ) -> None:
     """Play ENVIRONMENT on the server at ADDRESS (host:port).
 
@@ -75,11 +82,46 @@ def play(
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection as server:
         spec = find_environment(hosted(server), environment, version)
+        if web:
+            _play_in_browser(spec, _filled(spec, parse_options(spec, assignments), seed), version)
+            return
         with (
             Game(server, spec, parse_options(spec, assignments), seed) as game,
             keys() if interactive else contextlib.nullcontext(read_line) as read,
         ):
             Screen(game, safe_console(highlight=False), clears=interactive).run(read)
+
+
+def _filled(spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None) -> dict[str, str]:
+    """What the page's form is filled with. Raises UsageError for an option that it has no field for."""
+    known = {field.name for field in fields(spec.options_schema_json)}
+    if missing := sorted(options.keys() - known):
+        raise click.UsageError(f"a page's form has no field for {missing[0]}: play it in the terminal, without --web")
+    given = {"seed": seed, **{f"option-{name}": value for name, value in options.items()}}
+    boxes = {True: "on", False: ""}
+    return {
+        name: boxes[value] if isinstance(value, bool) else str(value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _play_in_browser(spec: pb.EnvironmentSpec, given: Mapping[str, str], version: str) -> None:
+    """Serves the environment's page until Ctrl-C."""
+    if version:
+        raise click.UsageError("a page plays the newest version: leave --version or --web out")
+    called = click.get_current_context().params
+    words = []
+    for name in ("token_file", "ca", "certificate", "key"):
+        if called[name]:
+            words += [f"--{name.replace('_', '-')}", str(called[name])]
+    try:
+        with contextlib.suppress(KeyboardInterrupt), live_site(called["address"], words) as site:
+            show(f"{site}play/{spec.id}" + (f"?{urlencode(given)}" if given else ""), opens=DESKTOP)
+            while True:
+                time.sleep(60)
+    except ServiceFailed as error:
+        raise click.ClickException(f"no page to play on: {error.said}") from error
 
 
 class Screen:

@@ -6,7 +6,7 @@ import html
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _MAX_DIGITS = 24
@@ -57,6 +57,18 @@ def _field(name: str, schema: Mapping[str, Any]) -> Field | None:
 def marked(text: str) -> str:
     """A description as html, with what stands between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def filled(known: Sequence[Field], given: Mapping[str, str], *, whole: bool = False) -> list[Field]:
+    """The fields with the values that are given, for a form that is shown again or filled in for somebody.
+
+    whole: `given` is all of a form, in which a box without its mark is not named.
+    """
+    found = []
+    for field in known:
+        text = given.get(f"option-{field.name}", "" if whole and field.kind == "check" else field.default)
+        found.append(replace(field, default=text))
+    return found
 
 
 def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:

@@ -64,15 +64,17 @@ async def fleet_page(site: Site, request: Request) -> Response:
 
 
 async def environment_page(site: Site, request: Request) -> Response:
-    """The form that starts a game."""
-    return await _form_page(site, request.path_params["environment"])
+    """The form that starts a game, filled with what the query says."""
+    return await _form_page(site, request.path_params["environment"], request.query_params)
 
 
-async def _form_page(site: Site, environment: str, problem: str = "", status: int = 200) -> Response:
+async def _form_page(site: Site, environment: str, given: Mapping[str, str], problem: str = "") -> Response:
+    """problem: of the form as it was given, which is shown again."""
     spec = await games_of(site).spec(environment)
     return render(
-        "environment.html", site=site, status=status, spec=spec, problem=problem,
-        fields=forms.fields(spec.options_schema_json), token=site.guard.token("play"),
+        "environment.html", site=site, status=400 if problem else 200, spec=spec, problem=problem,
+        seed=given.get("seed", ""), token=site.guard.token("play"),
+        fields=forms.filled(forms.fields(spec.options_schema_json), given, whole=bool(problem)),
     )  # fmt: skip
 
 
@@ -85,10 +87,10 @@ async def start_game(site: Site, request: Request) -> Response:
     try:
         options = forms.chosen(forms.fields(spec.options_schema_json), given)
     except ValueError as error:
-        return await _form_page(site, environment, str(error), 400)
+        return await _form_page(site, environment, given, str(error))
     seed = whole(given.get("seed", "").strip(), _MAX_SEED)
     if given.get("seed", "").strip() and seed is None:
-        return await _form_page(site, environment, "The seed is a whole number from 0 to 2^64 - 1.", 400)
+        return await _form_page(site, environment, given, "The seed is a whole number from 0 to 2^64 - 1.")
     game = await games.keep(await games.open(environment, options=options, seed=seed))
     return _to(game)
 
