@@ -55,6 +55,9 @@ SUBCOMMANDS = {
     "export": Subcommand(
         "starpod.trainer.commands.export:export", "Write a trained model for transformers.", extra="trainer"
     ),
+    "export-episodes": Subcommand(
+        "starpod.trainer.commands.export_episodes:export_episodes", "Write episodes for other tools.", extra="trainer"
+    ),
     "vllm": Subcommand("starpod.trainer.commands.vllm:vllm", "Start a vLLM server to sample from.", extra="trainer"),
     "eval": Subcommand("starpod.trainer.commands.eval:evaluate", "Measure how well a policy plays.", extra="trainer"),
     "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),

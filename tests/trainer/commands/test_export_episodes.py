@@ -1,0 +1,127 @@
+"""`starpod export-episodes`: Harbor's own models read what it writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from starpod.trainer.commands.export_episodes import export_episodes
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import write_episodes
+
+
+def turn(observation: str, prompt: list[int], reply: list[int], *, fresh: bool = False, **more: Any) -> Turn:
+    size = len(reply)
+    return Turn(
+        observation=observation,
+        prompt=prompt,
+        reply=reply,
+        fresh=fresh,
+        logprobs=[-0.5] * size,
+        versions=[3] * size,
+        **more,
+    )
+
+
+SOLVED = Episode(
+    4,
+    1,
+    "frozen_lake-v1",
+    "1.0.0",
+    seed=12,
+    instructions="Cross the ice.",
+    turns=[
+        turn(
+            "P_G",
+            [1, 2, 3],
+            [4, 5],
+            fresh=True,
+            text="<answer>Left || Right</answer>",
+            thought="there",
+            actions=["Left", "Right"],
+            reward=0.5,
+            parts={"environment": 0.5},
+            criteria={"moved": True},
+        ),
+        turn("_PG", [6], [7], text="hm", well_formed=False, reward=-0.1, parts={"format": -0.1}),
+        turn("_PG", [8], [9], fresh=True, text="Right", actions=["Right"], reward=1.0, agent_id="north"),
+    ],
+    end="terminal",
+    success=True,
+    final_observation="__√",
+)
+SCRIPTED = Episode(5, 0, "bandit-v1", turns=[turn("two arms", [], [], text="left", actions=["left"])], end="max_turns")
+LOST = Episode(6, 0, "bandit-v1", turns=[turn("two arms", [1], [2], text="left")], end="failed", error="SessionLost")
+NEVER_BEGUN = Episode(7, 0, "bandit-v1", end="failed")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run."""
+    write_episodes(tmp_path / "run" / "episodes" / "train-000001.jsonl.gz", [SOLVED, SCRIPTED])
+    write_episodes(tmp_path / "run" / "episodes" / "final-000001.jsonl", [LOST, NEVER_BEGUN])
+    return tmp_path / "run"
+
+
+def export(run: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(export_episodes, [str(run), str(run / "out"), *arguments])
+
+
+def read(run: Path) -> dict[str, Any]:
+    return {file.name: json.loads(file.read_text()) for file in sorted((run / "out").iterdir())}
+
+
+def test_what_was_seen_said_done_and_earned(run: Path) -> None:
+    result = export(run, "--model", "tiny")
+    assert (result.exit_code, result.output) == (0, f"{run / 'out'}: 3 episodes; 1 left out\n")
+    files = read(run)
+    assert list(files) == [
+        f"{name}.atif.json" for name in ("final-000001-00001", "train-000001-00001", "train-000001-00002")
+    ]
+    solved = files["train-000001-00001.atif.json"]
+    assert solved["agent"]["model_name"] == "tiny"
+    assert [step["source"] for step in solved["steps"]] == ["system", "user", "agent", "agent", "agent"]
+    assert [step["message"] for step in solved["steps"]][:3] == ["Cross the ice.", "P_G", SOLVED.turns[0].text]
+    first, second, third = solved["steps"][2:]
+    assert first["reasoning_content"] == "there"
+    assert [call["arguments"] for call in first["tool_calls"]] == [{"action": "Left"}, {"action": "Right"}]
+    assert first["observation"]["results"] == [{"content": "_PG", "source_call_id": "turn-0.1"}]
+    assert first["extra"]["criteria"] == {"moved": True} and third["extra"]["agent_id"] == "north"
+    assert "tool_calls" not in second and second["observation"]["results"] == [{"content": "_PG"}]
+    assert third["observation"]["results"][0]["content"] == "__√"
+    assert [step["metrics"]["prompt_tokens"] for step in (first, second, third)] == [3, 6, 1]
+    assert solved["final_metrics"]["extra"] == {"reward": 1.4, "success": True, "end": "terminal"}
+    assert solved["extra"]["seed"] == 12 and files["final-000001-00001.atif.json"]["extra"]["error"] == "SessionLost"
+
+
+def test_tokens_are_those_that_were_sampled(run: Path) -> None:
+    assert export(run, "--tokens", "--solved").exit_code == 0
+    (trajectory,) = read(run).values()
+    metrics = [step["metrics"] for step in trajectory["steps"][2:]]
+    assert [each["prompt_token_ids"] for each in metrics] == [[1, 2, 3], [1, 2, 3, 4, 5, 6], [8]]
+    assert [each["completion_token_ids"] for each in metrics] == [[4, 5], [7], [9]]
+    assert metrics[0]["logprobs"] == [-0.5, -0.5] and metrics[0]["extra"] == {"policy_versions": [3, 3]}
+    assert trajectory["final_metrics"]["total_prompt_tokens"] == 10
+    assert trajectory["final_metrics"]["total_completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_harbor_reads_it(run: Path, tokens: bool) -> None:
+    models = pytest.importorskip("harbor.models.trajectories", reason="harbor needs Python 3.12")
+    export(run, *["--tokens"] * tokens)
+    files = read(run)
+    assert len(files) == 3
+    for trajectory in files.values():
+        assert (
+            models.Trajectory.model_validate(trajectory).to_json_dict(exclude_none=False).items()
+            >= {"session_id": trajectory["session_id"]}.items()
+        )
+
+
+def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:
+    assert "does not exist" in export(tmp_path / "none").output
+    write_episodes(tmp_path / "empty.jsonl", [NEVER_BEGUN])
+    result = CliRunner().invoke(export_episodes, [str(tmp_path / "empty.jsonl"), str(tmp_path / "out")])
+    assert result.exit_code == 1 and "holds no such episode" in result.output

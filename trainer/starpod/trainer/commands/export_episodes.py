@@ -1,0 +1,49 @@
+"""`starpod export-episodes`: recorded episodes in a format of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from starpod.trainer.data.atif import to_atif
+from starpod.trainer.data.files import SUFFIXES, BadEpisodes, episode_files, read_episodes
+
+
+@click.command()
+@click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--format", "style", type=click.Choice(["atif"]), default="atif", show_default=True, help="Harbor's trajectories."
+)
+@click.option("--tokens", is_flag=True, help="With the ids and log-probabilities of every prompt and reply.")
+@click.option("--model", default="", metavar="NAME", help="What the policy is to be called.")
+@click.option("--solved", is_flag=True, help="Only episodes with success.")
+def export_episodes(path: Path, out: Path, style: str, tokens: bool, model: str, solved: bool) -> None:
+    """Write each recorded episode to a file of its own in the folder OUT.
+
+    The path is a file of episodes (.jsonl or .jsonl.gz), or the folder of a run: then all that it holds.
+    Episodes without a turn are left out.
+    """
+    written = left_out = 0
+    try:
+        for file in episode_files(path):
+            stem = file.name[: -max(len(suffix) for suffix in SUFFIXES if file.name.endswith(suffix))]
+            for number, episode in enumerate(read_episodes(file), 1):
+                if not episode.turns or (solved and not episode.success):
+                    left_out += 1
+                    continue
+                name = f"{stem}-{number:05d}"
+                trajectory = to_atif(episode, name, model=model, tokens=tokens)
+                out.mkdir(parents=True, exist_ok=True)
+                text = json.dumps(trajectory, ensure_ascii=False, indent=None if tokens else 1)
+                (out / f"{name}.{style}.json").write_text(text + "\n", encoding="utf-8")
+                written += 1
+    except BadEpisodes as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"{out}: {error.strerror}") from error
+    if not written:
+        raise click.ClickException(f"{path} holds no such episode")
+    click.echo(f"{out}: {written} episodes" + (f"; {left_out} left out" if left_out else ""))

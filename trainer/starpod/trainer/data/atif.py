@@ -1,0 +1,89 @@
+"""Episodes as trajectories of ATIF, the Agent Trajectory Interchange Format of Harbor.
+
+https://harborframework.com/docs/trajectory-format (RFC 0001). What ATIF has no field for is in `extra`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from starpod.trainer.data.episode import Episode, Turn
+
+VERSION = "ATIF-v1.7"
+"""Nothing of later versions is used, and readers take older ones."""
+TOOL = "act"
+"""Name of the tool that stands for the environment: each action is a call of it."""
+
+
+def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = False) -> dict[str, Any]:
+    """One episode as a trajectory, JSON values. The episode has a turn.
+
+    name: identifies it among all that are exported. model: name of the policy. tokens: with the ids of every prompt and
+    reply, the sampler's log-probabilities and policy versions.
+    """
+    steps: list[dict[str, Any]] = []
+    if episode.instructions:
+        steps.append({"source": "system", "message": episode.instructions})
+    steps.append({"source": "user", "message": episode.turns[0].observation})
+    shown = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
+    context: list[int] = []
+    prompts: list[int] = []
+    for number, (turn, observation) in enumerate(zip(episode.turns, shown, strict=True)):
+        context = turn.prompt.copy() if turn.fresh else context + turn.prompt
+        prompts.append(len(context) if turn.reply else 0)
+        steps.append(_step(turn, f"turn-{number}", observation, context if tokens else None, prompts[-1]))
+        context += turn.reply
+    sampled = sum(len(turn.reply) for turn in episode.turns)
+    facts = ("environment", "version", "seed", "dynamics_seed", "group", "member", "task", "parent")
+    trajectory: dict[str, Any] = {
+        "schema_version": VERSION,
+        "session_id": name,
+        "trajectory_id": name,
+        "agent": {"name": "starpod", "version": _version(), **({"model_name": model} if model else {})},
+        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+        "final_metrics": {
+            **({"total_prompt_tokens": sum(prompts), "total_completion_tokens": sampled} if sampled else {}),
+            "total_steps": len(steps),
+            "extra": {"reward": episode.total_reward, "success": episode.success, "end": episode.end},
+        },
+        "extra": {fact: getattr(episode, fact) for fact in facts},
+    }
+    if episode.error:
+        trajectory["extra"]["error"] = episode.error
+    return trajectory
+
+
+def _step(turn: Turn, name: str, observation: str, context: list[int] | None, prompt_tokens: int) -> dict[str, Any]:
+    calls = [
+        {"tool_call_id": f"{name}.{place}", "function_name": TOOL, "arguments": {"action": action}}
+        for place, action in enumerate(turn.actions)
+    ]
+    step: dict[str, Any] = {"source": "agent", "message": turn.text}
+    if turn.thought is not None:
+        step["reasoning_content"] = turn.thought
+    result: dict[str, Any] = {"content": observation}
+    if calls:
+        step["tool_calls"] = calls
+        result["source_call_id"] = calls[-1]["tool_call_id"]  # all are answered together
+    step["observation"] = {"results": [result]}
+    if turn.reply:
+        metrics: dict[str, Any] = {"prompt_tokens": prompt_tokens, "completion_tokens": len(turn.reply)}
+        if context is not None:
+            metrics |= {
+                "prompt_token_ids": context.copy(),
+                "completion_token_ids": turn.reply,
+                "logprobs": turn.logprobs,
+                "extra": {"policy_versions": turn.versions},
+            }
+        step["metrics"], step["llm_call_count"] = metrics, 1
+    told = {"well_formed": turn.well_formed, "criteria": turn.criteria, "agent_id": turn.agent_id, "info": turn.info}
+    step["extra"] = {"reward": turn.reward, "reward_parts": turn.parts} | {key: told[key] for key in told if told[key]}
+    return step
+
+
+def _version() -> str:
+    try:
+        return version("starpod")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
