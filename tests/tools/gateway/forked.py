@@ -1,34 +1,64 @@
-"""`starpod gateway` as the child of a process that has imported everything, so that it is soon back when it is killed.
+"""A server as the child of a process that has imported everything, so that it is soon back when it is killed.
 
-    python -m tests.tools.gateway.forked MODEL --port N ...
+    python -m tests.tools.gateway.forked gateway|serve ARGUMENT ... --port N
+    python -m tests.tools.gateway.forked engine MODEL --port N
 
-Each child prints the gateway's ready line. SIGTERM ends both.
+gateway, serve: as commands of starpod. engine: a vLLM server's stand-in with that model. Each child prints its ready
+line and listens on the same port. SIGTERM ends both.
 """
 
+import asyncio
+import importlib
 import os
 import signal
 import sys
+import uuid
+from pathlib import Path
 
-import starpod.gateway.serving
-import starpod.trainer.engines.torch_engine  # noqa: F401 - that no child has to
-from starpod.cli.main import main
+IMPORTED = {
+    "gateway": ("starpod.cli.main", "starpod.gateway.serving", "starpod.trainer.engines.vllm_remote"),
+    "serve": ("starpod.cli.main", "starpod.env_server.cli"),
+    "engine": ("tests.trainer.engines.fake_core", "tests.trainer.engines.fake_server"),
+}
 
 
-def run() -> None:
+async def engine(model: str, _: str, port: str) -> None:
+    from tests.trainer.engines.fake_core import FakeCore
+    from tests.trainer.engines.fake_server import FakeServer
+
+    async with FakeServer(FakeCore(Path(model)), instance=uuid.uuid4().hex).serve(int(port)) as address:
+        print(address, flush=True)
+        await asyncio.Event().wait()
+
+
+def work(program: str, *arguments: str) -> None:
+    """What a child does."""
+    if program == "engine":
+        asyncio.run(engine(*arguments))
+    else:
+        from starpod.cli.main import main
+
+        main([program, *arguments])
+
+
+def run(program: str, *arguments: str) -> None:
     child = 0
 
     def end(*_: object) -> None:
         os.kill(child, signal.SIGKILL)
         os._exit(0)
 
+    for module in IMPORTED[program]:
+        importlib.import_module(module)
     while True:
         child = os.fork()
         if not child:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            main(["gateway", *sys.argv[1:]])
+            work(program, *arguments)
+            return
         signal.signal(signal.SIGTERM, end)
         os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
-    run()
+    run(*sys.argv[1:])

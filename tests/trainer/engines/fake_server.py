@@ -56,9 +56,9 @@ class FakeServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def serve(self) -> AsyncIterator[str]:
+    async def serve(self, port: int = 0) -> AsyncIterator[str]:
         """Serves, and gives its address."""
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", port)
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:

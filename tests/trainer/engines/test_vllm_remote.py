@@ -137,6 +137,19 @@ async def test_a_server_that_was_started_anew_gets_the_weights_again(policy: Pol
         await engine.close()
 
 
+async def test_a_server_that_was_started_anew_goes_on_where_none_got_weights(policy: Policy) -> None:
+    """As behind a gateway: it has those that it was started with, however often that happens."""
+    server = FakeServer(FakeCore(model=copy_of(policy)))
+    async with server.serve() as url:
+        engine = connect(url, restarts=0)
+        expected = await engine.generate(ask([1, 2, 3]))
+        for instance in ("second", "third"):
+            server.faults = [0]
+            server.core, server.instance = FakeCore(model=copy_of(policy)), instance
+            assert await engine.generate(ask([1, 2, 3])) == expected
+        await engine.close()
+
+
 async def test_a_server_that_keeps_failing_is_an_error(policy: Policy) -> None:
     server = FakeServer(FakeCore(model=copy_of(policy)))
     server.faults = [500] * 10

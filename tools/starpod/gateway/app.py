@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starpod.gateway.dialects.base import Dialect
 from starpod.gateway.dialects.chat import ChatCompletions
@@ -74,11 +75,12 @@ def create_app(
     hosts: Collection[str] = (),
     most_body_bytes: int = MOST_BODY_BYTES,
     more: Mapping[tuple[str, str], Endpoint] | None = None,
+    mounted: Mapping[str, ASGIApp] | None = None,
 ) -> Starlette:
     """The application over the sessions of a host.
 
     model: the name that it lists. hosts: names by which it may be called, besides localhost and addresses. more:
-    further endpoints by method and path.
+    further endpoints by method and path. mounted: whole applications by path.
     """
     keys = keys or Keys()
     chat = ChatCompletions()
@@ -132,7 +134,10 @@ def create_app(
         return _failed(dialect_of(request), refused)
 
     return Starlette(
-        routes=[Route(path, guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()],
+        routes=[
+            *(Route(path, guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()),
+            *(Route(path, _Guarded(inner, hosts)) for path, inner in (mounted or {}).items()),
+        ],
         exception_handlers={HTTPException: not_found, Exception: broken},
     )
 
@@ -164,6 +169,20 @@ async def read_json(request: Request, most: int = MOST_BODY_BYTES) -> dict[str, 
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object", "invalid_json")
     return body
+
+
+class _Guarded:
+    """An application that answers to the gateway's names alone. A class, which a route calls as ASGI."""
+
+    def __init__(self, inner: ASGIApp, hosts: Collection[str]) -> None:
+        self._inner = inner
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if known_host(Request(scope).headers.get("host", ""), self._hosts):
+            await self._inner(scope, receive, send)
+        else:
+            await Response(status_code=HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
 
 
 async def _health(request: Request) -> Response:

@@ -8,12 +8,13 @@ import os
 import signal
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from http import HTTPStatus
 
 from starpod.client import Observation
 from starpod.client import Session as Environment
+from starpod.gateway import mcp
 from starpod.gateway.app import create_app
 from starpod.gateway.environment import endpoints
 from starpod.gateway.lineage import Layout
@@ -72,8 +73,10 @@ class Programs:
 async def programs(config: ProgramConfig) -> AsyncIterator[Wrap]:
     """Serves a gateway on this machine while the context lasts, for the programs of a run."""
     running = Programs(config)
-    app = create_app(running, model="policy", more=endpoints(running.playing))
-    async with listening(app) as running.url:
+    async with AsyncExitStack() as stack:
+        tools = {mcp.PATH: await stack.enter_async_context(mcp.served(running.playing))} if mcp.installed() else {}
+        app = create_app(running, model="policy", more=endpoints(running.playing), mounted=tools)
+        running.url = await stack.enter_async_context(listening(app))
         try:
             yield lambda agents: ProgramAgents(
                 **{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, programs=running
@@ -143,6 +146,7 @@ class ProgramAgent(OutsideAgent):
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": key,
             "STARPOD_ENVIRONMENT_URL": f"{url}/environment",
+            "STARPOD_MCP_URL": f"{url}{mcp.PATH}",
         }
         try:
             process = await asyncio.create_subprocess_exec(

@@ -165,9 +165,10 @@ class RemoteVllm(ServedEngine):
                 return Piece([], [], aborted=True)  # newer versions refuse what comes during a pause
             raise
         if (breaks := server.breaks) != server.known:
-            if (await server.info()).get("instance_id", "") != server.instance:
+            instance = (await server.info()).get("instance_id", "")
+            if self._loads and instance != server.instance:
                 raise EngineLost(f"the vLLM server at {server.url} was started anew, and has other weights")
-            server.known = breaks
+            server.instance, server.known = instance, breaks
         try:
             choice = reply["choices"][0]
             tokens = list(choice["token_ids"] or ())
