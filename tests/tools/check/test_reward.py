@@ -9,9 +9,9 @@ import pytest
 from starpod.check.requirement import Requirement
 from starpod.check.runner import Result, check
 from starpod.check.suite import REWARD
-from starpod.cli.new import fill
 from starpod.v1 import environment_pb2 as pb
 from tests.support import ROOT, start_server
+from tests.tools.check.planted import Replacement, vault
 from tests.tools.check.reference_server import ReferenceService, Seat, serve
 
 SOLVED = "return Outcome(reward=float(solved), terminated=True, success=solved)"
@@ -26,8 +26,6 @@ def _if(word: str, outcome: str) -> str:
     """A turn in which a word is paid."""
     return f'        if "{word}" in action:\n            return {outcome}\n{MOVE}'
 
-
-Replacement = tuple[str, str]
 
 BUGS: dict[str, tuple[str, list[Replacement]]] = {
     "no limit": ("R-01", [("limits=Limits(max_turns=12)", "limits=Limits()")]),
@@ -64,16 +62,6 @@ def skipped(results: Sequence[Result]) -> set[str]:
     return {each.requirement.id for each in results if each.status == "skipped"}
 
 
-def environment(id_: str, changes: Sequence[Replacement] = (), *, expert: bool = True) -> str:
-    """The vault of `starpod new`, with changes."""
-    values = {"file": "vault", "id": id_, "title": "Vault", "name": "Vault"}
-    text = fill("environment", values, options=False, expert=expert)
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
-
-
 def id_of(name: str, *, expert: bool = True) -> str:
     return f"{name.replace(' ', '_')}{'' if expert else '_alone'}-v1"
 
@@ -82,11 +70,11 @@ def id_of(name: str, *, expert: bool = True) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of every vault, right and wrong, on one server."""
     folder = tmp_path_factory.mktemp("vaults")
-    texts = {id_of(name): environment(id_of(name), changes) for name, (_, changes) in BUGS.items()}
-    texts["right-v1"] = environment("right-v1")
+    texts = {id_of(name): vault(id_of(name), changes) for name, (_, changes) in BUGS.items()}
+    texts["right-v1"] = vault("right-v1")
     for name, changes in WITHOUT_EXPERT.items():
         id_ = id_of(name, expert=False)
-        texts[id_] = environment(id_, changes, expert=False)
+        texts[id_] = vault(id_, changes, expert=False)
     words = []
     for id_, text in texts.items():
         (folder / f"{id_.replace('-', '_')}.py").write_text(text)

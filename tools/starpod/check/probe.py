@@ -24,6 +24,8 @@ UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0
 EMPTY_TURNS, ACTING_TURNS = 2, 5
 MIDDLE = 3
 """Turns of the script that are played before a fork or a snapshot: two without an action and one with."""
+ATTEMPTS = 3
+"""How often turns are chosen for the script, where a turn ends the episode early."""
 PLAYS = 3
 """How often the script is played before it is believed."""
 NONSENSE = "\u2620 no such action \u2620"
@@ -188,16 +190,36 @@ class Target:
                 self.plain = pb.Action(json="{}")
             await probe.clean_up()
             handle = await probe.seeded(want=probe.acting_want())
+        ends: list[pb.Action] = []
+        longest: list[Turn] = []
+        for _ in range(ATTEMPTS):
+            turns, ended = await self._attempt(probe, handle, choose, ends)
+            longest = max(longest, turns, key=len)
+            if not ended or turns[-1] == ():
+                break
+            ends += turns[-1]
+            await probe.clean_up()
+            handle = await probe.seeded(want=probe.acting_want())
+        return longest
+
+    async def _attempt(
+        self, probe: Probe, handle: Handle, choose: random.Random, ends: Sequence[pb.Action]
+    ) -> tuple[list[Turn], bool]:
+        """Turns until the episode ends, or enough; whether it ended. ends: actions to take last, where others are."""
         observation = handle.session.observation
         turns: list[Turn] = []
         for number in range(EMPTY_TURNS + ACTING_TURNS):
-            turn: Turn = () if number < EMPTY_TURNS else (choose.choice(probe.choices(observation)),)
+            turn: Turn = ()
+            if number >= EMPTY_TURNS:
+                choices = probe.choices(observation)
+                turn = (choose.choice([each for each in choices if each not in ends] or choices),)
             transition = await handle.step(turn)
             observation = transition.observation
             turns.append(turn)
             if transition.end_reason:
-                return turns
-        return [*turns, ()]
+                return turns, True
+        last = next((each for each in ends if each in probe.choices(observation)), None)
+        return [*turns, (last,) if last is not None else ()], False
 
     async def _play(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
         """The script; None, and the reason in `differs`, if the turns come out in several ways."""

@@ -59,7 +59,8 @@ async def for_one_call(probe: Probe) -> None:
 
 @must(
     "C-63",
-    "state_key has 1 to 32 bytes, is equal for equal starts, and changes with the state alone.",
+    "state_key has 1 to 32 bytes, is equal for equal starts, differs where starts look different, and changes with the "
+    "state alone.",
 )
 async def state_key(probe: Probe) -> None:
     needs(probe.spec.capabilities.state_key, "the environment has no state_key")
@@ -83,6 +84,13 @@ async def state_key(probe: Probe) -> None:
         again = (await probe.seeded(**fields)).session.observation.state_key
         expected = f"the same state_key of the same start in another session{what}"
         expect(again == key, expected, again.hex(), "digest the state alone")
+    start = (await probe.seeded()).session.observation
+    for seed in range(SEED + 1, SEED + 5):
+        await probe.clean_up()
+        other = (await probe.seeded(seed=seed)).session.observation
+        if list(other.parts) != list(start.parts):
+            expected = f"another state_key where the start looks different, of seed {seed}"
+            expect(other.state_key != start.state_key, expected, other.state_key.hex(), "digest the whole state")
 
 
 @must("C-64", "Every action in valid_actions is executed and valid.")

@@ -1,0 +1,165 @@
+"""Environments with one bug each: the vault of `starpod new` with replaced lines, as an author could have written them.
+
+The bugs of rewards are those of test_reward.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starpod.cli.new import fill
+
+Replacement = tuple[str, str]
+
+START = "        self.dial, self.secret = rng.sample(marks, 2)\n"
+MOVE = "        before = self.dial\n"
+MOVED = "        return Outcome(effective=self.dial != before)\n"
+KEY = '        return f"{self.dial} {self.secret} {self.last}".encode()\n'
+SHOWN = '        return f"The dial is at {self.dial}. Click: {side}."\n'
+IMPORTS = "import random\n"
+CLASS = "    # What an agent and the command line are told.\n"
+EXPERT = '        if self.dial == self.secret:\n            return "open"\n'
+
+
+def before(line: str, more: str) -> Replacement:
+    return line, more + line
+
+
+def after(line: str, more: str) -> Replacement:
+    return line, line + more
+
+
+def method(text: str) -> Replacement:
+    """A further method of the class."""
+    return before("    def state_key", f"{text}\n")
+
+
+SLIPS = (MOVE, f"        if self.dynamics.random() < 0.5:\n            return Outcome(effective=False)\n{MOVE}")
+"""With this every second turn of the dial fails."""
+COUNTS = [after(START, "        self.turns = [0]\n"), before(MOVE, "        self.turns[0] += 1\n")]
+SHOWS_TURNS = (SHOWN, SHOWN.replace('."\n', '. Turns: {self.turns}."\n'))
+"""With these it counts turns, and shows how many."""
+NUMBERED = [before(CLASS, "    number = 0\n"), before(START, "        Vault.number += 1\n")]
+
+CONTRACT: dict[str, list[Replacement]] = {
+    "step returns a number": [(MOVED, "        return 0.0\n")],
+    "step raises in the fifth turn": [
+        *COUNTS,
+        before(MOVE, "        if self.turns[0] == 3:\n            raise KeyError(action)\n"),
+    ],
+    "a reward that is no number": [(MOVED, '        return Outcome(float("nan"))\n')],
+    "parts that are not the reward": [(MOVED, '        return Outcome(0.1, reward_parts={"move": 0.2})\n')],
+    "offers what has no name": [method("    def valid_actions(self):\n        return ['left', 'right', 'jump']\n")],
+    "raises on what it does not know": [
+        ('actions=("left", "right", "open")', 'grammar="left, right or open"'),
+        before(MOVE, '        {"left": 0, "right": 0}[action]\n'),
+        method("    def valid_actions(self):\n        return ['left', 'right', 'open']\n"),
+    ],
+    "offers what is invalid": [
+        before(MOVE, "        if self.dial == 1 and action == 'left':\n            return Outcome(valid=False)\n"),
+        (START, "        self.dial, self.secret = 1, rng.choice(marks[1:])\n"),
+    ],
+    "an expert that advises nonsense": [(EXPERT, '        if self.dial != self.secret:\n            return "turn"\n')],
+    "a score above 1": [method("    def score(self):\n        return 10.0 / (1 + abs(self.dial - self.secret))\n")],
+    "a score of 1 before the end": [method("    def score(self):\n        return 1.0\n")],
+    "a picture that cannot be drawn": [
+        ("        limits=", '        render_modes=("text", "html"),\n        limits='),
+        ("        side = ", '        if mode == "html":\n            raise NotImplementedError(mode)\n        side = '),
+    ],
+    "a picture that is none": [(SHOWN, "        return None\n")],
+    "drawing takes luck": [SLIPS, ("        side = ", "        self.dynamics.random()\n        side = ")],
+    "drawing counts as a move": [("        side = ", "        self.dial = self.dial % 10 + 1\n        side = ")],
+    "a key of 100 bytes": [(KEY, KEY.replace(".encode()", ".encode().ljust(100)"))],
+    "an empty key": [(KEY, '        return b""\n')],
+    "one key for all states": [(KEY, '        return b"vault"\n')],
+    "a key of the moment": [after(IMPORTS, "import time\n"), (KEY, "        return str(time.time_ns()).encode()\n")],
+}
+
+DETERMINISM: dict[str, list[Replacement]] = {
+    "a start of the process's luck": [(START, START.replace("rng.", "random."))],
+    "a start of the clock": [
+        after(IMPORTS, "import time\n"),
+        (START, START.replace("rng.", "random.Random(time.time()).")),
+    ],
+    "luck of the operating system": [
+        after(IMPORTS, "import os\n"),
+        before(MOVE, "        if os.urandom(1)[0] < 128:\n            return Outcome(effective=False)\n"),
+    ],
+    "luck of the process": [(SLIPS[0], SLIPS[1].replace("self.dynamics.", "random."))],
+    "luck of the process from the fourth turn": [
+        *COUNTS,
+        before(MOVE, "        if self.turns[0] > 3 and random.random() < 0.9:\n            return Outcome()\n"),
+    ],
+    "the hash of a text": [(START, f'{START}        self.secret = hash(f"{{self.seed}}") % 10 + 1\n')],
+    "the order of a set": [
+        (START, f"{START}        self.secret = int(list({{str(mark) for mark in marks}})[self.dial - 1])\n")
+    ],
+    "an address": [(SHOWN, SHOWN.replace("{side}", "{side} ({id(self) >> 4})"))],
+    "a count of all episodes": [*NUMBERED, (SHOWN, SHOWN.replace("The", "Episode {Vault.number}. The"))],
+    "a list that all sessions share": [
+        before(CLASS, "    opened = []\n"),
+        before(MOVE, "        self.opened.append(action)\n"),
+        (SHOWN, SHOWN.replace("{side}", "{side} of {len(self.opened)}")),
+    ],
+    "a memory of other starts": [
+        before(CLASS, "    seen = {}\n"),
+        after(START, "        self.secret = self.seen.setdefault(self.dial, self.secret)\n"),
+    ],
+    "a start that luck decides": [(START, START.replace("rng.", "self.dynamics."))],
+}
+
+COPIES: dict[str, list[Replacement]] = {
+    "a snapshot without its luck": [
+        SLIPS,
+        method("    def get_state(self):\n        return {**super().get_state(), '_dynamics': None}\n"),
+    ],
+    "a snapshot without its count": [
+        *COUNTS,
+        SHOWS_TURNS,
+        method("    def get_state(self):\n        return {**super().get_state(), 'turns': [0]}\n"),
+    ],
+    "a state among what is cached": [
+        after(START, "        self._cached_moves = 0\n"),
+        before(MOVE, "        self._cached_moves = getattr(self, '_cached_moves', 0) + 1\n"),
+        (SHOWN, SHOWN.replace("{side}", "{side} of {getattr(self, '_cached_moves', 0)}")),
+    ],
+    "a state that cannot be written": [after(START, "        self.sound = lambda: 'click'\n")],
+    "a copy that shares": [
+        *COUNTS,
+        SHOWS_TURNS,
+        method(
+            "    def copy(self):\n        copied = type(self)()\n        copied.__dict__.update(self.__dict__)\n"
+            "        return copied\n"
+        ),
+    ],
+    "a copy that is the original": [method("    def copy(self):\n        return self\n")],
+    "a copy that starts again": [
+        method(
+            "    def copy(self):\n        copied = super().copy()\n        copied.reset(random.Random(self.seed))\n"
+            "        return copied\n"
+        )
+    ],
+    "saving that moves": [
+        method("    def get_state(self):\n        self.dial = self.dial % 10 + 1\n        return super().get_state()\n")
+    ],
+    "restoring that moves": [
+        method("    def set_state(self, state):\n        super().set_state({**state, 'dial': 1})\n")
+    ],
+    "a copy with luck of its own": [
+        SLIPS,
+        method(
+            "    def copy(self):\n        copied = super().copy()\n        copied._dynamics = random.Random(1)\n"
+            "        return copied\n"
+        ),
+    ],
+}
+
+
+def vault(id_: str, changes: Sequence[Replacement] = (), *, expert: bool = True) -> str:
+    """The vault of `starpod new` under an id, with changes. Each must fit one place."""
+    values = {"file": "vault", "id": id_, "title": "Vault", "name": "Vault"}
+    text = fill("environment", values, options=False, expert=expert)
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
