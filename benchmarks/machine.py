@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("starpod", "grpcio", "protobuf", "openenv-core", "uvicorn", "websockets", "dm-env-rpc", "ray", "gymnasium")
+PACKAGES = ("starpod", "grpcio", "protobuf", "openenv", "uvicorn", "websockets", "dm-env-rpc", "ray", "gymnasium")
 _TICKS = os.sysconf("SC_CLK_TCK")
 ALL_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 CLIENT_CORE, SERVER_CORE = set(ALL_CORES[:1]), set(ALL_CORES[-1:])

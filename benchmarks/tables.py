@@ -94,8 +94,8 @@ def aims() -> str:
     found = [
         Aim(f"step_many beside {peer}, {sessions:,} sessions", aim, rate(many, sessions) / rate(peer, sessions), times)
         for peer, aim, counts in (
-            ("openenv-core", 40, (256, 1024)),
-            ("openenv-core, tuned", 40, (256,)),
+            ("OpenEnv", 40, (256, 1024)),
+            ("OpenEnv, tuned", 40, (256,)),
             ("dm-env-rpc", 50, (256,)),
             ("dm-env-rpc, tuned", 50, (256,)),
             ("SyncVectorEnv", 0.75, (256, 1024)),
@@ -459,7 +459,7 @@ def page(name: str) -> str:
 def chosen() -> str:
     """The table of README.md: a few figures, and the commands that measure them."""
     many, churn, runs = rate("starpod, step_many"), figures("soak"), figures("learning_frozen_lake")
-    peers = [times(many / rate(peer)) for peer in ("openenv-core", "openenv-core, tuned")]
+    peers = [times(many / rate(peer)) for peer in ("OpenEnv", "OpenEnv, tuned")]
     grows = [name for name, trend in churn["trends"].items() if trend["grows"]]
     ends = [[percent(run[when]["success"]).removesuffix(" %") for run in runs] for when in ("before", "after")]
     largest = figures("webshop")["results"][-1]
@@ -468,7 +468,7 @@ def chosen() -> str:
         ("What", "Measured", "Command"),
         ("---", "---", "---"),
         ("A frozen lake, 256 sessions in columns", f"{many:,.0f} steps/s", f"`{throughput}`"),
-        ("beside openenv-core as `openenv init` writes it; tuned by hand", "; ".join(peers), f"`{throughput}`"),
+        ("beside OpenEnv as `openenv init` writes it; tuned by hand", "; ".join(peers), f"`{throughput}`"),
         (
             "Half an hour of churn at 70 % load",
             f"{churn['done']['steps']:,} steps, {', '.join(grows) or 'nothing'} grows",

@@ -27,7 +27,7 @@ CONNECTS_AT_ONCE = 32
 
 
 class OpenEnvPlayer:
-    """One WebSocket of openenv-core."""
+    """One WebSocket of OpenEnv."""
 
     def __init__(self, client: GenericEnvClient) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class DmEnvRpcPlayer:
 
 @contextlib.asynccontextmanager
 async def open_openenv(address: str, sessions: int) -> AsyncIterator[Run]:
-    """As many WebSockets as sessions: with openenv-core a connection is a session."""
+    """As many WebSockets as sessions: with OpenEnv a connection is a session."""
     gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
     clients: list[GenericEnvClient] = []
 

@@ -1,4 +1,4 @@
-"""Texts of a given size served by openenv-core, tuned: python -m benchmarks.peers.openenv_payload --port N."""
+"""Texts of a given size served by OpenEnv, tuned: python -m benchmarks.peers.openenv_payload --port N."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The lake served by openenv-core: python -m benchmarks.peers.openenv_server --port N [--tuned].
+"""The lake served by OpenEnv: python -m benchmarks.peers.openenv_server --port N [--tuned].
 
 As `openenv init` writes an environment and its server, but for the number of sessions, which is raised from 1. With
---tuned everything is set that we found to help steps of microseconds: asynchronous methods, so that openenv-core steps
+--tuned everything is set that we found to help steps of microseconds: asynchronous methods, so that OpenEnv steps
 them in its event loop instead of handing each to a thread, and WebSockets without compression and pings.
 """
 

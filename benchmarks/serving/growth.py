@@ -3,7 +3,7 @@
     python -m benchmarks.serving.growth [--seconds 1.5] [--rounds 3]
 
 Sizes: 64 sessions of one server, whose environment only shows texts (or pictures' bytes) of 100 B to 1 MB, through
-Fleet.step_many; and openenv-core with the same texts in the same run. Replicas: 256 sessions of the lake, one coroutine
+Fleet.step_many; and OpenEnv with the same texts in the same run. Replicas: 256 sessions of the lake, one coroutine
 each, over 1 to 8 servers of one process. Medians over rounds in which all take turns.
 """
 
@@ -96,7 +96,7 @@ async def measure(seconds: float, rounds: int) -> tuple[list[Point], list[Point]
         for number in range(rounds):
             cases = [("starpod, text", size, open_payload(payload.address, size, "text")) for size in SIZES]
             cases += [("starpod, image", size, open_payload(payload.address, size, "image")) for size in PICTURES]
-            cases += [("openenv-core, text", size, open_peer(peer.address, size)) for size in SIZES]
+            cases += [("OpenEnv, text", size, open_peer(peer.address, size)) for size in SIZES]
             cases += [("replicas", count, open_lakes(lakes[:count])) for count in REPLICAS]
             for way, size, opening in cases:
                 with console.status(f"round {number + 1} of {rounds}: {way}, {size:,}"):
@@ -217,7 +217,7 @@ def write_plot(path: Path, sizes: list[Point], replicas: list[Point]) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for way in dict.fromkeys(point.way for point in sizes):
         points = [(each.size, (each.client_cpu + each.server_cpu) * 1e6) for each in sizes if each.way == way]
-        left.plot(*zip(*points, strict=True), "--" if way.startswith("openenv") else "-", marker="o", label=way)
+        left.plot(*zip(*points, strict=True), "--" if way.startswith("OpenEnv") else "-", marker="o", label=way)
     left.set(xscale="log", yscale="log", xlabel="bytes of an observation", ylabel="CPU µs per step, both sides")
     left.legend(frameon=False)
     for name, label in (("client_cpu", "client"), ("server_cpu", "servers")):

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-BASELINES = ("in process", "SyncVectorEnv", "openenv-core", "openenv-core, tuned", "dm-env-rpc", "dm-env-rpc, tuned")
+BASELINES = ("in process", "SyncVectorEnv", "OpenEnv", "OpenEnv, tuned", "dm-env-rpc", "dm-env-rpc, tuned")
 PEERS = (*BASELINES, "Ray actors", "AsyncVectorEnv")
 
 

@@ -16,8 +16,8 @@ import sys
 from benchmarks.serving.lake import VARIABLE
 from tests.support import ROOT
 
-WAITING = ("in process", "starpod, coroutines", "openenv-core", "dm-env-rpc, tuned", "Ray actors", "AsyncVectorEnv")
-COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "openenv-core", "openenv-core, tuned")
+WAITING = ("in process", "starpod, coroutines", "OpenEnv", "dm-env-rpc, tuned", "Ray actors", "AsyncVectorEnv")
+COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "OpenEnv", "OpenEnv, tuned")
 TASKS = {
     "wait": ("steps of 5 ms", WAITING),
     "tail": ("steps with a heavy tail", WAITING),
