@@ -32,24 +32,24 @@ from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
-OWN = ("*",)
-"""What `starpod serve` is told to serve Starpod's own environments."""
-FAMILIES: dict[str, list[Sequence[str]]] = {
-    "gymnasium": [("--gymnasium", "*")],
-    "minigrid": [("--gymnasium", "minigrid:BabyAI*"), ("--gymnasium", "minigrid:MiniGrid*")],
-    "reasoning_gym": [("--reasoning-gym", "*")],
-    "textarena": [("--textarena", "*")],
+SERVED: dict[str, tuple[str, ...]] = {
+    "starpod": ("*",),
+    "gymnasium": ("--gymnasium", "*"),
+    "minigrid": ("--gymnasium", "minigrid:*"),
+    "reasoning_gym": ("--reasoning-gym", "*"),
+    "textarena": ("--textarena", "*"),
 }
-"""Packages whose environments need only be installed, by module: what servers are told that host them all. Several
-servers where sessions are inline and slow: they keep each other waiting."""
+"""What `starpod serve` is told to host all environments of a package, by module: a server each."""
 PROCESSES = ("--workers", "2")
 """Of each server: episodes must come out the same in both."""
-MEASURED = 0.3
-"""Seconds for which steps are counted."""
 Place = tuple[str, pb.EnvironmentSpec]
 """An environment with the address at which it is checked."""
+MEASURED = 0.3
+"""Seconds for which steps are counted."""
 REQUIREMENT_SECONDS, CALL_SECONDS = 180.0, 60.0
 """Much longer than a check of one environment allows: many run at the same time."""
+ENVIRONMENT_SECONDS = 600.0
+"""For all about one environment: some take half a minute for a start."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -83,7 +83,7 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
     if not only_list:
         out.mkdir(parents=True, exist_ok=True)
         expect_writable(str(out / "hub.json"))
-    everything = [OWN, *(served for module, families in FAMILIES.items() if find_spec(module) for served in families)]
+    everything = [served for module, served in SERVED.items() if find_spec(module)]
     console = safe_console()
     try:
         with _serving([words] if words else everything) as addresses:
@@ -173,11 +173,13 @@ async def _check_all(places: Sequence[Place], at_once: int, advance: Callable[[E
             start = time.perf_counter()
             entry = Entry(spec, EnvironmentReport(spec.id, spec.version), EnvironmentReport(spec.id, spec.version))
             try:
-                entry.contract, entry.rewards = [
-                    await _check_one(address, spec.id, requirements) for requirements in (REQUIREMENTS, REWARD)
-                ]
+                async with asyncio.timeout(ENVIRONMENT_SECONDS):
+                    entry.contract = await _check_one(address, spec.id, REQUIREMENTS)
+                    entry.rewards = await _check_one(address, spec.id, REWARD)
             except Unreachable as error:
                 entry.problem = str(error)
+            except TimeoutError:
+                entry.problem = f"its check did not end within {ENVIRONMENT_SECONDS:g} s"
             entry.seconds = time.perf_counter() - start
             advance(entry)
             return entry

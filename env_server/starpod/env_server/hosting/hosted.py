@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import multiprocessing
@@ -73,13 +74,19 @@ def starpod_id(request: HostingRequest, family: str, name: str, number: int) -> 
 def package_version(module: str) -> str:
     """MAJOR.MINOR.PATCH of the distribution that has a module; 0.0.0 if there is none."""
     top = module.partition(".")[0]
-    for distribution in importlib.metadata.packages_distributions().get(top, ()):
+    for distribution in _distributions().get(top, ()):
         try:
             release = Version(importlib.metadata.version(distribution)).release
         except (InvalidVersion, importlib.metadata.PackageNotFoundError):
             continue
         return ".".join(map(str, (*release, 0, 0)[:3]))
     return "0.0.0"
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """The distributions by the modules that they have: found once, as that reads the files of each."""
+    return importlib.metadata.packages_distributions()
 
 
 # --- episodes ----------------------------------------------------------------------------------------------------
