@@ -145,7 +145,7 @@ async def open_payload(address: str, size: int, kind: str) -> AsyncIterator[Coun
 
 @contextlib.asynccontextmanager
 async def open_peer(address: str, size: int) -> AsyncIterator[Count]:
-    """The same texts over openenv-core, a WebSocket each."""
+    """The same texts over OpenEnv, a WebSocket each."""
     from openenv.core.generic_client import GenericEnvClient  # only where the peers are installed
 
     sessions = max(2, min(SESSIONS, 32_000_000 // size))

@@ -86,25 +86,31 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
     everything = [served for module, served in SERVED.items() if find_spec(module)]
     console = safe_console()
     try:
-        with _serving([words] if words else everything) as addresses:
-            places = sorted((place for address in addresses for place in _places(address)), key=lambda p: p[1].id)
+        with contextlib.ExitStack() as servers, _progress(console) as progress:
+
+            def start(words: Sequence[str]) -> list[Place]:
+                program = started("the environment service", "serve", *PROCESSES, *words, "--port", "0")
+                return _places(servers.enter_context(program))
+
             if only_list:
-                for _, spec in places:
+                with ThreadPoolExecutor(len(everything)) as pool:
+                    listed = [spec for places in pool.map(start, everything) for _, spec in places]
+                for spec in sorted(listed, key=lambda spec: spec.id):
                     click.echo(f"{spec.id}  {spec.version}  {spec.title}")
                 return
-            with _progress(console) as progress:
-                task = progress.add_task(f"{len(places)} environments", total=len(places))
+            task = progress.add_task("environments", total=0)
 
-                def checked(entry: Entry) -> None:
-                    progress.advance(task)
-                    if not entry.passed:
-                        _tell(console, entry)
+            def told(found: int = 0, entry: Entry | None = None) -> None:
+                progress.update(task, total=(progress.tasks[0].total or 0) + found, advance=entry is not None)
+                if entry and not entry.passed:
+                    line = f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}"
+                    console.print(line, highlight=False)
 
-                entries = asyncio.run(_check_all(places, at_once, checked))
-                progress.update(task, description="steps per second", completed=0)
-                for (address, _), entry in zip(places, entries, strict=True):
-                    entry.rate = measure(address, entry.spec.id)
-                    progress.advance(task)
+            entries = asyncio.run(_check_all(everything, start, at_once, told))
+            progress.update(task, description="steps per second", completed=0)
+            for entry in entries:
+                entry.rate = measure(entry.address, entry.spec.id)
+                progress.advance(task)
     except ServiceRefused as error:
         raise click.UsageError(error.said) from error
     except (ServiceFailed, Unreachable) as error:

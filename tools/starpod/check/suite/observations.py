@@ -84,6 +84,7 @@ async def state_key(probe: Probe) -> None:
         again = (await probe.seeded(**fields)).session.observation.state_key
         expected = f"the same state_key of the same start in another session{what}"
         expect(again == key, expected, again.hex(), "digest the state alone")
+    await probe.clean_up()
     start = (await probe.seeded()).session.observation
     for seed in range(SEED + 1, SEED + 5):
         await probe.clean_up()
