@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,8 +83,9 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
     if not only_list:
         out.mkdir(parents=True, exist_ok=True)
         expect_writable(str(out / "hub.json"))
-    everything = [served for module, served in SERVED.items() if find_spec(module)]
+    everything = [words] if words else [served for module, served in SERVED.items() if find_spec(module)]
     console = safe_console()
+    entries: list[Entry] = []
     try:
         with contextlib.ExitStack() as servers, _progress(console) as progress:
 
@@ -102,41 +103,29 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
 
             def told(found: int = 0, entry: Entry | None = None) -> None:
                 progress.update(task, total=(progress.tasks[0].total or 0) + found, advance=entry is not None)
+                if entry:
+                    entries.append(entry)
                 if entry and not entry.passed:
                     line = f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}"
                     console.print(line, highlight=False)
 
-            entries = asyncio.run(_check_all(everything, start, at_once, told))
+            asyncio.run(_check_all(everything, start, at_once, told))
             progress.update(task, description="steps per second", completed=0)
             for entry in entries:
                 entry.rate = measure(entry.address, entry.spec.id)
                 progress.advance(task)
+    except KeyboardInterrupt:
+        console.print("interrupted: what was checked by now")
     except ServiceRefused as error:
         raise click.UsageError(error.said) from error
     except (ServiceFailed, Unreachable) as error:
         raise click.ClickException(str(error)) from error
+    entries.sort(key=lambda entry: entry.spec.id)
     write_pages(entries, out)
     (out / "hub.json").write_text(json.dumps([_summary(entry) for entry in entries], indent=2) + "\n", encoding="utf-8")
     passed = sum(entry.passed for entry in entries)
     console.print(f"{passed} of {len(entries)} pass; pages: {out / 'index.html'}", highlight=False)
     context.exit(0 if passed == len(entries) else 1)
-
-
-def _tell(console: Console, entry: Entry) -> None:
-    console.print(f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}", highlight=False)
-
-
-@contextlib.contextmanager
-def _serving(each: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """A server for each of these words of `starpod serve`, started at the same time; yields their addresses."""
-
-    def start(words: Sequence[str]) -> str:
-        return servers.enter_context(started("the environment service", "serve", *PROCESSES, *words, "--port", "0"))
-
-    with contextlib.ExitStack() as servers:
-        with ThreadPoolExecutor(len(each)) as pool:
-            addresses = list(pool.map(start, each))
-        yield addresses
 
 
 def _places(address: str) -> list[Place]:
@@ -171,26 +160,45 @@ def _summary(entry: Entry) -> dict[str, Any]:
     }
 
 
-async def _check_all(places: Sequence[Place], at_once: int, advance: Callable[[Entry], None]) -> list[Entry]:
-    room = {address: asyncio.Semaphore(at_once) for address, _ in places}
+async def _check_all(
+    everything: Sequence[Sequence[str]],
+    start: Callable[[Sequence[str]], list[Place]],
+    at_once: int,
+    told: Callable[..., None],
+) -> None:
+    """Starts the servers at the same time, and checks what each hosts as soon as it is ready.
 
-    async def one(address: str, spec: pb.EnvironmentSpec) -> Entry:
-        async with room[address]:
-            start = time.perf_counter()
-            entry = Entry(spec, EnvironmentReport(spec.id, spec.version), EnvironmentReport(spec.id, spec.version))
-            try:
-                async with asyncio.timeout(ENVIRONMENT_SECONDS):
-                    entry.contract = await _check_one(address, spec.id, REQUIREMENTS)
-                    entry.rewards = await _check_one(address, spec.id, REWARD)
-            except Unreachable as error:
-                entry.problem = str(error)
-            except TimeoutError:
-                entry.problem = f"its check did not end within {ENVIRONMENT_SECONDS:g} s"
-            entry.seconds = time.perf_counter() - start
-            advance(entry)
-            return entry
+    told: called with the number of environments that a server hosts (found), and with each that was checked (entry).
+    """
+    pool = ThreadPoolExecutor(len(everything))
 
-    return await asyncio.gather(*(one(*place) for place in places))
+    async def serve(words: Sequence[str]) -> None:
+        places = await asyncio.get_running_loop().run_in_executor(pool, start, words)
+        told(found=len(places))
+        room = {address: asyncio.Semaphore(at_once) for address, _ in places}
+        await asyncio.gather(*(one(room[address], address, spec) for address, spec in places))
+
+    async def one(room: asyncio.Semaphore, address: str, spec: pb.EnvironmentSpec) -> None:
+        async with room:
+            told(entry=await _examine(address, spec))
+
+    with pool:
+        await asyncio.gather(*map(serve, everything))
+
+
+async def _examine(address: str, spec: pb.EnvironmentSpec) -> Entry:
+    start = time.perf_counter()
+    entry = Entry(spec, address, EnvironmentReport(spec.id, spec.version), EnvironmentReport(spec.id, spec.version))
+    try:
+        async with asyncio.timeout(ENVIRONMENT_SECONDS):
+            entry.contract = await _check_one(address, spec.id, REQUIREMENTS)
+            entry.rewards = await _check_one(address, spec.id, REWARD)
+    except Unreachable as error:
+        entry.problem = str(error)
+    except TimeoutError:
+        entry.problem = f"its check did not end within {ENVIRONMENT_SECONDS:g} s"
+    entry.seconds = time.perf_counter() - start
+    return entry
 
 
 async def _check_one(address: str, id: str, requirements: Sequence[Requirement]) -> EnvironmentReport:

@@ -29,11 +29,13 @@ _CONCURRENCY = {
 class Entry:
     """An environment and what was found out about it.
 
-    contract, rewards: the results against the contract, and of the audit of rewards. problem: why it could not be
-    checked. seconds: how long that took. rate: steps per second of one session, None where none could be played.
+    address: of the server that hosts it. contract, rewards: the results against the contract, and of the audit of
+    rewards. problem: why it could not be checked. seconds: how long that took. rate: steps per second of one session,
+    None where none could be played.
     """
 
     spec: pb.EnvironmentSpec
+    address: str
     contract: EnvironmentReport
     rewards: EnvironmentReport
     seconds: float = 0.0

@@ -18,6 +18,7 @@ from starpod.env_server.environment import (
     EnvironmentOptions,
     EnvironmentSpec,
     Image,
+    Limits,
     OptionsError,
     digest_observation,
 )
@@ -78,11 +79,19 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         grammar="" if plan.names else words(plan.action_space),
         observation_modes=(),
         render_modes=("text", "png") if drawn.get("render_mode") == "rgb_array" else ("text",),
+        limits=Limits(max_turns=_most_steps(first)),
         # Gymnasium's own take microseconds and hold nothing that could hang; of others nothing is known.
         concurrency=Concurrency.INLINE if module.startswith("gymnasium.") else Concurrency.PROCESS,
     )
     base = NamedGymnasiumEnvironment if plan.names else GymnasiumEnvironment
     return publish(base, request, spec, known, module, Options=options, factory=factory)
+
+
+def _most_steps(first: gymnasium.Env[Any, Any]) -> int:
+    """Steps after which the environment cuts an episode short, by a time limit or, as MiniGrid, itself; 0: unknown."""
+    limited = first.spec and first.spec.max_episode_steps
+    most = limited or getattr(first.unwrapped, "max_steps", 0)
+    return most if isinstance(most, int) else 0
 
 
 def installed(pattern: str) -> list[str]:

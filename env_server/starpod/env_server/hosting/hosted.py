@@ -38,6 +38,9 @@ from starpod.env_server.state import StateError
 MAX_REPLAYED_ACTIONS = 20_000
 """Actions of the longest episode that is saved: who restores it plays them all again."""
 
+MOST_TURNS = 1000
+"""Turns of an episode where the package names no limit: its own limits count actions, and a turn may have none."""
+
 _WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PLACED = random.Random(0)
 """Stands where `Environment` keeps the stream of transitions: a Fork with new luck takes it away, which asks for it."""
@@ -252,6 +255,7 @@ def publish(
     alone = concurrency is Concurrency.PROCESS
     spec = replace(
         spec,
+        limits=spec.limits if spec.limits.max_turns else replace(spec.limits, max_turns=MOST_TURNS),
         version=probed.version,
         concurrency=concurrency,
         deterministic=probed.deterministic,
