@@ -14,6 +14,7 @@ import yaml
 from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.updates import BELOW, TRAINED, TokenRecord
+from starpod.trainer.output.pictures import write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from tests.support import ServerProcess
 from tests.trainer.diagnostics.synthetic import episode, turn, write_run
@@ -46,7 +47,9 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
             each.logprobs = [-0.03 * (place + 1) ** (1 + number) for place in range(8)]
     odd = Episode(3, 0, "frozen_lake-v1", turns=[turn("nonsense xylophone", well_formed=False, finish="length")])
     odd.turns[0].actions, odd.end = [], "max_turns"
-    folder.write_rollouts(150, [*members, *a_group(2, [1.0, 1.0]), odd], most=2**20)
+    others = a_group(2, [1.0, 1.0])
+    others[1].turns[1].actions = ["Left"]
+    folder.write_rollouts(150, [*members, *others, odd], most=2**20)
     verdicts = {1: Verdict(True, "Its reward_std is the largest."), 2: Verdict(False, "Its score tells nothing apart.")}
     marks = np.array([TRAINED, TRAINED | BELOW, *[TRAINED] * 5, 0] * 2, np.uint8)
     learnt = TokenRecord(np.linspace(-1, 1, 16).astype(np.float16), np.linspace(0.7, 1.3, 16).astype(np.float16), marks)
@@ -61,6 +64,7 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
     folder.write_episodes(
         150, [episode(number, solved=each, group=number) for number, each in enumerate(solved)], "final"
     )
+    write_pictures(folder.pictures, {("final-000150.jsonl", 3, 0): [b"\x89PNG one", b"\x89PNG two"]})
     (folder.checkpoints / "step-00000150").mkdir()
     (folder.checkpoints / "best").write_text("step-00000150")
     return folder

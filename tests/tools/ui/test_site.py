@@ -1,5 +1,7 @@
 """Pages of the live site over real sockets: what they show, what they refuse, and that they follow a run."""
 
+import gzip
+import json
 import re
 import shutil
 import subprocess
@@ -13,7 +15,7 @@ import pytest
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from tests.support import ServerProcess
-from tests.tools.ui.conftest import serve_site, wait_until
+from tests.tools.ui.conftest import a_group, serve_site, wait_until
 from tests.trainer.diagnostics.synthetic import WARNING, metrics_at
 
 GROUP = "run=calm&file=train-000150.jsonl.gz&group=1"
@@ -106,6 +108,21 @@ def test_a_group_says_what_the_filter_made_of_it(site: str) -> None:
     assert ">left out</span> Its score tells nothing apart." in text
 
 
+def test_a_group_marks_where_its_members_part(site: str, calm: Path, tmp_path: Path) -> None:
+    group = GROUP.replace("group=1", "group=2")
+    (mark,) = re.findall(r'<li class="parts">.*?</li>', httpx.get(f"{site}/group?{group}").text, re.DOTALL)
+    assert "Turn 2 of member 1" in mark and "another action" in mark
+    shutil.copytree(calm, tmp_path / "slippery")
+    path = tmp_path / "slippery" / "episodes" / "train-000150.jsonl.gz"
+    members = a_group(2, [1.0, 1.0])
+    members[1].turns[0].observation = "P slipped"
+    path.write_bytes(gzip.compress("".join(json.dumps(each.to_json()) + "\n" for each in members).encode()))
+    for address in serve_site(tmp_path, page="/episodes?run=slippery&kind=train", shown="2 episodes"):
+        text = httpx.get(f"{address}/group?{group.replace('calm', 'slippery')}").text
+    (mark,) = re.findall(r'<li class="parts">.*?</li>', text, re.DOTALL)
+    assert "Turn 1 of member 1" in mark and "another state" in mark
+
+
 def test_a_run_that_was_cut_off_in_its_update_has_its_verdicts_computed_again(calm: Path, tmp_path: Path) -> None:
     shutil.copytree(calm, tmp_path / "cut")
     (tmp_path / "cut" / "episodes" / "train-000150.update.gz").unlink()
@@ -133,6 +150,17 @@ def test_an_episode_turn_by_turn(site: str) -> None:
     assert 'id="t1"' in text and 'id="t2"' in text and "the hole is &lt;next&gt; to me" in text
     assert "policy version" in text and 'title="id 65, probability' in text
     assert httpx.get(f"{site}/episode?{GROUP}&member=9").status_code == 404
+
+
+def test_pictures_that_the_run_has_drawn_need_no_server(site: str) -> None:
+    drawn = "run=calm&file=final-000150.jsonl&group=3&member=0"
+    text = httpx.get(f"{site}/episode?{drawn}").text
+    assert f"/picture?{drawn}&turn=0".replace("&", "&amp;") in text
+    assert httpx.get(f"{site}/picture?{drawn}&turn=1").content == b"\x89PNG two"
+    assert httpx.get(f"{site}/picture?{drawn}&turn=7").status_code == 404
+    other = drawn.replace("group=3", "group=4")
+    assert "/picture?" not in httpx.get(f"{site}/episode?{other}").text
+    assert httpx.get(f"{site}/picture?{other}&turn=0").status_code == 404  # no server was named
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, rea
 from starpod.ui.games import COUNTS, remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
-from starpod.ui.reading import mapping, read_episode
+from starpod.ui.reading import kept_pictures, mapping, read_episode
 
 PAGE = 50
 """Episodes on a page of the list."""
@@ -86,10 +86,7 @@ def group_page(site: Site, request: Request) -> Response:
     first = members[0]["episode"]["turns"]
     for member in members:
         turns = member["episode"]["turns"]
-        same = 0
-        while same < min(len(first), len(turns)) and turns[same]["actions"] == first[same]["actions"]:
-            same += 1
-        member["parts_at"] = None if same == len(first) == len(turns) else same
+        member["parts_at"], member["parts_by"] = _parting(first, turns)
     verdict, kept, groups = _filter_verdict(path, grp) if rows[0]["kind"] == "train" else (None, 0, 0)
     return render(
         "group.html", site=site, run=run, name=name, grp=grp, members=members, link=episode_link,
@@ -97,6 +94,16 @@ def group_page(site: Site, request: Request) -> Response:
         kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]),
         deviation=stdev(row["reward"] for row in rows) if len(rows) > 1 else 0.0,
     )  # fmt: skip
+
+
+def _parting(first: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]) -> tuple[int | None, str]:
+    """The place of the turn at which a member leaves the way of the first, and by what; None where it does not."""
+    for place, (one, other) in enumerate(zip(first, turns, strict=False)):
+        if one["observation"] != other["observation"]:
+            return place, "another state"
+        if one["actions"] != other["actions"]:
+            return place, "another action"
+    return None, ""
 
 
 def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
@@ -163,6 +170,7 @@ def episode_page(site: Site, request: Request) -> Response:
         members=len(siblings), before=siblings[place - 1] if place else None,
         after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
         readable=tokenizer is not None, update=update, most_tokens=MOST_TOKENS,
+        pictures=site.games is not None or bool(kept_pictures(folder, row["name"], grp, member)),
         token=site.guard.token("fork") if site.games else "",
         policies=site.games.policies(checkpoint=row["tokens"] > 0) if site.games else {}, counts=COUNTS,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
 from starpod.ui.games import CHECKPOINT, COUNTS, SEPARATOR, Branches, Game, Games
 from starpod.ui.page import Site, query, render
-from starpod.ui.reading import mapping, read_episode
+from starpod.ui.reading import kept_pictures, mapping, read_episode
 from starpod.ui.saving import KINDS, Saved, save, saved
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
@@ -225,10 +225,15 @@ async def fork_episode(site: Site, request: Request) -> Response:
 
 
 async def picture(site: Site, request: Request) -> Response:
-    """The state before a turn of an episode, drawn by the server."""
-    episode, task, link = _episode(site, request.query_params)
-    place = whole(request.query_params.get("turn", ""), len(episode.turns))
-    frames = await games_of(site).frames(link, episode, task)
+    """The state before a turn of an episode: from the run's pictures, or drawn by the server."""
+    asked = request.query_params
+    episode, task, link = _episode(site, asked)
+    place = whole(asked.get("turn", ""), len(episode.turns))
+    frames = await asyncio.to_thread(
+        kept_pictures, site.folder(asked["run"]), asked["file"], episode.group, episode.member
+    )
+    if not frames:
+        frames = await games_of(site).frames(link, episode, task)
     if place is None or place >= len(frames):
         raise HTTPException(404, "There is no such turn.")
     return Response(frames[place], media_type="image/png")

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
 """Of the file, in the folder of the runs."""
-VERSION = 4
+VERSION = 5
 """Of the tables; an index of another version is made again."""
 COUNTED = 10_000
 """Episodes up to which those that hold some words are counted."""
@@ -42,7 +42,8 @@ CREATE TABLE warnings (run INTEGER NOT NULL, step INTEGER NOT NULL, text TEXT NO
 CREATE INDEX warnings_of_run ON warnings (run);
 CREATE TABLE files (
     id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL,
-    step INTEGER NOT NULL, size INTEGER NOT NULL, changed INTEGER NOT NULL, problem TEXT NOT NULL, UNIQUE (run, name)
+    step INTEGER NOT NULL, size INTEGER NOT NULL, changed INTEGER NOT NULL, problem TEXT NOT NULL,
+    episodes INTEGER NOT NULL, UNIQUE (run, name)
 );
 CREATE TABLE episodes (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL, file INTEGER NOT NULL, kind TEXT NOT NULL, step INTEGER NOT NULL,
@@ -231,11 +232,7 @@ class Index:
     def files(self, run: int) -> list[dict[str, Any]]:
         """The run's files of episodes: name, kind, step, problem, and how many `episodes` are in each."""
         with self.reading() as database:
-            rows = database.execute(
-                "SELECT files.*, (SELECT count(*) FROM episodes WHERE file = files.id) AS episodes FROM files "
-                "WHERE run = ? ORDER BY step, name",
-                (run,),
-            ).fetchall()
+            rows = database.execute("SELECT * FROM files WHERE run = ? ORDER BY step, name", (run,)).fetchall()
         return [dict(row) for row in rows]
 
     def episodes(self, wanted: Filter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
@@ -272,6 +269,8 @@ class Index:
         where, values = wanted.where()
         bound = f"LIMIT {COUNTED + 1}" if wanted.text else ""
         counted = f"SELECT count(*) FROM (SELECT 1 FROM episodes WHERE {where} {bound})"
+        if wanted == Filter(wanted.run, kind=wanted.kind, step=wanted.step, sort=wanted.sort):
+            counted = f"SELECT coalesce(sum(episodes), 0) FROM files WHERE {where}"
         with self.reading() as database:
             return int(database.execute(counted, values).fetchone()[0])
 

@@ -410,7 +410,7 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
     kind, _, digits = path.name.partition(".")[0].rpartition("-")
     step = int(digits) if digits.isdecimal() else -1
     file = database.execute(
-        "INSERT INTO files (run, name, kind, step, size, changed, problem) VALUES (?, ?, ?, ?, ?, ?, '')",
+        "INSERT INTO files (run, name, kind, step, size, changed, problem, episodes) VALUES (?, ?, ?, ?, ?, ?, '', 0)",
         (run, path.name, kind, step, *stamp),
     ).lastrowid
     assert file is not None
@@ -438,8 +438,8 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
         "INSERT INTO parts (run, bit, name) VALUES (?, ?, ?)",
         [(run, bit, name) for name, bit in list(bits.items())[known:]],
     )
-    if problems:
-        database.execute("UPDATE files SET problem = ? WHERE id = ?", (problems[0], file))
+    told = (len(rows), problems[0] if problems else "", file)
+    database.execute("UPDATE files SET episodes = ?, problem = ? WHERE id = ?", told)
     return environments
 
 

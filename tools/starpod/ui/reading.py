@@ -13,6 +13,9 @@ from typing import IO, Any, cast
 
 import yaml
 
+from starpod.trainer.output.pictures import read_pictures
+from starpod.trainer.output.run_folder import RunFolder
+
 QUIET_SECONDS = 600.0
 """A run on another machine, whose lock cannot be seen, counts as running while its metrics are younger than this."""
 MOST_PROBLEMS = 5
@@ -133,6 +136,12 @@ def read_episode(path: Path, start: int) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("turns"), list):
         raise BadFile(f"{path.name} has changed: there is no episode at this place any more")
     return value
+
+
+def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:
+    """The pictures that the run drew of an episode for its report; empty where it drew none."""
+    place = (file, group, member)
+    return read_pictures(RunFolder(run).pictures, [place]).get(place, [])
 
 
 def _open(path: Path) -> IO[bytes]:
