@@ -160,3 +160,19 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     loop.write_text(f"base: {loop}\n")
     with pytest.raises(ConfigError, match="comes back to itself"):
         load_config(str(loop))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.tiny.image={}"], "the model has no eyes: give model.tiny.image.rows"),
+        (["engine=vllm"], "engine.name vllm does not pass on: set it to torch"),
+        (["script.name=attempts"], "script.name attempts does not pass on"),
+        (["prompt.context=single_turn"], "tells all turns in one message"),
+        (["collect.agent.command=[x]"], "programs are not shown"),
+    ],
+)
+def test_images_are_refused_where_they_would_be_lost(words: list[str], message: str) -> None:
+    assert load_config("visual_lake").prompt.shows_images
+    with pytest.raises(ConfigError, match=message):
+        load_config("visual_lake", words)

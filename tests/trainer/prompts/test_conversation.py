@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starpod.trainer.data.images import MARK, ImageConfig, image_ids
+from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Conversation, Template, part_start
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import Context
@@ -381,3 +383,51 @@ def test_a_block_that_the_prompt_opened_begins_with_the_reply() -> None:
     reply = made.encode_reply("<think>go Up</think><answer>Up</answer>")
     ends = dict(made.spans(reply, grammar.cut(made.decode(reply))))
     assert [made.tokenizer.decode([reply[ends["think"] - 1]]), ends["answer"]] == ["</think>", len(reply)]
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+VIEW = ImageConfig(rows=2, columns=2)
+SEEING = Template(train_tokenizer([f"{MARK} a b c Up Down"], size=400), view=VIEW)
+PICTURES = (b"one", b"two", b"three")
+
+
+def shown(prompt: list[int]) -> list[int]:
+    """The images of a prompt, by their place in PICTURES."""
+    starts = {image_ids(picture, VIEW.tokens)[0]: place for place, picture in enumerate(PICTURES)}
+    return [starts[each] for each in prompt if each in starts]
+
+
+@pytest.mark.parametrize(("context", "seen"), [("full", [0, 1, 2]), ("window", [1, 2])])
+def test_images_stand_where_they_were_shown(context: Context, seen: list[int]) -> None:
+    talk = Conversation(SEEING, context=context, window=None if context == "full" else 2)
+    talk.system(f"what stands for an image means nothing here: {MARK}")
+    for picture in PICTURES:
+        prompt = talk.ask(f"a\n{MARK}\nb", picture)
+        # A reply may say whatever it likes: it is never read as an image.
+        reply = [*SEEING.encode(f"{MARK} {MARK}"), SEEING.end]
+        talk.answer(reply, "stop", SEEING.decode(reply))
+    assert shown(prompt.context) == seen
+    ids = image_ids(PICTURES[-1], VIEW.tokens)
+    place = prompt.appended.index(ids[0])
+    assert prompt.appended[place : place + len(ids)] == ids
+    told = SEEING.following(f"a\n{MARK}\nb", [SEEING.end])
+    rest = [*prompt.appended[:place], SEEING.mark, *prompt.appended[place + len(ids) :]]
+    assert rest[-len(told) :] == told
+    assert sorted(talk.images.values()) == sorted(PICTURES)
+
+
+def test_a_prompt_with_images_goes_on_from_the_one_before() -> None:
+    talk = Conversation(SEEING)
+    first = talk.ask(MARK, PICTURES[0])
+    talk.answer([9, SEEING.end], "stop", "")
+    second = talk.ask(MARK, PICTURES[1])
+    assert not second.fresh
+    assert second.context == [*first.context, 9, SEEING.end, *second.appended]
+    other = Conversation(SEEING)
+    assert other.ask(MARK, PICTURES[1]).context != first.context
+
+
+def test_a_template_that_rewrites_the_past_shows_no_images() -> None:
+    with pytest.raises(ValueError, match="lose their place"):
+        Template(tokenizer("qwen3"), view=VIEW)

@@ -23,7 +23,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.environment_file import choose_job, names_environment_file
 from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.mixture import MixedEnvironment, TaskConfig, merged
-from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.collect import CollectConfig
@@ -183,6 +183,28 @@ class Config(Section):
         for key, wanted in (("verdict", "solver_verifier"), ("improvement", "attempts")):
             if name != wanted and any(getattr(task.rewards, key) for task in self.tasks):
                 raise ValueError(f"rewards.{key} belongs to {wanted}, and script.name is {name}: set it, or drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _images_are_seen(self) -> Config:
+        shown = next((task.prompt.observation for task in self.tasks if task.prompt.shows_images), None)
+        if shown is None:
+            return self
+        what = f"prompt.observation {shown} shows images"
+        if self.model.name == TINY and not self.model.tiny.image.rows:
+            raise ValueError(
+                f"{what}, and the model has no eyes: give model.tiny.image.rows and columns, or set prompt.observation "
+                "to text"
+            )
+        for key, value, wanted in (
+            ("engine.name", self.engine.name, "torch"),
+            ("script.name", self.script.name, "solo"),
+            ("algorithm.order", self.algorithm.order, "together"),
+        ):
+            if value != wanted:
+                raise ValueError(f"{what}, which {key} {value} does not pass on: set it to {wanted}")
+        if self.collect.agent.command:
+            raise ValueError(f"{what}, which programs are not shown: drop collect.agent.command")
         return self
 
     @model_validator(mode="after")

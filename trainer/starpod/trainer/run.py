@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter, time
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.data.images import by_key
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.diversity import diversity
@@ -551,9 +553,11 @@ class Run:
         began = perf_counter()
         if self.information.due(self.step):
             tokenizer = self.learner.policy.tokenizer
+            episodes = episodes_of(groups)
+            images = by_key(turn.image for episode in episodes for turn in episode.turns)
             self.metrics |= self.information.measure(
-                episodes_of(groups),
-                self.learner.log_likelihoods,
+                episodes,
+                partial(self.learner.log_likelihoods, images=images),
                 lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
                 torch.Generator().manual_seed(derive(self.config.seed, "information", self.step)),
             )

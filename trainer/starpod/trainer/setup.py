@@ -73,13 +73,14 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The part of the environment's spec that a run needs: its action names, and whether it can show state keys, be
-    forked, score states, and has an expert."""
+    forked, score states, draw them, and has an expert."""
 
     actions: tuple[str, ...]
     state_key: bool
     fork: bool = True
     expert: bool = True
     score: bool = True
+    image: bool = True
 
 
 async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
@@ -89,7 +90,8 @@ async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
         if spec.id == environment_id:
             able = spec.capabilities
             names = tuple(spec.action_space.names)
-            return Facts(names, able.state_key, able.fork, able.expert_action, able.score)
+            image = "png" in spec.render_modes
+            return Facts(names, able.state_key, able.fork, able.expert_action, able.score, image)
     raise unknown_environment(environment_id, [spec.id for spec in specs])
 
 
@@ -108,13 +110,23 @@ class Served:
         """Collects the demonstrations, from the next seeds, and reads those of a file. Raises ConfigError."""
         seeds = cursor.take(self.config.warm_start.episodes)
         self.demonstrations = await collect_demonstrations(
-            self.fleet, self.config.warm_start, self.task, seeds, self.writer.attempts
+            self.fleet,
+            self.config.warm_start,
+            self.task,
+            seeds,
+            self.writer.attempts,
+            images=self.config.prompt.shows_images,
         )
         if path := self.config.warm_start.demonstrations:
             (session,) = await self.task.open(self.fleet, 0, 1, Want())
             await session.close()
             read = read_demonstrations(path, self.task.environment, session.limits)
             _refuse_held_out(config, "warm_start.demonstrations", path, (each.episode.seed for each in read))
+            if self.config.prompt.shows_images and not all(turn.image for each in read for turn in each.episode.turns):
+                raise ConfigError(
+                    f"warm_start.demonstrations {path} holds turns without an image, and prompt.observation is "
+                    f"{self.config.prompt.observation}: give a file of a run that was shown images"
+                )
             self.demonstrations += read
 
     def texts(self) -> Iterable[str]:
@@ -141,6 +153,11 @@ async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
                 f"algorithm.advantage {config.algorithm.advantage} compares turns that began in the same state, and "
                 f"{task.environment.id} does not tell states apart (it has no state_key); choose another advantage, or "
                 "set algorithm.gigpo.weight to 0"
+            )
+        if task.prompt.shows_images and not facts.image:
+            raise ConfigError(
+                f"prompt.observation {task.prompt.observation} shows what the environment draws, and "
+                f"{task.environment.id} draws nothing (no render mode png): set prompt.observation to text"
             )
         from_expert = any(each.environment.expert_moves_left for stage in config.in_stages for each in stage.tasks)
         if path := task.environment.starts:
@@ -219,6 +236,11 @@ async def open_run(
             return make_policy(config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel)
 
         policy = make_initial_policy()
+        if policy.view is None and any(task.prompt.shows_images for task in config.tasks):
+            raise ConfigError(
+                f"prompt.observation shows images, and {config.model.name} has no eyes: set model.tiny.image.rows and "
+                "columns, or prompt.observation to text"
+            )
         # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
         # would be from weights between two versions: then there is a whole copy, brought up to date between updates.
         sampler = policy
@@ -228,7 +250,8 @@ async def open_run(
         if parallel.world == 1 and config.collect.max_staleness and config.engine.name == "torch":
             sampler = sampling_copy(policy)
         templates = {
-            each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening) for each in served
+            each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening, view=policy.view)
+            for each in served
         }
         offline = read_offline(config, templates)
         turnwise = any(stage.algorithm.order != "together" for stage in config.in_stages)
@@ -266,7 +289,7 @@ async def open_run(
                             prompt=task.prompt,
                             sampling=stage.sampling,
                             seed=config.seed,
-                            want=_want(config, each.facts),
+                            want=_want(config, each.facts, image=task.prompt.shows_images),
                             spans=any(each.algorithm.blocks for each in config.in_stages),
                         )
                     ),
@@ -325,12 +348,16 @@ async def open_run(
         yield run
 
 
-def _want(config: Config, facts: Facts) -> Want:
-    """What observations carry beside their text. Turn scorers pool visits of a state, and are compared with scores."""
+def _want(config: Config, facts: Facts, *, image: bool) -> Want:
+    """What observations carry beside their text. image: whether they are shown as images.
+
+    Turn scorers pool visits of a state, and are compared with scores.
+    """
     scorer = config.scorer.kind
     return Want(
         state_key=config.needs_state_key or (scorer == "q" and facts.state_key),
         score=config.collect.search.needs_score or (scorer != "off" and facts.score),
+        image=image,
     )
 
 

@@ -32,6 +32,7 @@ from starpod.trainer.algorithms.losses import (
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, split
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.gradients import gradient_report
 from starpod.trainer.models.first_adapters import FirstAdapters
@@ -385,9 +386,12 @@ class Learner:
         return gradient_report(self.policy, kept, backward, buckets=buckets)
 
     @torch.no_grad()
-    def log_likelihoods(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[float]:
-        """Log-probability of each continuation after its prompt, in nats."""
-        batch = Batch.from_samples(list(map(Sample.of, prompts, continuations)), self.parallel.device)
+    def log_likelihoods(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], images: Images | None = None
+    ) -> list[float]:
+        """Log-probability of each continuation after its prompt, in nats. images: those that ids below 0 name."""
+        samples = [Sample.of(*each, images) for each in zip(prompts, continuations, strict=True)]
+        batch = Batch.from_samples(samples, self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
         for block, mine in self._share(batch, range(len(batch))):
             scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
@@ -431,9 +435,11 @@ class Learner:
         cut = [row for row, episode in enumerate(batch.episodes) if episode.tail and not episode.terminated]
         tails = [batch.episodes[row].tail for row in cut]
         before = [[] if batch.episodes[row].tail_fresh else batch.samples[row][-1].tokens for row in cut]
+        images = [{**batch.samples[row][-1].images, **by_key([batch.episodes[row].final_image])} for row in cut]
         # A value is that of the context before a token: one more token, whose own id does not matter.
         seen = Batch.from_samples(
-            [Sample.of(past + tail, tail[-1:]) for past, tail in zip(before, tails, strict=True)], batch.device
+            [Sample.of(past + tail, tail[-1:], shown) for past, tail, shown in zip(before, tails, images, strict=True)],
+            batch.device,
         )
         for block, mine in self._share(seen, range(len(seen))):
             scores = self.policy.score(*seen.pack(block), temperature=self.temperature, values=True)

@@ -109,9 +109,13 @@ class Demonstration:
 
 
 class Demonstrator(Agent):
-    """Plays as a reference policy does, with some moves at random. imitate: whether to imitate each turn so far."""
+    """Plays as a reference policy does, with some moves at random. imitate: whether to imitate each turn so far.
 
-    def __init__(self, config: WarmStartConfig, task: Task, seed: str) -> None:
+    images: whether turns keep what the environment draws.
+    """
+
+    def __init__(self, config: WarmStartConfig, task: Task, seed: str, *, images: bool = False) -> None:
+        self._images = images
         self.imitate: list[bool] = []
         self._config = config
         self._task = task
@@ -133,6 +137,9 @@ class Demonstrator(Agent):
         self.imitate.append(self._config.imitate_noise or not noisy)
         return Move(action, [action])
 
+    def image_of(self, observation: Observation) -> bytes:
+        return observation.image.data if self._images and observation.image else b""
+
 
 async def collect_demonstrations(
     fleet: Fleet,
@@ -140,18 +147,21 @@ async def collect_demonstrations(
     task: Task,
     seeds: Sequence[int],
     attempts: int = 1,
+    *,
+    images: bool = False,
 ) -> list[Demonstration]:
-    """Plays one episode per seed, and as many attempts at it as are asked for.
+    """Plays one episode per seed, and as many attempts at it as are asked for. images: whether turns have images.
 
     Raises ConfigError if the environment has no expert and one is asked for, StarpodError where an episode fails.
     """
     _, want = REFERENCES[config.actions]
     if config.noise and not task.actions:  # then what can be played at random is for the environment to list
         want = replace(want, valid_actions=True)
+    want = replace(want, image=images)
 
     async def demonstrate(seed: int, attempt: str = "") -> Demonstration:
         (session,) = await task.open(fleet, seed, 1, want)
-        demonstrator = Demonstrator(config, task, f"{seed}{attempt}")
+        demonstrator = Demonstrator(config, task, f"{seed}{attempt}", images=images)
         try:
             episode = await play(demonstrator, session)
         finally:
@@ -243,7 +253,7 @@ class DemonstrationWriter:
             prompter = self._prompter(demonstration)
             yield prompter.system()
             for said in self._said(demonstration):
-                yield prompter.following(said.past, said.observation)
+                yield prompter.following(said.past, said.observation, image=bool(said.turn.image))
                 yield said.text
             # Demonstrations make no mistakes, so what a policy is told after one would be missing.
             yield prompter.user(2, "", warning=True)
@@ -258,7 +268,8 @@ class DemonstrationWriter:
                 conversations[said.speaker] = Conversation.of(template, self.prompt)
                 conversations[said.speaker].system(self._prompter(demonstration, said.speaker).system())
             conversation = conversations[said.speaker]
-            prompt = conversation.ask(prompter.following(said.past, said.observation))
+            image = template.view.scaled(said.turn.image) if template.view and said.turn.image else b""
+            prompt = conversation.ask(prompter.following(said.past, said.observation, image=bool(image)), image)
             ids = template.encode_reply(said.text)
             conversation.answer(ids, "stop", said.text)
             # Where several speak, each one's context is told from its beginning.
@@ -266,6 +277,7 @@ class DemonstrationWriter:
             episode.turns.append(
                 replace(
                     said.turn,
+                    image=image,
                     prompt=list(prompt.context) if fresh else prompt.appended,
                     fresh=fresh,
                     reply=ids,

@@ -16,7 +16,7 @@ from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec,
 from .expert import best_actions
 from .lake import Lake, Symbols, lake_of
 from .maps import ACTIONS, distances_to_goal, draw_map
-from .picture import draw
+from .picture import TILE, draw
 
 _BLOCKED = Outcome(effective=False)
 
@@ -49,6 +49,7 @@ class FrozenLakeOptions(EnvironmentOptions):
         description="grid: the board in symbols; coord: coordinates; grid_coord: both; local: a short line of "
         "places and neighbouring tiles.",
     )
+    tile_pixels: int = Field(default=TILE, ge=8, le=TILE, description="Edge of a tile in a picture.")
     symbols: Symbols = Field(
         default=Symbols(), description="Characters for player, ice, hole, goal, player_in_hole, player_on_goal, edge."
     )
@@ -142,7 +143,9 @@ class FrozenLake(Environment):
 
     def render(self, mode: str = "text") -> str | bytes:
         lake = self._cached_lake or self._shared_lake()
-        return draw(lake.tiles, lake.columns, self.position) if mode == "png" else lake.framed(self.position)
+        if mode == "png":
+            return draw(lake.tiles, lake.columns, self.position, self.options.tile_pixels)
+        return lake.framed(self.position)
 
     def _shared_lake(self) -> Lake:
         options = self.options

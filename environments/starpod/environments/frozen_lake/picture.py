@@ -9,16 +9,18 @@ from PIL import Image
 from starpod.env_server import encode_png, read_sprites
 
 _SPRITES = ("ice 0", "ice 1", "ice 2", "ice 3", "hole", "goal", "start", "player", "in hole", "on goal")
-_SPRITE_SIZE = 64
+TILE = 64
+"""Pixels of a sprite's edge."""
 
 
-def draw(tiles: str, columns: int, position: int) -> bytes:
-    """A PNG of the lake, 64 pixels a tile, fewer on large boards.
+@functools.lru_cache(maxsize=256)
+def draw(tiles: str, columns: int, position: int, pixels: int = TILE) -> bytes:
+    """A PNG of the lake. pixels: of a tile's edge; fewer on large boards.
 
     tiles: S, F, H and G, row by row. position: of the player, counted in tiles.
     """
     rows = len(tiles) // columns
-    size = max(16, min(_SPRITE_SIZE, 768 // max(rows, columns)))
+    size = min(pixels, max(16, 768 // max(rows, columns)))
     margin = size // 4
     sprites = _sprites(size)
     picture = Image.new("RGB", (columns * size + 2 * margin, rows * size + 2 * margin), (96, 138, 166))
@@ -40,6 +42,6 @@ def draw(tiles: str, columns: int, position: int) -> bytes:
 @functools.cache
 def _sprites(size: int) -> dict[str, Image.Image]:
     sprites = read_sprites(__package__, "sprites.png", _SPRITES)
-    if size == _SPRITE_SIZE:
+    if size == TILE:
         return sprites
     return {name: sprite.resize((size, size), Image.Resampling.LANCZOS) for name, sprite in sprites.items()}

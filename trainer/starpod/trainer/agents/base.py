@@ -139,6 +139,10 @@ class Agent(ABC):
         """Takes the turns of an episode that another agent played for its own, to go on after them."""
         return
 
+    def image_of(self, observation: Observation) -> bytes:
+        """The observation's image as it is shown to this agent; empty where it reads text. Raises AgentError."""
+        return b""
+
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
         """`Episode.tail` and `tail_fresh`: the prompt of the reply that a limit prevented. Empty without tokens."""
         return [], False

@@ -7,8 +7,19 @@ from dataclasses import dataclass, field, replace
 from pydantic import Field, model_validator
 
 from starpod.client import Observation, Session, Want
-from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens, limits_left, longer
+from starpod.trainer.agents.base import (
+    Agent,
+    AgentError,
+    Agents,
+    Move,
+    Stop,
+    Task,
+    Tokens,
+    limits_left,
+    longer,
+)
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.images import BadImage
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
@@ -101,7 +112,7 @@ class EngineAgent(Agent):
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         shared = self._shared
-        prompt = self._ask(observation.text, episode)
+        prompt = self._ask(observation.text, episode, self.image_of(observation))
         self._name = f"{shared.purpose}/{episode.group}/{episode.member}"
         room = shared.sampling.max_episode_tokens - len(prompt.context)
         if room < shared.sampling.least_room:
@@ -118,12 +129,13 @@ class EngineAgent(Agent):
                 # not wait for.
                 order=episode.group,
                 conversation=self._name,
+                images=self._conversation.images,
             )
         )
         return self._answer(prompt, reply)
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
-        prompt = self._ask(observation.text, episode)
+        prompt = self._ask(observation.text, episode, self.image_of(observation))
         if (prompt.appended, prompt.fresh) != (turn.prompt, turn.fresh) or not turn.reply:
             return None
         return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
@@ -134,7 +146,7 @@ class EngineAgent(Agent):
         limits = longer(told.limits, len(episode.turns))
         self._begin(Prompter(told.config, told.instructions, told.grammar.actions, limits))
         for turn in episode.turns:
-            self._ask(turn.observation, past)
+            self._ask(turn.observation, past, turn.image)
             if turn.reply:
                 self._conversation.answer(turn.reply, turn.finish, turn.text)
             else:  # nobody sampled it
@@ -159,15 +171,27 @@ class EngineAgent(Agent):
         )
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
-        prompt = self._ask(observation.text, episode)
+        prompt = self._ask(observation.text, episode, self.image_of(observation))
         return prompt.appended, prompt.fresh
+
+    def image_of(self, observation: Observation) -> bytes:
+        view = self._shared.template.view
+        if view is None or not self._shared.prompt.shows_images:
+            return b""
+        if observation.image is None:
+            raise AgentError("the policy is shown images, and the environment gave none")
+        try:
+            return view.scaled(observation.image.data)
+        except BadImage as error:
+            raise AgentError(str(error)) from error
 
     def close(self) -> None:
         self._shared.engine.forget(self._name)
 
-    def _ask(self, observation: str, episode: Episode) -> Prompt:
+    def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
         sampling = self._shared.sampling
         return self._conversation.ask(
-            self._prompter.following(episode, observation),
+            self._prompter.following(episode, observation, image=bool(image)),
+            image,
             most_tokens=sampling.max_episode_tokens - sampling.least_room,
         )

@@ -38,7 +38,6 @@ class PretrainedAgents(Agents):
     one. sampling: what is given there goes before what the run says. Raises AgentRefused.
     """
 
-    want = Want()
     at_once = 512
 
     def __init__(self, model: str, sampling: Sampling, engine: Literal["torch", "vllm"] = "torch") -> None:
@@ -51,6 +50,7 @@ class PretrainedAgents(Agents):
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
+            self.want = Want(image=prompt.shows_images or any(task.prompt.shows_images for task in self._tasks))
             values = self.config.sampling if self.config else SamplingConfig()
             if sampling.max_tokens is not None:
                 values = values.model_copy(update={"max_reply_tokens": sampling.max_tokens})
@@ -60,7 +60,7 @@ class PretrainedAgents(Agents):
             self._agents = engine_agents(
                 self.config.script if self.config else ScriptConfig(),
                 engine=self._engine,
-                template=Template(self._policy.tokenizer, prefill=prompt.opening),
+                template=self._template(prompt),
                 prompt=prompt,
                 sampling=values,
                 seed=self.config.seed if self.config else 0,
@@ -82,10 +82,13 @@ class PretrainedAgents(Agents):
             prompt = prompt.model_copy(update={"thinking": sampling.thinking})
         return replace(
             self._agents,
-            template=Template(self._policy.tokenizer, prefill=prompt.opening),
+            template=self._template(prompt),
             prompt=prompt,
             temperature=temperature if sampling.temperature is None else sampling.temperature,
         )
+
+    def _template(self, prompt: PromptConfig) -> Template:
+        return Template(self._policy.tokenizer, prefill=prompt.opening, view=self._policy.view)
 
     def fit(self, task: Task) -> Task:
         """The task with whatever it leaves open as its run evaluated it: the one of the same name, or else the first of

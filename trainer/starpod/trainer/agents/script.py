@@ -119,7 +119,7 @@ class Speaker(EngineAgent):
         self._seen = text, past, fresh
         return self
 
-    def _ask(self, observation: str, episode: Episode) -> Prompt:
+    def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
         text, past, fresh = self._seen
         prompt = super()._ask(text, past)
         return Prompt(prompt.context, list(prompt.context), True) if fresh else prompt

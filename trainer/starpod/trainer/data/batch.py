@@ -7,7 +7,7 @@ tokens of its samples, one after the other. A model reads samples, few or many o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.prompts.grammar import BLOCKS
 
 Item = TypeVar("Item")
@@ -25,26 +26,29 @@ _ALIKE = 64
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training sample: ids, and where the sampled ones are."""
+    """One training sample: ids, and where the sampled ones are. images: those that ids below 0 name, and others."""
 
     tokens: list[int]
     sampled: list[bool]
+    images: Images = field(default_factory=dict)
 
     @classmethod
-    def of(cls, prompt: Sequence[int], reply: Sequence[int]) -> Sample:
+    def of(cls, prompt: Sequence[int], reply: Sequence[int], images: Images | None = None) -> Sample:
         """A prompt and the reply to it."""
-        return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply))
+        return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply), images or {})
 
 
 class Packed(NamedTuple):
     """Sequences right-padded to the longest, as `Policy.score` takes them: tokens_SL int64, lengths_S, sampled_SL bool.
 
     A flat result over the True entries of `sampled_SL`, in row-major order, is the rows' sampled tokens in order.
+    images: those that ids below 0 name.
     """
 
     tokens_SL: Tensor
     lengths_S: Tensor
     sampled_SL: Tensor
+    images: Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,10 @@ def samples_of(episode: Episode) -> list[Sample]:
     """The training samples of an episode, in order: what it shares with its parent is context there. Raises ValueError
     if the first turn does not begin one."""
     samples: list[Sample] = []
+    images = by_key(turn.image for turn in episode.turns)
     for index, turn in enumerate(episode.turns):
         if turn.fresh:
-            samples.append(Sample([], []))
+            samples.append(Sample([], [], images))
         elif not samples:
             raise ValueError("the first turn of an episode must begin a sample (Turn.fresh)")
         sample = samples[-1]
@@ -229,7 +234,8 @@ class Batch:
             tokens[index, : len(sample.tokens)] = torch.tensor(sample.tokens)
             sampled[index, : len(sample.tokens)] = torch.tensor(sample.sampled)
         lengths = torch.tensor([len(sample.tokens) for sample in samples])
-        return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device))
+        images = {key: image for sample in samples for key, image in sample.images.items()}
+        return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device), images)
 
     def unpack(self, block: Sequence[int]) -> Unpacked:
         """Where the results of `pack(block)` belong."""

@@ -24,8 +24,8 @@ another reply; `failed`: the infrastructure did, and nothing may be learnt from 
 class Turn:
     """One reply of the policy and what came of it.
 
-    observation: what the environment showed, as text. state_key: the state's digest before the turn; b"" unless asked
-        for.
+    observation: what the environment showed, as text. image: the same as an image, as the policy was shown it; b""
+        where it was shown none. state_key: the state's digest before the turn; b"" unless asked for.
     prompt: ids fed before the reply. Where `fresh`, the whole context, and a new training sample begins; else what was
         appended since the last id of the previous turn's reply.
     reply: the sampled ids, the sampled end token included. Nothing else is ever trained on.
@@ -47,6 +47,7 @@ class Turn:
     """
 
     observation: str = ""
+    image: bytes = b""
     prompt: list[int] = field(default_factory=list)
     fresh: bool
     reply: list[int] = field(default_factory=list)
@@ -92,13 +93,13 @@ class Turn:
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        values["state_key"] = base64.b64encode(self.state_key).decode()
-        return values
+        return values | {name: base64.b64encode(getattr(self, name)).decode() for name in ("state_key", "image")}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
         spans = [(name, end) for name, end in values.get("spans", ())]
-        return cls(**{**values, "spans": spans, "state_key": base64.b64decode(values.get("state_key", ""))})
+        binary = {name: base64.b64decode(values.get(name, "")) for name in ("state_key", "image")}
+        return cls(**{**values, "spans": spans, **binary})
 
 
 @dataclass(slots=True)
@@ -116,6 +117,7 @@ class Episode:
         played and are trained there. None: all turns are its own.
     final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another
         reply, where the episode was cut short by a limit: what a critic bootstraps from. tail_fresh: as `Turn.fresh`.
+        final_image: the image that they name last.
     """
 
     group: int
@@ -130,6 +132,7 @@ class Episode:
     success: bool | None = None
     error: str = ""
     final_observation: str = ""
+    final_image: bytes = b""
     tail: list[int] = field(default_factory=list)
     tail_fresh: bool = False
     task: str = ""
@@ -214,13 +217,15 @@ class Episode:
         """JSON values; `from_json` is the inverse."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["turns"] = [turn.to_json() for turn in self.turns]
+        values["final_image"] = base64.b64encode(self.final_image).decode()
         return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Episode:
         parent = values.get("parent")
         turns = [Turn.from_json(turn) for turn in values["turns"]]
-        return cls(**{**values, "turns": turns, "parent": tuple(parent) if parent else None})
+        image = base64.b64decode(values.get("final_image", ""))
+        return cls(**{**values, "turns": turns, "parent": tuple(parent) if parent else None, "final_image": image})
 
 
 @dataclass(slots=True)

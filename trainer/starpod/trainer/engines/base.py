@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from starpod.trainer.data.episode import Finish
+from starpod.trainer.data.images import Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Request:
     order: where there is not room for all, requests of a lower one go first.
     conversation: requests of one conversation extend each other's prompts; an engine may keep its cache between them
         until `Engine.forget`. Empty: nothing is kept.
+    images: those that ids below 0 name; only engines whose model has eyes take such ids.
     """
 
     prompt: list[int]
@@ -32,6 +34,7 @@ class Request:
     seed: int = 0
     order: int = 0
     conversation: str = ""
+    images: Images = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

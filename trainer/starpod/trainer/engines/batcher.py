@@ -15,6 +15,7 @@ from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.engines.sampling import Uniforms, draw
 from starpod.trainer.engines.slot_cache import Feed, SlotCache, Slots, Span, pad
 from starpod.trainer.models.folding import common_prefix
+from starpod.trainer.models.vision import showing
 
 
 @dataclass(slots=True)
@@ -106,7 +107,8 @@ class Batcher:
         if not spans:
             return []
         feed = self.cache.lay_out(spans)
-        states = read(feed)
+        with showing({key: image for job in jobs for key, image in job.request.images.items()}):
+            states = read(feed)
         ready: list[Job] = []
         rows: list[int] = []
         for job, span, row in zip(jobs, spans, feed.last, strict=True):

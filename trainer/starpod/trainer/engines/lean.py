@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
 from starpod.trainer.engines.slot_cache import Feed, SlotCache
 from starpod.trainer.models.precision import compute_dtype
+from starpod.trainer.models.vision import ImageLlama
 
 _PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -52,7 +53,7 @@ class LeanDecoder:
     @staticmethod
     def fits(model: Any) -> bool:
         """Whether this class knows the model: on a CPU, with nothing wrapped around its layers."""
-        if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM):
+        if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, ImageLlama):
             return False
         layers = model.model.layers
         return (

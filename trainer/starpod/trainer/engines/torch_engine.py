@@ -21,6 +21,7 @@ from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype, kept_in_float32, output_layer
 from starpod.trainer.models.trunk import plain, trunk_of
+from starpod.trainer.models.vision import view_of
 from starpod.trainer.parallel import whole
 
 
@@ -49,6 +50,7 @@ class TorchEngine:
         self._model = _sharing_copy(_causal_lm(model))
         parameter = next(self._model.parameters())
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
+        self._sees = view_of(self._model) is not None
         self._stats = EngineStats(slots=slots)
         self._cache = SlotCache(self._model.config, slots, max_context, parameter.device, compute_dtype(self._model))
         self._lean = LeanDecoder(self._model, self._cache) if LeanDecoder.fits(self._model) else None
@@ -134,7 +136,9 @@ class TorchEngine:
                 f"a prompt of {len(prompt)} tokens leaves no room for a reply in the engine's context of "
                 f"{self.max_context} tokens: raise max_context, or shorten the episode"
             )
-        if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
+        if request.images and not self._sees:
+            raise ValueError("the prompt shows an image, and the model has no eyes for it")
+        if not (min(prompt) >= 0 or request.images) or max(prompt) >= self._vocabulary:
             raise ValueError(f"the prompt has an id that is not among the model's {self._vocabulary} tokens")
         if request.max_tokens < 1 or request.temperature < 0 or not 0 < request.top_p <= 1:
             raise ValueError("a request needs max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1")

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from starpod.trainer.data.images import ImageConfig
 from starpod.trainer.section import Section
 
 
@@ -51,6 +52,7 @@ class TinyConfig(Section):
     positions: int = Field(default=4096, ge=16, description="Longest context.")
     rope_theta: float = Field(default=1000.0, gt=1, description="Base of the rotary wavelengths.")
     tied: bool = Field(default=False, description="Shares input and output embeddings.")
+    image: ImageConfig = ImageConfig()
 
     @model_validator(mode="after")
     def _divides(self) -> TinyConfig:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from starpod.trainer.data.images import Images
 from starpod.trainer.models.policy import Policy, Scores
 from starpod.trainer.parallel import Parallel, reshard
 
@@ -25,10 +26,18 @@ class FirstAdapters:
         self._present = {name: each for name, each in policy.named_parameters() if id(each) in trained}
         self._first = {name: parameter.detach().clone() for name, parameter in self._present.items()}
 
-    def score(self, tokens_BL: Tensor, lengths_B: Tensor, sampled_BL: Tensor, *, temperature: float) -> Scores:
+    def score(
+        self,
+        tokens_BL: Tensor,
+        lengths_B: Tensor,
+        sampled_BL: Tensor,
+        images: Images | None = None,
+        *,
+        temperature: float,
+    ) -> Scores:
         """As `Policy.score`, of the reference. Not inside a graph that is to be run backwards."""
         with self._exchanged():
-            return self._policy.score(tokens_BL, lengths_B, sampled_BL, temperature=temperature)
+            return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, temperature=temperature)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The adapters by name, whole. Collective."""

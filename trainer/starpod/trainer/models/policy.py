@@ -15,17 +15,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from starpod.trainer.data.images import ImageConfig, Images
 from starpod.trainer.models import hf
 from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelError
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly, tokens_read
 from starpod.trainer.models.logprobs import token_logprobs
 from starpod.trainer.models.precision import compute_dtype, compute_in, computing, output_layer, round_weights
-from starpod.trainer.models.tiny import build_tiny, tiny_shape, train_tokenizer
+from starpod.trainer.models.tiny import build_tiny, tiny_kind, tiny_shape, train_tokenizer
 from starpod.trainer.models.trunk import plain, splits_cleanly, trunk_of
+from starpod.trainer.models.vision import showing, view_of
 
 CriticKind = Literal["none", "shared", "separate"]
 
@@ -90,6 +92,11 @@ class Policy(nn.Module):
         """Of the hidden states."""
         return int(plain(self.model).config.get_text_config().hidden_size)
 
+    @property
+    def view(self) -> ImageConfig | None:
+        """How it sees images; None where it has no eyes."""
+        return view_of(self.model)
+
     def critic_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that belong to the critic alone and are trained."""
         every = iter(()) if self.critic is None else self.critic.parameters()
@@ -117,6 +124,7 @@ class Policy(nn.Module):
         tokens_BL: Tensor,
         lengths_B: Tensor,
         sampled_BL: Tensor,
+        images: Images | None = None,
         *,
         temperature: float = 1.0,
         entropy: bool = False,
@@ -126,8 +134,8 @@ class Policy(nn.Module):
 
         tokens_BL: ids, right-padded; lengths_B: of the sequences. What comes after them is never read. What several of
         them begin with is computed once where that pays (see folding.py).
-        temperature: divides the logits. Raises ValueError for a sampled token without a context before it, and for
-        values where there is no critic.
+        images: those that ids below 0 name. temperature: divides the logits. Raises ValueError for a sampled token
+        without a context before it, and for values where there is no critic.
         """
         if sampled_BL[:, 0].any():
             raise ValueError("the first token of a sequence has no context to be sampled from")
@@ -143,7 +151,7 @@ class Policy(nn.Module):
         )
         places_N = layout.places_BT[sampled_BL]
         with computing(self.model):
-            with self._checkpointing():
+            with self._checkpointing(), showing(images or {}):
                 hidden_NH = layout.read(trunk_of(self.model)).index_select(0, places_N)
                 values_N = self._values(hidden_NH, layout, places_N) if values else None
             logprobs_N, entropy_N = token_logprobs(
@@ -227,7 +235,7 @@ def build_shape(config: ModelConfig) -> nn.Module:
     """The language model without weights, on the device `meta`, adapters included. Raises ModelError."""
     if config.name == TINY:
         with torch.device("meta"):
-            return LlamaForCausalLM(tiny_shape(config, config.tiny.vocabulary))
+            return tiny_kind(config)(tiny_shape(config, config.tiny.vocabulary))
     model = hf.load_shape(config)
     with torch.device("meta"):
         return hf.add_adapters(model, config.lora, 0) if config.lora.rank else model

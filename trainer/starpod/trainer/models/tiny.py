@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -25,7 +27,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from starpod.trainer.data.images import MARK
 from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.vision import ImageLlama, ImageLlamaConfig
 from starpod.trainer.prompts.grammar import FURTHER_TAGS, SEPARATOR, TAGS
 
 END = "<|end|>"
@@ -51,12 +55,12 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFast:
     """A tokenizer with the most frequent words of `texts`; at most `size` entries.
 
-    The tags of further blocks are tokens where the texts have them.
+    The tags of further blocks, and what stands for an image, are tokens where the texts have them.
 
     The same texts give the same tokenizer. Raises ValueError where `size` leaves no room for any word.
     """
     splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
-    sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS, *FURTHER_TAGS))))
+    sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS, *FURTHER_TAGS, MARK))))
     counts: Counter[str] = Counter()
     found: set[str] = set()
     for text in texts:
@@ -66,7 +70,8 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
                 counts.update(word for word, _ in splitter.pre_tokenize_str(f" {section}"))
     tags = (*TAGS, *(tag for tag in FURTHER_TAGS if tag in found))
     always = [" ", "\n", *_ALWAYS, *(f" {word}" for word in _ALWAYS)]
-    fixed = [*_SPECIALS, *tags, *_BYTES, *always]
+    specials = (*_SPECIALS, *([MARK] if MARK in found else []))
+    fixed = [*specials, *tags, *_BYTES, *always]
     if size <= len(fixed):
         raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(fixed)} entries")
     words = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))
@@ -75,11 +80,11 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
     tokenizer.pre_tokenizer = splitter
-    starts = "|".join(["\\A ", *(f"(?<={re.escape(token)}) " for token in (*_SPECIALS, *tags))])
+    starts = "|".join(["\\A ", *(f"(?<={re.escape(token)}) " for token in (*specials, *tags))])
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(starts), "")]
     )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIALS])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
     # Single tokens, but text of a reply: they stay where special tokens are skipped in decoding.
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tags])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -102,13 +107,19 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
     shape._attn_implementation = config.attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(shape)
+        return tiny_kind(config)(shape)
+
+
+def tiny_kind(config: ModelConfig) -> type[LlamaForCausalLM]:
+    """The class of the model: one with eyes where it is to see images."""
+    return ImageLlama if config.tiny.image.rows else LlamaForCausalLM
 
 
 def tiny_shape(config: ModelConfig, vocabulary: int) -> LlamaConfig:
     """The architecture of `build_tiny`. vocabulary: entries of the tokenizer."""
     tiny = config.tiny
-    return LlamaConfig(
+    kind: Any = partial(ImageLlamaConfig, image=tiny.image.to_dict()) if tiny.image.rows else LlamaConfig
+    shape: LlamaConfig = kind(
         vocab_size=vocabulary,
         hidden_size=tiny.hidden,
         intermediate_size=tiny.intermediate,
@@ -126,3 +137,4 @@ def tiny_shape(config: ModelConfig, vocabulary: int) -> LlamaConfig:
         bos_token_id=None,
         eos_token_id=None,
     )
+    return shape

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.data.episode import Finish
+from starpod.trainer.data.images import MARK, NOT_A_MARK, ImageConfig, image_ids, image_key
 from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, TAGS, THINK, THINK_END
 from starpod.trainer.prompts.prompt import Context, PromptConfig, fold
 
@@ -30,6 +31,7 @@ class Template:
     """A tokenizer's chat template, and how replies fit into it.
 
     prefill: text that every prompt ends with, such as a reply's first tag. It is fed, not sampled, and not trained on.
+    view: how the model sees images; None where it has no eyes.
 
     end: the id that the template closes a reply with. stop: ids that a reply ends at: `end` and the tokenizer's own
         end of text.
@@ -44,7 +46,9 @@ class Template:
     Raises ValueError for a tokenizer without a chat template, and for one that no reply can be found in.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, prefill: str = "") -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, prefill: str = "", view: ImageConfig | None = None
+    ) -> None:
         if not tokenizer.chat_template:
             name = tokenizer.name_or_path or type(tokenizer).__name__
             raise ValueError(
@@ -52,6 +56,8 @@ class Template:
                 "choose an instruction-tuned model, or save a chat_template with the tokenizer"
             )
         self.tokenizer = tokenizer
+        self.view = view
+        self.mark = None if view is None else cast(int, tokenizer.convert_tokens_to_ids(MARK))
         self.markers: tuple[str, ...] = ()
         self.takes_system = self._has_system_role()
         prompt = self._render([_user(_QUESTION)], generation=True)
@@ -68,6 +74,8 @@ class Template:
         self._first = lru_cache(_CACHED)(self._encode_first)
         self._length = lru_cache(8)(lambda text: len(self.encode(text)))
         self.extends = self._keeps_the_past()
+        if view is not None and not self.extends:
+            raise ValueError("the chat template rewrites the past, in which images would lose their place")
 
     # --- ids ---------------------------------------------------------------------------------------------------------
 
@@ -109,6 +117,14 @@ class Template:
         Raises jinja2.TemplateError for what the template refuses.
         """
         return self._render(messages, generation=True, tools=tools) + self.prefill
+
+    def with_image(self, ids: Sequence[int], image: bytes) -> list[int]:
+        """The ids of a message, with those of an image in the place of its mark; as they are without an image."""
+        if not image:
+            return list(ids)
+        assert self.view is not None and self.mark is not None
+        place = ids.index(self.mark)
+        return [*ids[:place], *image_ids(image, self.view.tokens), *ids[place + 1 :]]
 
     def encode(self, text: str) -> list[int]:
         """A text as ids, where tokens of the tokenizer's own are read as such."""
@@ -260,9 +276,10 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A turn that is over: what the policy was told, and its reply."""
+    """A turn that is over: what the policy was told and shown, and its reply."""
 
     user: str
+    image: bytes
     reply: list[int]
     text: str
 
@@ -302,10 +319,12 @@ class Conversation:
         self.pinned = pinned
         self.overlap = overlap
         self.exchanges: list[Exchange] = []
+        self.images: dict[int, bytes] = {}
+        """All that were shown, by key."""
         self._grows = context in ("full", "split") and template.extends
         self._system = ""
         self._stream: list[int] = []
-        self._asked: tuple[str, list[int]] | None = None
+        self._asked: tuple[str, bytes, list[int]] | None = None
 
     @classmethod
     def of(cls, template: Template, config: PromptConfig) -> Conversation:
@@ -314,20 +333,23 @@ class Conversation:
 
     def system(self, text: str) -> None:
         """The system message, told before the first turn. Empty: none."""
-        self._system = text
+        self._system = text.replace(MARK, NOT_A_MARK) if self.template.view else text
 
-    def ask(self, user: str, *, most_tokens: int | None = None) -> Prompt:
+    def ask(self, user: str, image: bytes = b"", *, most_tokens: int | None = None) -> Prompt:
         """The prompt of the next reply. Asking again without an answer replaces the question.
 
+        image: as the model sees it, in the place of a mark in `user`; empty: none.
         most_tokens: to keep the context within, `window` and `single_turn` show fewer turns, down to the present one.
         """
         if self._grows and self.exchanges and not self._part_begins():
-            appended = self.template.following(user, self.exchanges[-1].reply)
+            appended = self.template.with_image(self.template.following(user, self.exchanges[-1].reply), image)
             prompt = Prompt(self._stream + appended, appended, False)
         else:
-            context = self._fresh(user, most_tokens)
+            context = self._fresh(user, image, most_tokens)
             prompt = Prompt(context, list(context), True)
-        self._asked = (user, prompt.context)
+        if image:
+            self.images[image_key(image)] = image
+        self._asked = (user, image, prompt.context)
         return prompt
 
     def answer(self, reply: Sequence[int], finish: Finish, text: str) -> None:
@@ -340,9 +362,9 @@ class Conversation:
             raise ValueError("there is no question to answer: call `ask` first")
         if finish == "stop" and not (reply and reply[-1] in self.template.stop):
             raise ValueError("a reply stopped, but the id that it stopped at is missing; the engine must return it")
-        user, context = self._asked
+        user, image, context = self._asked
         self._asked = None
-        self.exchanges.append(Exchange(user, list(reply), text))
+        self.exchanges.append(Exchange(user, image, list(reply), text))
         if self._grows:
             self._stream = [*context, *reply]
 
@@ -356,29 +378,29 @@ class Conversation:
         turn = len(self.exchanges)
         return self._part(turn) != self._part(turn - 1)
 
-    def _fresh(self, user: str, most_tokens: int | None) -> list[int]:
+    def _fresh(self, user: str, image: bytes, most_tokens: int | None) -> list[int]:
         """A whole context, from the turns that are shown."""
         past = self.exchanges
         if self.context == "split":
-            return self._showing([*past[: self.pinned], *past[max(self._part(len(past)), self.pinned) :]], user)
+            return self._showing([*past[: self.pinned], *past[max(self._part(len(past)), self.pinned) :]], user, image)
         if self.context != "full" and self.window is not None:
             past = past[max(len(past) - self.window + 1, 0) :]
-        context = self._showing(past, user)
+        context = self._showing(past, user, image)
         while self.context != "full" and past and most_tokens is not None and len(context) > most_tokens:
             past = past[1:]
-            context = self._showing(past, user)
+            context = self._showing(past, user, image)
         return context
 
-    def _showing(self, past: Sequence[Exchange], user: str) -> list[int]:
+    def _showing(self, past: Sequence[Exchange], user: str, image: bytes) -> list[int]:
         template = self.template
         if self.context == "single_turn":
             told = [(exchange.user, exchange.text) for exchange in past]
             return template.first(self._system, fold(told, len(self.exchanges), user))
         if not template.extends:
             return template.rendered(self._system, [(exchange.user, exchange.text) for exchange in past], user)
-        users = [*(exchange.user for exchange in past), user]
-        ids = template.first(self._system, users[0])
-        for exchange, following in zip(past, users[1:], strict=True):
+        users = [*((exchange.user, exchange.image) for exchange in past), (user, image)]
+        ids = template.with_image(template.first(self._system, users[0][0]), users[0][1])
+        for exchange, (following, shown) in zip(past, users[1:], strict=True):
             ids += exchange.reply
-            ids += template.following(following, exchange.reply)
+            ids += template.with_image(template.following(following, exchange.reply), shown)
         return ids

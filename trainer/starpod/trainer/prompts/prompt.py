@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from starpod.client import Limits
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.images import MARK, NOT_A_MARK
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed
 from starpod.trainer.section import Section
 
@@ -26,6 +27,10 @@ class PromptConfig(Section):
     style: Literal["full", "compact"] = Field(
         default="full",
         description="compact: the observation alone, for tiny models.",
+    )
+    observation: Literal["text", "image", "both"] = Field(
+        default="text",
+        description="What is shown of an observation; a model with eyes takes the image that is drawn of it.",
     )
     thinking: bool = Field(default=True, description="Demands reasoning between think tags.")
     blocks: tuple[Further, ...] = Field(
@@ -75,6 +80,19 @@ class PromptConfig(Section):
             raise ValueError("prompt.blocks names a block twice: drop one")
         return self
 
+    @model_validator(mode="after")
+    def _images_keep_their_turn(self) -> PromptConfig:
+        if self.shows_images and self.context == "single_turn":
+            raise ValueError(
+                f"prompt.observation {self.observation} shows an image a turn, and prompt.context single_turn tells "
+                "all turns in one message: set context to window"
+            )
+        return self
+
+    @property
+    def shows_images(self) -> bool:
+        return self.observation != "text"
+
     def grammar(self, actions: Sequence[str] = ()) -> Grammar:
         """The grammar of replies. actions: the names that the environment lists."""
         return Grammar(self.thinking, actions, self.blocks)
@@ -123,16 +141,20 @@ class Prompter:
         number: int,
         observation: str,
         *,
+        image: bool = False,
         reward: float | None = None,
         actions_left: int | None = None,
         warning: bool = False,
     ) -> str:
         """The message of turn `number`, from 1.
 
-        reward: of the turn before; None: there was none. actions_left: in the episode; None: no limit.
-        warning: whether the turn before had no valid action.
+        image: whether an image is shown: a mark stands for it. reward: of the turn before; None: there was
+        none. actions_left: in the episode; None: no limit. warning: whether the turn before had no valid action.
         """
         observation = capped(observation, self.config.max_observation)
+        if image:
+            text = observation.replace(MARK, NOT_A_MARK) if self.config.observation == "both" else ""
+            observation = f"{MARK}\n{text}" if text else MARK
         lines = []
         if reward is not None and self.shows_reward:
             lines.append(f"Reward: {format_reward(reward)}")
@@ -147,7 +169,7 @@ class Prompter:
             lines.append("" if self.config.context == "single_turn" else self.reminder)
         return "\n".join(line for line in lines if line)
 
-    def following(self, episode: Episode, observation: str) -> str:
+    def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:
         """The message of the episode's next turn: the result of the one before, and the observation.
 
         The reward that is told is the environment's own: penalties and shaping are for the loss.
@@ -159,6 +181,7 @@ class Prompter:
         return self.user(
             len(episode.turns) + 1,
             observation,
+            image=image,
             reward=last.parts["environment"] if last else None,
             actions_left=actions_left,
             warning=last is not None and not last.valid,

@@ -80,6 +80,7 @@ class Brancher:
                 success=None,
                 error=error,
                 final_observation="",
+                final_image=b"",
                 tail=[],
                 tail_fresh=False,
                 parent=(parent.member, turn),
@@ -225,6 +226,9 @@ class _Keeping(Agent):
 
     def recall(self, episode: Episode) -> None:
         self._agent.recall(episode)
+
+    def image_of(self, observation: Observation) -> bytes:
+        return self._agent.image_of(observation)
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
         return self._agent.unanswered(observation, episode)

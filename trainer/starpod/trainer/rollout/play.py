@@ -126,6 +126,7 @@ async def _play_turns(
             episode.end = move.end
             break
         turn = _record(observation, move, first=not episode.turns, seconds=perf_counter() - began)
+        turn.image = agent.image_of(observation)
         episode.turns.append(turn)
         acting, transition = episode.turns[-1 - move.of], None
         if move.actions is not None:
@@ -145,6 +146,7 @@ async def _play_turns(
     rewards.settle(episode)
     if episode.end and not episode.terminated:
         episode.tail, episode.tail_fresh = agent.unanswered(session.observation, episode)
+        episode.final_image = agent.image_of(session.observation)
     return True
 
 

@@ -1,0 +1,47 @@
+"""Images in token streams: ids that name them by content, and what a model sees of them."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
+
+from starpod.trainer.data.images import BadImage, ImageConfig, by_key, image_ids, image_key, read_image
+
+VIEW = ImageConfig(rows=2, columns=3, pixels=4)
+
+
+def png(colour: tuple[int, int, int], size: tuple[int, int] = (30, 20), form: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, format=form)
+    return buffer.getvalue()
+
+
+@given(st.binary(min_size=1), st.binary(min_size=1), st.integers(1, 4096))
+def test_ids_are_below_0_and_equal_for_equal_images_alone(one: bytes, other: bytes, count: int) -> None:
+    ids = image_ids(one, count)
+    assert len({*ids}) == count
+    assert all(-(1 << 62) < each < 0 for each in ids)
+    assert not {*ids} & {*image_ids(other, count)} or one == other
+    assert by_key([one, b"", one]) == {image_key(one): one}
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_an_image_is_scaled_to_its_patches_and_scaling_it_again_changes_nothing(form: str) -> None:
+    seen = VIEW.scaled(png((200, 10, 90), form=form))
+    assert read_image(seen).size == (12, 8)
+    assert all(abs(a - b) < 3 for a, b in zip(read_image(seen).getpixel((5, 5)), (200, 10, 90), strict=True))  # type: ignore[arg-type]
+    assert VIEW.scaled(seen) == seen
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", png((0, 0, 0))[:40], png((1, 2, 3), (4097, 4096))])
+def test_what_is_no_image_or_too_large_is_refused(data: bytes) -> None:
+    with pytest.raises(BadImage):
+        VIEW.scaled(data)
+
+
+def test_half_a_grid_is_refused() -> None:
+    with pytest.raises(ValidationError, match="give both, or neither"):
+        ImageConfig(rows=3)

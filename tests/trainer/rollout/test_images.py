@@ -1,0 +1,138 @@
+"""Episodes that are seen as pictures, from a server to the loss."""
+
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from starpod.client import Fleet, Want
+from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.images import MARK, ImageConfig, image_ids, read_image
+from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.prompt import Context, PromptConfig
+from starpod.trainer.rollout.collect import Collector, Start
+from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.update import Learner, OptimizerConfig
+from tests.support import ServerProcess, start_server
+from tests.trainer.turns import a_turn
+
+ACTIONS = ("Left", "Down", "Right", "Up")
+LAKE = EnvironmentConfig(
+    id="frozen_lake-v1",
+    options={"success_rate": 1.0, "tile_pixels": 16, "observation": "local"},
+    max_turns=4,
+    max_actions_per_turn=1,
+)
+VIEW = ImageConfig(rows=4, columns=4, pixels=4)
+EXACT = OptimizerConfig(lr=1e-3, max_logprob_gap_mean=1e-5, max_logprob_gap_q99=1e-4)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start_server("frozen_lake-v1") as process:
+        yield process
+
+
+@pytest.fixture
+def policy() -> Policy:
+    shape = {"hidden": 32, "heads": 2, "intermediate": 48, "image": VIEW.to_dict()}
+    config = ModelConfig.model_validate({"tiny": shape})
+    return build_policy(config, texts=[f"{MARK} P 0 1 2 3 Left Down Right Up"], critic="shared", seed=1)
+
+
+@asynccontextmanager
+async def collecting(
+    server: ServerProcess, policy: Policy, prompt: PromptConfig
+) -> AsyncIterator[Collector[EngineAgents]]:
+    engine = TorchEngine(policy, slots=8, max_context=256)
+    template = Template(policy.tokenizer, prefill=prompt.opening, view=policy.view)
+    agents = EngineAgents(
+        engine=engine,
+        template=template,
+        prompt=prompt,
+        sampling=SamplingConfig(max_reply_tokens=4, max_episode_tokens=256),
+        want=Want(image=True),
+    )
+    async with Fleet(server.address) as fleet:
+        yield Collector(fleet=fleet, agents=agents, task=LAKE.task(ACTIONS))
+    await engine.close()
+
+
+@pytest.mark.parametrize(("context", "window"), [("full", None), ("window", 2)])
+@pytest.mark.parametrize("observation", ["image", "both"])
+async def test_what_was_sampled_from_pictures_is_what_is_trained(
+    server: ServerProcess, policy: Policy, observation: str, context: Context, window: int | None
+) -> None:
+    values = {"style": "compact", "thinking": False, "observation": observation, "context": context, "window": window}
+    prompt = PromptConfig.model_validate(values)
+    async with collecting(server, policy, prompt) as collector:
+        collected = await collector.collect([Start(0, 1), Start(1, 2)], 3)
+    assert collected.failed == 0
+    group = collected.groups[0]
+    first = group.episodes[0].turns[0]
+    assert read_image(first.image).size == (16, 16)
+    assert [each for each in first.prompt if each < 0] == image_ids(first.image, 16)
+    text = policy.tokenizer.decode([each for each in first.prompt if each >= 0])
+    assert ("P " in text) == (observation == "both")
+    assert first.observation.startswith("P "), "the record keeps the text that is not shown"
+    # Members of a group begin with the same picture, so with the same ids.
+    assert len({tuple(episode.turns[0].prompt) for episode in group.episodes}) == 1
+
+    again = [Group.from_json(json.loads(json.dumps(each.to_json()))) for each in collected.groups]
+    assert again == collected.groups
+    learner = Learner(policy, AlgorithmConfig.model_validate("starpo-s"), EXACT, Parallel(), max_length=256)
+    before = {name: each.clone() for name, each in policy.named_parameters()}
+    for each in again:
+        for member, episode in enumerate(each.episodes):
+            episode.turns[-1].reward = float(member)
+    learner.learn(again, version=0)  # raises LogprobGap where the pictures got mixed up
+    moved = {name for name, each in policy.named_parameters() if not torch.equal(each, before[name])}
+    assert {name for name in before if "encoder" in name or "places" in name} <= moved
+
+
+async def test_a_cut_episode_is_bootstrapped_from_its_last_picture(server: ServerProcess, policy: Policy) -> None:
+    prompt = PromptConfig(style="compact", thinking=False, observation="image")
+    async with collecting(server, policy, prompt) as collector:
+        collected = await collector.collect([Start(0, 1)], 4)
+    cut = [each for each in collected.groups[0].episodes if each.tail]
+    assert cut
+    episode = cut[0]
+    assert episode.final_image
+    assert image_ids(episode.final_image, 16)[0] in episode.tail
+    assert policy.critic is not None
+    torch.nn.init.normal_(next(policy.critic.parameters()))
+    algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "bootstrap_truncated": True})
+    learner = Learner(policy, algorithm, EXACT, Parallel())
+    assert learner.score(Batch([episode])).bootstrap_B.item() != 0
+
+
+def test_samples_of_branches_know_the_pictures_of_their_parents() -> None:
+    images = [VIEW.scaled(_png(shade)) for shade in (10, 200)]
+    turns = [
+        a_turn(image=images[0], prompt=image_ids(images[0], 16)),
+        a_turn(image=images[1], prompt=image_ids(images[1], 16), fresh=False),
+    ]
+    branch = replace(Episode(0, 1, "lake"), turns=turns, parent=(0, 1))
+    (sample,) = samples_of(branch)
+    assert sorted(sample.images.values()) == sorted(images)
+    packed = Batch([branch]).pack([0])
+    assert packed.images == sample.images
+    assert packed.tokens_SL.tolist() == [sample.tokens]
+
+
+def _png(shade: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), (shade, shade, shade)).save(buffer, format="PNG")
+    return buffer.getvalue()

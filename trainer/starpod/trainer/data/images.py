@@ -1,0 +1,93 @@
+"""Images in token streams: runs of ids below 0, which name an image by its content and a place in it.
+
+So whatever compares, caches, cuts or batches ids treats equal images as equal and others as different. The pixels
+travel beside the ids, by key; a model that has eyes (models/vision.py) reads them where it embeds the ids.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+
+from PIL import Image, UnidentifiedImageError
+from pydantic import Field, model_validator
+
+from starpod.trainer.section import Section
+
+MARK = "\ufffc"
+"""Stands for an image in a text: Unicode's object replacement character."""
+
+NOT_A_MARK = "\ufffd"
+"""What a text shows where it holds that character itself."""
+
+INDEX_BITS = 12
+"""Of an id: the place in its image; above them 48 bits of the image's hash. An id is the complement of both."""
+
+MOST_PIXELS = 1 << 24
+"""Largest image that is read: 4096 by 4096."""
+
+Images = Mapping[int, bytes]
+"""Images that ids name, by their keys: PNG files of what the model sees."""
+
+
+class BadImage(Exception):
+    """Not a picture that can be shown to a model. The message says why."""
+
+
+def image_key(image: bytes) -> int:
+    """48 bits of the hash of its bytes."""
+    return int.from_bytes(hashlib.sha256(image).digest()[:6])
+
+
+def image_ids(image: bytes, count: int) -> list[int]:
+    """The ids of an image that is read as `count` tokens."""
+    first = image_key(image) << INDEX_BITS
+    return [~(first | index) for index in range(count)]
+
+
+def by_key(images: Iterable[bytes]) -> dict[int, bytes]:
+    """Images by the keys that their ids hold; those that are empty are none."""
+    return {image_key(image): image for image in images if image}
+
+
+class ImageConfig(Section):
+    """How a model built from scratch sees an image: cut into patches, a token each. It sees none with 0 rows."""
+
+    rows: int = Field(default=0, ge=0, le=64, description="Patches from top to bottom; 0: the model sees no images.")
+    columns: int = Field(default=0, ge=0, le=64, description="Patches from left to right.")
+    pixels: int = Field(default=8, ge=1, le=64, description="Edge of a patch, to which images are scaled.")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> ImageConfig:
+        if (self.rows > 0) != (self.columns > 0):
+            raise ValueError("model.tiny.image needs rows and columns: give both, or neither")
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Of an image."""
+        return self.rows * self.columns
+
+    def scaled(self, image: bytes) -> bytes:
+        """A PNG of an image as the model sees it. Scaling it again changes nothing. Raises BadImage."""
+        return _scaled(image, self.columns * self.pixels, self.rows * self.pixels)
+
+
+@functools.lru_cache(maxsize=1024)
+def _scaled(image: bytes, width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    read_image(image).resize((width, height), Image.Resampling.BOX).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def read_image(image: bytes) -> Image.Image:
+    """The RGB pixels of a PNG or JPEG file. Raises BadImage for others, and for one of too many pixels."""
+    try:
+        found = Image.open(io.BytesIO(image), formats=("PNG", "JPEG"))
+        if found.width * found.height > MOST_PIXELS:
+            raise BadImage(f"an image of {found.width} x {found.height} pixels is larger than {MOST_PIXELS} pixels")
+        return found.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise BadImage(f"{len(image)} bytes are no PNG or JPEG file: {error}") from error
