@@ -268,11 +268,12 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
 
 def learning() -> str:
     rows = []
-    for name in ("frozen_lake", "sokoban", "countdown", "bandit", "bandit_llm", "filter"):
+    jobs = ("frozen_lake", "sokoban", "countdown", "bandit", "bandit_llm", "frozen_lake_llm")
+    for name in (*jobs, "filter"):
         for each in figures(f"learning_{name}"):
-            shown = f"{name}, {each['variant']}" if name == "filter" else name
-            if name == "bandit_llm":
-                shown = f"{name} ({model_title(SMOLLM2)})"
+            shown = name if name in jobs else f"{name}, {each['variant']}"
+            if name.endswith("_llm"):
+                shown += f" ({model_title(SMOLLM2)})"
             ends = [interval(each["before"]), interval(each["after"])]
             rows.append([shown, str(each["seed"]), *ends, f"{each['seconds']:.0f} s"])
     return table(["`starpod train`", "Seed", "Before", "After", "Wall time"], rows)

@@ -11,6 +11,8 @@
     python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
+    python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
+    python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
 
@@ -59,6 +61,7 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL = "algorithm.kl.where=off"
+ON_NEW_NAMES = ("evaluation.options={split: test}", "stop.iterations=10")
 
 
 def _stages(key: str, values: Sequence[int]) -> str:
@@ -75,6 +78,11 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "sokoban": (Variant("StarPO-S", "sokoban"),),
     "bandit": (Variant("StarPO-S", "bandit"),),
     "bandit_llm": (Variant("StarPO-S", "bandit_llm"),),
+    "frozen_lake_llm": (Variant("StarPO-S", "frozen_lake_llm"),),
+    "reasoning_llm": (
+        Variant("reasoning", "bandit_llm", ON_NEW_NAMES),
+        Variant("no reasoning", "bandit_llm", (*ON_NEW_NAMES, "prompt.thinking=false")),
+    ),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
     "mixture": (
@@ -152,6 +160,7 @@ METRICS = {
     "credit": (RETURN, EVALUATION),
     "horizons": (EVALUATION, "collect/success"),
     "turn_order": (RETURN, EVALUATION),
+    "reasoning_llm": (EVALUATION, "collect/success"),
     "echo_trap": TRAP,
     "echo_trap_parts": TRAP,
     "process": (EVALUATION, "scorer/score_correlation"),

@@ -49,11 +49,13 @@ def test_states_are_those_of_the_plain_forward(seed: int, groups: int, members: 
     assert torch.equal(layout.tokens_GL.flatten()[layout.places_BT][read], tokens[read])
 
 
-def test_a_prompt_is_read_once_for_its_group() -> None:
-    tokens, lengths, _ = group_rows(1, 3, 8, 90)
-    layout = lay_out(tokens, lengths, width=64)
-    assert layout.tokens_GL.shape[0] == 3
-    assert layout.tokens_GL.numel() < tokens.numel() / 5
+def test_whatever_rows_begin_with_is_read_once() -> None:
+    """Instructions by all groups, a prompt by its group, and what replies have in common."""
+    tokens, lengths, _ = group_rows(1, 3, 8, 240)
+    layout = lay_out(tokens, lengths, width=1_000_000)
+    rows = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    beginnings = {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
+    assert layout.tokens_GL.shape == (1, len(beginnings))
 
 
 @pytest.mark.parametrize(("groups", "members", "prompt"), [(8, 1, 40), (3, 8, 30)])

@@ -1,7 +1,7 @@
-"""Rows that begin alike, read as one: what they share once, then what follows in each.
+"""Rows that begin alike, read as one tree: what they share once, then what follows in each.
 
-Members of a group share a prompt. Attention hides the continuations from each other, so every state is that of the
-plain forward pass up to rounding.
+All prompts share instructions, members of a group a prompt, and some of them words of their replies. Attention hides
+continuations from each other, so every state is that of the plain forward pass up to rounding.
 """
 
 from __future__ import annotations
@@ -45,11 +45,17 @@ class Layout:
 
 @dataclass(slots=True)
 class _Fold:
-    """Rows that are read together. shared: tokens that all begin with. total: tokens that are read."""
+    """Rows that are read together, in lexicographic order. shared: tokens that each begins with like the one before it,
+    which are not read again. total: tokens that are read."""
 
-    shared: int
-    total: int
     rows: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    total: int = 0
+
+    def add(self, row: int, shared: int, length: int) -> None:
+        self.rows.append(row)
+        self.shared.append(shared)
+        self.total += length - shared
 
 
 def lay_out_plainly(tokens_BT: Tensor) -> Layout:
@@ -71,26 +77,24 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
     length = max(fold.total for fold in folds)
     tokens = [[0] * length for _ in folds]
     positions = [[0] * length for _ in folds]
-    branches = [[-1] * length for _ in folds]  # 0: shared; -1: padding
+    ends = [[length] * length for _ in folds]
     places = [[0] * tokens_BT.shape[1] for _ in rows]
     for index, fold in enumerate(folds):
-        end = fold.shared
-        tokens[index][:end] = rows[fold.rows[0]][:end]
-        positions[index][:end] = range(end)
-        branches[index][:end] = [0] * end
-        for branch, row in enumerate(fold.rows, start=1):
-            rest = rows[row][fold.shared :]
-            first, end = end, end + len(rest)
-            tokens[index][first:end] = rest
-            positions[index][first:end] = range(fold.shared, len(rows[row]))
-            branches[index][first:end] = [branch] * len(rest)
-            flat = [*range(fold.shared), *range(first, end)]
-            places[row][: len(flat)] = [index * length + place for place in flat]
+        read = 0
+        path: list[int] = []  # places of the row before
+        for row, shared in zip(fold.rows, fold.shared, strict=True):
+            for place in path[shared:]:
+                ends[index][place] = read
+            first, read = read, read + len(rows[row]) - shared
+            tokens[index][first:read] = rows[row][shared:]
+            positions[index][first:read] = range(shared, len(rows[row]))
+            path = [*path[:shared], *range(first, read)]
+            places[row][: len(path)] = [index * length + place for place in path]
     device = tokens_BT.device
     return Layout(
         torch.tensor(tokens, device=device),
         torch.tensor(positions, device=device),
-        _mask(torch.tensor(branches, device=device)),
+        _mask(torch.tensor(ends, device=device)),
         torch.tensor(places, device=device),
     )
 
@@ -111,60 +115,61 @@ def _worthwhile_folds(rows: Sequence[list[int]], longest: int, width: int, short
 
 
 def _work(tokens: int, width: int) -> int:
-    """Multiplications of one row in a layer of the usual shape, over 2 * width: its products, and its attention."""
-    return tokens * (6 * width + tokens)
+    """Time of one row in a layer of the usual shape: of its products, and of its attention."""
+    return tokens * (6 * width + _ATTENTION * tokens)
 
 
 def _fold(rows: Sequence[list[int]], width: int, shortest: int) -> list[_Fold]:
     """Neighbours in lexicographic order are read together where that is less work than apart."""
     folds: list[_Fold] = []
+    before: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: rows[row]):
         ids = rows[row]
-        if folds:
-            fold = folds[-1]
-            shared = common_prefix(rows[fold.rows[0]][: fold.shared], ids)
-            total = fold.total + (fold.shared - shared) * (len(fold.rows) - 1) + len(ids) - shared
-            if shared >= shortest and _work(total, width) < _work(fold.total, width) + _work(len(ids), width):
-                fold.shared, fold.total = shared, total
-                fold.rows.append(row)
-                continue
-        folds.append(_Fold(len(ids), len(ids), [row]))
+        shared, before = common_prefix(before, ids), ids
+        total = folds[-1].total if folds else 0
+        together = _work(total + len(ids) - shared, width) < _work(total, width) + _work(len(ids), width)
+        if not together or shared < shortest:
+            shared = 0
+            folds.append(_Fold())
+        folds[-1].add(row, shared, len(ids))
     return folds
 
 
 def _split(fold: _Fold, rows: Sequence[list[int]], width: int) -> list[_Fold]:
-    """Parts of a fold of about equal length, where it is longer than is best; each reads for itself what it shares."""
-    own = fold.total - fold.shared
-    count = round(own / _room(fold.shared, width))
+    """Parts of a fold of about equal length, where it is longer than is best; each reads for itself how it begins."""
+    common = min(fold.shared[1:], default=fold.total)
+    own = fold.total - common
+    count = round(own / _room(common, width))
     if count <= 1:
         return [fold]
-    parts: list[list[int]] = [[] for _ in range(count)]
-    before = 0
-    for row in fold.rows:
-        parts[before * count // own].append(row)
-        before += len(rows[row]) - fold.shared
-    return [_join(part, rows) for part in parts if part]
+    parts: dict[int, _Fold] = {}
+    before = -common
+    for row, shared in zip(fold.rows, fold.shared, strict=True):
+        part = min(max(0, before), own - 1) * count // own
+        before += len(rows[row]) - shared
+        if part not in parts:
+            shared = 0
+            parts[part] = _Fold()
+        parts[part].add(row, shared, len(rows[row]))
+    return list(parts.values())
 
 
-def _room(shared: int, width: int) -> int:
-    """Tokens after the shared ones at which each of them costs least.
+def _room(common: int, width: int) -> int:
+    """Tokens after the common ones at which each of them costs least.
 
-    With fewer the shared ones are read more often, with more each token looks at more others: the minimum over n of the
-    time of s + n tokens, divided by n.
+    With fewer the common ones are read more often, with more each token looks at more others: the minimum over n of the
+    work of common + n tokens, divided by n.
     """
-    return math.isqrt(shared * (shared + 6 * width // _ATTENTION))
+    return math.isqrt(common * (common + 6 * width // _ATTENTION))
 
 
-def _join(part: list[int], rows: Sequence[list[int]]) -> _Fold:
-    """A fold of rows in lexicographic order: all begin with what the first and the last begin with."""
-    shared = common_prefix(rows[part[0]], rows[part[-1]])
-    return _Fold(shared, shared + sum(len(rows[row]) - shared for row in part), part)
+def _mask(ends_GL: Tensor) -> Tensor:
+    """[G, 1, L, L]: a token sees those that its rows begin with, up to itself.
 
-
-def _mask(branches_GL: Tensor) -> Tensor:
-    """[G, 1, L, L]: a token sees what is shared and its own branch, up to itself."""
-    own = branches_GL[:, :, None] == branches_GL[:, None, :]
-    seen = own | (branches_GL[:, None, :] == 0)
+    ends_GL: the place after the last token of the rows that go on from a token.
+    """
+    places_L = torch.arange(ends_GL.shape[1], device=ends_GL.device)
+    seen = places_L[None, :, None] < ends_GL[:, None, :]
     return seen.tril()[:, None]
 
 
