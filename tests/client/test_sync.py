@@ -41,7 +41,7 @@ def test_the_calls_of_a_session(fleet: SyncFleet) -> None:
     assert len(set(moves)) == 1
     assert session.render("png").startswith(b"\x89PNG")  # type: ignore[arg-type]
     assert session.reset(seed=1).text == first
-    assert session.seed == 1
+    assert session.seed == 1 and session.id != copy.id != restored.id
     session.close()
     with pytest.raises(RuntimeError, match="closed"):
         session.step("Left")

@@ -184,6 +184,11 @@ class SyncSession:
         return picture + self.session._repr_html_()
 
     @property
+    def id(self) -> str:
+        """On its server: changes when the session is recovered on another one."""
+        return self.session.id
+
+    @property
     def observation(self) -> Observation:
         """What the agent sees now."""
         return self.session.observation

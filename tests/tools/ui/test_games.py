@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from starpod.client import Limits, SyncFleet, Want
+from starpod.client import Limits, OutOfOrder, SyncFleet, SyncSession, Want
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.run_folder import RunFolder
@@ -120,6 +120,39 @@ def start(visitor: Visitor, environment: str, *, seed: str = "3", **options: str
 def test_servers_and_environments(visitor: Visitor, server: ServerProcess) -> None:
     assert visitor.get("/fleet") == 200
     assert server.address in visitor.text and "ready" in visitor.text and 'href="/play/sokoban-v1"' in visitor.text
+    assert re.search(r'data-label="Lease">10:00', visitor.text)
+    assert re.search(r'data-label="Round trip">[\d.]+ m?s<', visitor.text)
+
+
+@pytest.fixture
+def others(server: ServerProcess) -> Iterator[SyncSession]:
+    """A session of somebody else."""
+    with SyncFleet(server.address) as fleet:
+        (session,) = fleet.open("sokoban-v1", seed=3, options={"boxes": 1})
+        yield session
+
+
+def test_a_session_of_somebody_else_is_watched_and_copied(visitor: Visitor, others: SyncSession) -> None:
+    others.step("Up")
+    assert visitor.get(f"/watch?session={others.id}") == 200
+    assert "sokoban-v1" in visitor.text and "turn <b>1</b>" in visitor.text and "base64," in visitor.text
+    assert others.observation.text.splitlines()[-1] in visitor.text
+    assert visitor.send("/watch/copy") == 200 and "/play/session/" in visitor.path
+    visitor.send("act", action="Down")
+    assert "turn <b>1</b>" in visitor.text and 'value="starts"' not in visitor.text
+    others.step("Up")  # its owner sees nothing of the copy
+    assert visitor.get("/watch?session=none") == 409 and "None of the servers has this session" in visitor.text
+
+
+def test_a_session_of_somebody_else_is_taken_over(visitor: Visitor, others: SyncSession) -> None:
+    visitor.get(f"/watch?session={others.id}")
+    page = visitor.path, visitor.text
+    assert visitor.send("/watch/act", action="Down") == 200 and "turn <b>1</b>" in visitor.text
+    visitor.path, visitor.text = page
+    assert visitor.send("/watch/act", action="Left") == 200 and "had moved on" in visitor.text
+    assert "turn <b>1</b>" in visitor.text
+    with pytest.raises(OutOfOrder):
+        others.step("Up")
 
 
 def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:
