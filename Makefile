@@ -25,7 +25,7 @@ ADAPTED := trl jmespath 'verl; python_version < "3.13"' skyrl-gym verifiers gymn
 HOSTING_VENV := .venv-hosting
 HOSTING_READY := $(HOSTING_VENV)/.ready
 # What is hosted. OpenEnv and verifiers do not go into one environment.
-HOSTED := gymnasium minigrid openenv reasoning-gym skyrl-gym textarena textworld
+HOSTED := gymnasium minigrid openenv openreward reasoning-gym skyrl-gym textarena textworld
 AGENTS_VENV := .venv-agents
 AGENTS_READY := $(AGENTS_VENV)/.ready
 # Agents of others, and the pretrained model that plays through them.

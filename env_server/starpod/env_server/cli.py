@@ -157,6 +157,12 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Also host these TextWorld games, which tw-make made; the seed picks one. Repeatable.",
 )
 @click.option(
+    "--ors",
+    multiple=True,
+    metavar="URL",
+    help="Also host this environment of an Open Reward Standard server, e.g. http://127.0.0.1:8080/sums. Repeatable.",
+)
+@click.option(
     "--store",
     "stores",
     multiple=True,
@@ -286,6 +292,7 @@ def serve(
     reasoning_gym: tuple[str, ...],
     textarena: tuple[str, ...],
     textworld: tuple[str, ...],
+    ors: tuple[str, ...],
     stores: tuple[str, ...],
     token_sessions: int,
     token_calls_per_second: float,
@@ -343,6 +350,7 @@ def serve(
             "reasoning_gym": reasoning_gym,
             "textarena": textarena,
             "textworld": textworld,
+            "ors": ors,
         }
         registry, asked = _registry(environments, modules, hosted)
         if stores:

@@ -1,0 +1,195 @@
+"""Any environment of an Open Reward Standard server: `starpod serve --ors http://127.0.0.1:8080/sums`."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from packaging.version import InvalidVersion, Version
+
+from starpod.env_server.environment import (
+    INVALID,
+    JSON,
+    Action,
+    Busy,
+    Concurrency,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Image,
+    Outcome,
+    Part,
+    Tool,
+    ToolCall,
+)
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, publish, starpod_id
+from starpod.env_server.hosting.ors_server import ORSError, ORSServer
+from starpod.env_server.hosting.request import HostingRequest, nearest
+
+
+def host(text: str, probed: str = "") -> type[Hosted]:
+    """The environment class for `http://HOST:PORT/ENVIRONMENT#setting=value`. Raises HostingError.
+
+    probed: unused; sessions run in the server's own process, which calls the service.
+    """
+    request = HostingRequest.parse(text, ("split",))
+    if request.arguments:
+        raise request.fail("a server that runs takes no arguments")
+    request.choice("concurrency", Concurrency.THREAD.value)
+    try:
+        factory, version = _find(request)
+    except (Busy, ORSError) as error:
+        raise request.fail(error) from error
+    spec = EnvironmentSpec(
+        id=starpod_id(request, "ors", factory.name, 1),
+        version=version,
+        title=f"{factory.name} of {factory.server.address}",
+        instructions=f"The first observation is the task. An action is {factory.grammar}.",
+        grammar=factory.grammar,
+        tools=tuple(factory.tools.values()),
+        concurrency=Concurrency.THREAD,
+    )
+    known = ProbeResult(version).overridden(request)
+    return publish(ORSEnvironment, request, spec, known, __name__, Options=EnvironmentOptions, factory=factory)
+
+
+@dataclass(frozen=True, slots=True)
+class GameFactory:
+    """Opens sessions and reads their actions.
+
+    split, tasks: the tasks that seeds pick from, and their number. answer: the tool for which plain text stands, and
+    its argument, which is none where it takes no text; None where no text is an action.
+    """
+
+    request: HostingRequest
+    server: ORSServer
+    name: str
+    split: str
+    tasks: int
+    tools: Mapping[str, Tool]
+    answer: tuple[str, str | None] | None
+
+    @property
+    def grammar(self) -> str:
+        """The grammar of an action, for people and prompts."""
+        call = 'a call of a tool, also as JSON {"tool_name": ..., "arguments": {...}}'
+        if self.answer is None:
+            return call
+        text = f"plain text, with which {self.answer[0]} is called"
+        return f"{call}; or {text}" if self.tools else text
+
+    def read(self, action: Action) -> tuple[str, Mapping[str, Any]] | None:
+        """The tool that an action calls and its arguments; None where it calls none."""
+        written = action.value if isinstance(action, JSON) else None
+        if isinstance(action, str):
+            with contextlib.suppress(ValueError, RecursionError):
+                written = json.loads(action)
+        match written:
+            case {"tool_name": str(called), "arguments": dict(given)}:
+                return called, given
+        match action:
+            case ToolCall(name, arguments):
+                return name, arguments
+            case str() if self.answer is not None:
+                name, argument = self.answer
+                return name, {argument: action} if argument else {}
+        return None
+
+
+class ORSEnvironment(Hosted):
+    """One session of the server per session, with the task that the seed picks."""
+
+    factory: ClassVar[GameFactory]
+
+    def begin(self, luck: int) -> ORSGame:
+        return ORSGame(self.factory, self.seed)
+
+    def render(self, mode: str = "text") -> str:
+        return "\n".join(part for part in self.game.observe() if isinstance(part, str))
+
+
+class ORSGame(Game):
+    """A live session with the blocks that were last seen. Rewards are those of the tools."""
+
+    def __init__(self, factory: GameFactory, seed: int) -> None:
+        super().__init__(factory.request.number("success_at"))
+        self.factory = factory
+        self.session = factory.server.create(factory.name, factory.split, seed % factory.tasks)
+        self.seen: Sequence[Mapping[str, Any]] = factory.server.get(f"/{factory.name}/prompt", self.session)
+
+    def play(self, action: Action) -> Outcome:
+        call = self.factory.read(action)
+        if call is None:
+            return INVALID
+        reply = self.factory.server.call(self.factory.name, self.session, *call)
+        if not reply["ok"]:
+            self.seen = [{"type": "text", "text": reply["error"]}]
+            return self.outcome(0.0, False, info={"reason": reply.get("reason") or "error"})._replace(valid=False)
+        output = reply["output"]
+        self.seen = output["blocks"]
+        info = {"metadata": metadata} if (metadata := output.get("metadata")) else None
+        return self.outcome(output.get("reward") or 0.0, bool(output.get("finished")), info=info)
+
+    def observe(self) -> Sequence[Part]:
+        return [
+            Image(base64.b64decode(block["data"]), block["mimeType"]) if block["type"] == "image" else block["text"]
+            for block in self.seen
+        ]
+
+    def close(self) -> None:
+        with contextlib.suppress(Busy, ORSError):
+            self.factory.server.post("/delete", {}, self.session)
+
+
+# --- finding it --------------------------------------------------------------------------------------------------
+
+
+def _find(request: HostingRequest) -> tuple[GameFactory, str]:
+    """What makes sessions of the environment, and the server's version. Raises HostingError, Busy and ORSError."""
+    url = urlsplit(request.name)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise request.fail("name it by its address: http://HOST:PORT/ENVIRONMENT")
+    server, name = ORSServer(f"{url.scheme}://{url.netloc}"), url.path.strip("/").lower()
+    hosted = server.get("/list_environments")
+    if not name and len(hosted) == 1:
+        name = hosted[0]
+    if name not in hosted:
+        raise request.fail(f"the server has no environment {name!r}{nearest(name, hosted)}")
+    kinds = {split["name"]: split["type"] for split in server.get(f"/{name}/splits")}
+    split = request.settings.get("split") or min(kinds, key=lambda each: kinds[each] != "train")
+    if split not in kinds:
+        raise request.fail(f"it has no split {split!r}{nearest(split, kinds)}")
+    tasks = server.post(f"/{name}/num_tasks", {"split": split})["num_tasks"]
+    if tasks < 1:
+        raise request.fail(f"its split {split} has no task")
+    listed = server.get(f"/{name}/tools")
+    tools = {
+        tool["name"]: Tool(tool["name"], tool["description"], tool["input_schema"] or {}) for tool in listed["tools"]
+    }
+    answer = _answer(listed.get("terminal_tool"), tools)
+    return GameFactory(request, server, name, split, tasks, tools, answer), _version(server)
+
+
+def _answer(terminal: Mapping[str, Any] | None, tools: Mapping[str, Tool]) -> tuple[str, str | None] | None:
+    """The tool that plain text calls: the terminal one, or the only one where it takes one text."""
+    if terminal:
+        return terminal["name"], terminal["arg"]
+    if len(tools) == 1:
+        ((name, tool),) = tools.items()
+        fields = tool.parameters.get("properties", {})
+        if len(fields) == 1 and next(iter(fields.values())).get("type") == "string":
+            return name, next(iter(fields))
+    return None
+
+
+def _version(server: ORSServer) -> str:
+    """MAJOR.MINOR.PATCH of the server's package; 0.0.0 if it does not tell."""
+    try:
+        release = Version(server.get("/version")["version"]).release
+    except (ORSError, InvalidVersion, KeyError, TypeError, json.JSONDecodeError):
+        return "0.0.0"
+    return ".".join(map(str, (*release, 0, 0)[:3]))

@@ -1,0 +1,129 @@
+"""A server of the Open Reward Standard over HTTP: its environments, tools and tasks, and calls that are made once."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from starpod.env_server.environment import Busy
+
+_SECONDS = 60.0
+"""For a piece of a reply: the server pings every ten seconds while a tool works."""
+_STARTING_SECONDS = 120.0
+"""For which a session may still be starting."""
+_ATTEMPTS = 5
+
+
+class ORSError(Exception):
+    """The server refused a request, or broke off without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ORSServer:
+    """address: http://HOST:PORT. Its methods raise Busy where no server answers, before anything has changed."""
+
+    address: str
+
+    def get(self, path: str, session: str = "") -> Any:
+        """The JSON of a reply. Raises ORSError."""
+        with self._open(path, None, session) as reply:
+            return json.load(reply)
+
+    def post(self, path: str, body: Mapping[str, Any], session: str = "") -> Any:
+        """As `get`, with a JSON body."""
+        with self._open(path, body, session) as reply:
+            return json.load(reply)
+
+    def create(self, environment: str, split: str, task: int) -> str:
+        """Opens a session with a task of a split, by its place; returns its id. Raises ORSError."""
+        session = self._answer("/create_session", {}, "")[0]
+        self.post("/create", {"env_name": environment, "split": split, "index": task}, session)
+        return session
+
+    def call(self, environment: str, session: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls a tool, once. Raises ORSError.
+
+        Where the connection breaks the reply is asked for again, by the id that the server gave to this call.
+        """
+        path, call, reply = f"/{environment}/call", "", ""
+        for _ in range(_ATTEMPTS):
+            body = {"name": tool, "input": dict(arguments)} | ({"task_id": call} if call else {})
+            call, reply = self._answer(path, body, session, call)
+            if reply:
+                found: dict[str, Any] = json.loads(reply)
+                return found
+        raise ORSError(f"{self.address}{path} broke off {_ATTEMPTS} times")
+
+    def _answer(self, path: str, body: Mapping[str, Any], session: str, id_: str = "") -> tuple[str, str]:
+        """The id that a stream of events tells, and the text that its last ones hold; none if it broke off."""
+        pieces: list[str] = []
+        with self._open(path, body, session) as reply:
+            try:
+                for event, data in _events(reply):
+                    if event == "error":
+                        raise ORSError(f"{self.address}{path}: {data}")
+                    if event == "task_id":
+                        id_ = data
+                    else:
+                        pieces.append(data)
+                    if event == "end":
+                        return id_, "".join(pieces)
+            except (OSError, http.client.HTTPException) as error:
+                if not id_:
+                    raise ORSError(f"{self.address}{path} broke off: {error}") from error
+        if not id_:
+            raise ORSError(f"{self.address}{path} broke off")
+        return id_, ""
+
+    def _open(self, path: str, body: Mapping[str, Any] | None, session: str) -> IO[bytes]:
+        headers = {"Content-Type": "application/json", "X-Session-ID": session}
+        request = urllib.request.Request(
+            self.address + path,
+            None if body is None else json.dumps(body).encode(),
+            {name: value for name, value in headers.items() if value},
+        )
+        end = time.monotonic() + _STARTING_SECONDS
+        while True:
+            try:
+                reply: IO[bytes] = urllib.request.urlopen(request, timeout=_SECONDS)
+                return reply
+            except urllib.error.HTTPError as error:
+                with error:
+                    told = error.read().decode(errors="replace")
+                if error.code != 503 or time.monotonic() > end:
+                    raise ORSError(f"{self.address}{path}: {error.code} {_detail(told)}") from error
+                time.sleep(float(error.headers.get("Retry-After") or 1))
+            except urllib.error.URLError as error:  # no connection: nothing was sent
+                raise Busy(f"no ORS server answers at {self.address}: {error.reason}") from error
+            except (OSError, http.client.HTTPException) as error:
+                raise ORSError(f"{self.address}{path}: {error}") from error
+
+
+def _events(reply: IO[bytes]) -> Iterator[tuple[str, str]]:
+    """The server-sent events of a reply: name and data."""
+    event, data = "message", list[str]()
+    for raw in reply:
+        line = raw.decode().rstrip("\r\n")
+        name, _, value = line.partition(":")
+        if not line:
+            if data:
+                yield event, "\n".join(data)
+            event, data = "message", []
+        elif name == "event":
+            event = value.removeprefix(" ")
+        elif name == "data":
+            data.append(value.removeprefix(" "))
+
+
+def _detail(text: str) -> str:
+    """What FastAPI tells of an error, in a line."""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        return str(json.loads(text)["detail"])
+    return text[:200]
