@@ -81,7 +81,8 @@ def test_its_training_can_begin() -> None:
 
 def test_it_names_every_setting() -> None:
     told = re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Where sessions run")[0], re.MULTILINE)
-    sources = [(ROOT / "env_server/starpod/env_server/hosting" / f"{name}.py").read_text() for name in (*FAMILIES, "ors")]
+    hosting = ROOT / "env_server/starpod/env_server/hosting"
+    sources = [(hosting / f"{name}.py").read_text() for name in (*FAMILIES, "ors")]
     own = [
         setting
         for source in sources
