@@ -16,7 +16,8 @@ from tests.support import ROOT, ServerProcess, credentials, start_server
 
 ENVIRONMENTS = (
     *("bandit-v1", "coding-v1", "countdown-v1", "desk-v1", "frozen_lake-v1", "game_2048-v1", "house-v1"),
-    *("rubiks_cube-v1", "search_qa-v1", "sokoban-v1", "sudoku-v1", "webshop-v1", "word_problems-v1"),
+    *("rubiks_cube-v1", "search_qa-v1", "sokoban-v1", "sudoku-v1", "tic_tac_toe-v1", "webshop-v1"),
+    "word_problems-v1",
 )
 NEVER_SHOWN = {
     "C-92": "the server allows too many sessions to fill it",

@@ -58,6 +58,7 @@ def test_only_what_is_asked_for_is_imported() -> None:
         "search_qa",
         "sokoban",
         "sudoku",
+        "tic_tac_toe",
         "word_problems",
     ],
 )

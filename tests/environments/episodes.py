@@ -16,6 +16,7 @@ from starpod.environments.house import House
 from starpod.environments.rubiks_cube import RubiksCube
 from starpod.environments.sokoban import Sokoban
 from starpod.environments.sudoku import Sudoku
+from starpod.environments.tic_tac_toe import TicTacToe
 from starpod.environments.word_problems import WordProblems
 
 EVERYTHING = Want(valid_actions=True, state_key=True, expert_action=True, score=True)
@@ -48,6 +49,9 @@ CASES: list[Case] = [
     (RubiksCube, {}),
     (RubiksCube, {"scramble_depth": 8, "min_distance": 4, "observation": "net"}),
     (RubiksCube, {"scramble": ["R", "U'", "B"], "max_steps": 5}),
+    (TicTacToe, {}),
+    (TicTacToe, {"opponent": "expert", "side": "O", "opening": 2, "observation": "line"}),
+    (TicTacToe, {"opponent": "none", "opening": 1}),
     (WordProblems, {}),
     (WordProblems, {"mode": "steps", "distractors": 2, "max_steps": 6}),
     (Desk, {}),

@@ -212,6 +212,8 @@ def fill_observation(message: pb.Observation, observation: Observation) -> None:
             message.expert_action.CopyFrom(action_to(extras.expert_action))
         if extras.score is not None:
             message.score = extras.score
+        if extras.agent_id:
+            message.agent_id = extras.agent_id
 
 
 def observation_to(observation: Observation) -> pb.Observation:

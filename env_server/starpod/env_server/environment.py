@@ -303,6 +303,13 @@ class Environment(ABC):
         """Progress of the episode in [0, 1], and 1 only when it is solved."""
         return None
 
+    def agent_id(self) -> str:
+        """Whose turn it is, where several agents play in turn; empty where there is one.
+
+        A turn's reward is the acting agent's. The caller plays all of them.
+        """
+        return ""
+
     def get_state(self) -> dict[str, Any]:
         """The state as a dictionary of plain values."""
         return {

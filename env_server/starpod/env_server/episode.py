@@ -56,11 +56,12 @@ class Want:
 
 
 class Extras(NamedTuple):
-    """Parts of an observation that are there only if they are wanted."""
+    """Parts of an observation that are there only if they are wanted, or if several agents play."""
 
     valid_actions: Sequence[Any] | None = None
     expert_action: Any | None = None
     score: float | None = None
+    agent_id: str = ""
 
 
 Pictures = dict[bytes, bytes]
@@ -144,12 +145,13 @@ class Episode:
     code may leave it in any state: the caller gives the session up.
     """
 
-    __slots__ = ("actions", "end_reason", "environment", "limits", "names", "seed", "turns")
+    __slots__ = ("actions", "end_reason", "environment", "limits", "names", "seed", "several", "turns")
 
     def __init__(self, environment: Environment, limits: Limits) -> None:
         self.environment = environment
         self.limits = limits
         self.names = environment.spec.action_set
+        self.several = type(environment).agent_id is not Environment.agent_id
         self.seed = 0
         self.turns = 0
         self.actions = 0
@@ -226,7 +228,7 @@ class Episode:
             else:
                 success = None
             state_key = environment.state_key() if want.state_key else b""
-            if want.plain:
+            if want.plain and not self.several:
                 parts, extras = environment.observe(), None
             else:
                 parts, extras = self._extras(want)
@@ -272,7 +274,7 @@ class Episode:
         """
         environment = self.environment
         state_key = environment.state_key() if want.state_key else b""
-        if want.plain:
+        if want.plain and not self.several:
             return Observation(environment.observe(), state_key)
         parts, extras = self._extras(want, pictures)
         return Observation(parts, state_key, extras)
@@ -308,6 +310,7 @@ class Episode:
             environment.valid_actions() if want.valid_actions and live else None,
             environment.expert_action() if want.expert_action and live else None,
             environment.score() if want.score else None,
+            environment.agent_id(),
         )
 
     def fork(self, dynamics_seed: int | None) -> Episode:

@@ -381,6 +381,7 @@ def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -
         "search_qa",
         "sokoban",
         "sudoku",
+        "tic_tac_toe",
         "word_problems",
     ],
 )
