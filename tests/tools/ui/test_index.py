@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
+from starpod.ui import reading
 from starpod.ui.index import NAME, POINTS, Filter, Index
 from starpod.ui.indexer import Indexer
 from tests.trainer.diagnostics.synthetic import episode, metrics_at
@@ -59,6 +61,32 @@ def test_what_is_appended_is_read_from_there_on(indexed: tuple[Path, Index, Inde
     told = indexer.changes
     indexer.update()
     assert indexer.changes == told
+
+
+def test_what_was_read_is_not_read_again_by_another_site(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, _ = indexed
+    again = Indexer(index)
+    again.update()
+    assert again.changes == 0
+    with open(folder / "calm" / "evaluations.jsonl", "a") as file:
+        file.write("\n")
+    again.update()
+    assert again.changes > 0
+
+
+def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
+    indexed: tuple[Path, Index, Indexer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, index, indexer = indexed
+    (folder / "calm" / "run.json").write_text("{}")
+    line = {"step": 151, "time": time.time(), "metrics": metrics_at(151)}
+    with open(folder / "calm" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+    indexer.update()
+    assert only(index)["status"] == "running"
+    monkeypatch.setattr(reading, "QUIET_SECONDS", 0.0)
+    indexer.update()
+    assert only(index)["status"] == "interrupted"
 
 
 def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path, Index, Indexer]) -> None:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
 """Of the file, in the folder of the runs."""
-VERSION = 5
+VERSION = 6
 """Of the tables; an index of another version is made again."""
 COUNTED = 10_000
 """Episodes up to which those that hold some words are counted."""
@@ -31,7 +31,9 @@ POINTS = 1024
 
 _SCHEMA = """
 CREATE TABLE runs (
-    id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, summary TEXT NOT NULL, state TEXT NOT NULL
+    id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, summary TEXT NOT NULL, state TEXT NOT NULL,
+    -- Of its files when all that is in them had been read.
+    stamps TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE points (
     run INTEGER NOT NULL, bucket INTEGER NOT NULL, count INTEGER NOT NULL, step INTEGER NOT NULL, time REAL NOT NULL,

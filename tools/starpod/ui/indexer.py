@@ -23,6 +23,7 @@ from starpod.ui.reading import (
     episode_lines,
     find_runs,
     held_locks,
+    is_recent,
     mapping,
     objects,
     parse_lines,
@@ -50,7 +51,6 @@ class Indexer(threading.Thread):
         self._index = index
         self._seconds = seconds
         self._stopping = threading.Event()
-        self._known: dict[str, Any] = {}
         self._changes: dict[str, int] = {}
         self.changes = 0
 
@@ -84,18 +84,18 @@ class Indexer(threading.Thread):
     def _pass(self, database: sqlite3.Connection) -> None:
         runs = find_runs(self._index.folder)
         locks = held_locks()
-        stored = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+        rows = database.execute("SELECT id, path, stamps FROM runs").fetchall()
+        stored, known = ({row["path"]: row[name] for row in rows} for name in ("id", "stamps"))
         for path in stored.keys() - runs.keys():
             with _transaction(database):
                 for table in ("points", "warnings", "files", "episodes", "parts"):
                     database.execute(f"DELETE FROM {table} WHERE run = ?", (stored[path],))
                 database.execute("DELETE FROM runs WHERE id = ?", (stored[path],))
-            self._known.pop(path, None)
             self._changed(path)
         due = []
         for number, (path, folder) in enumerate(runs.items(), 1):
-            now = (_stamps(folder), (folder / ".lock").exists() and (folder / ".lock").stat().st_ino in locks)
-            if self._known.get(path) == now:
+            now = json.dumps(_stamps(folder, locks))
+            if known.get(path) == now:
                 continue
             self.progress = f"reading run {number:,} of {len(runs):,}"
             while not self._stopping.is_set() and _read_run(database, path, folder, locks):
@@ -104,7 +104,8 @@ class Indexer(threading.Thread):
             due.append((path, folder, now))
         for number, (path, folder, now) in enumerate(due, 1):
             self._episodes(database, path, folder, f"run {number:,} of {len(due):,}")
-            self._known[path] = now
+            if not self._stopping.is_set():
+                database.execute("UPDATE runs SET stamps = ? WHERE path = ?", (now, path))
 
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
         """Files of episodes that came and that went."""
@@ -154,16 +155,25 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
     database.execute("COMMIT")
 
 
-def _stamps(folder: Path) -> tuple[Any, ...]:
-    """Inode, size and time of each file of the run: they change when it does."""
-    found: list[tuple[int, int, int] | None] = []
+def _stamps(folder: Path, locks: set[int]) -> list[Any]:
+    """Inode, size and time of each file of the run, whether a trainer holds its lock, and whether metrics are as new as
+    those of a run that goes on: they change when it does."""
+    found: list[Any] = []
     for name in ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "episodes"):
         try:
             known = os.stat(folder / name)
             found.append((known.st_ino, known.st_size, known.st_mtime_ns))
         except OSError:
             found.append(None)
-    return tuple(found)
+    try:
+        held = os.stat(folder / ".lock").st_ino in locks
+    except OSError:
+        held = False
+    try:
+        recent = is_recent(os.stat(folder / "metrics.jsonl").st_mtime)
+    except OSError:
+        recent = False
+    return [*found, held, recent]
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------

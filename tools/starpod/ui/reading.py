@@ -171,4 +171,9 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
         here = lock.read_text(encoding="utf-8").endswith(f" on {platform.node()}")
     except OSError:
         here = False
-    return "running" if not here and time.time() - written < QUIET_SECONDS else "interrupted"
+    return "running" if not here and is_recent(written) else "interrupted"
+
+
+def is_recent(written: float) -> bool:
+    """Whether metrics of that time are those of a run that may go on."""
+    return time.time() - written < QUIET_SECONDS
