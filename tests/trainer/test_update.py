@@ -437,6 +437,29 @@ def test_gradients_by_bucket_are_of_the_whole_batchs_advantages() -> None:
     assert beside["gradients/zero/groups"] == beside["gradients/1/groups"] == 1
 
 
+def test_gradients_of_agents_with_one_scale_for_all_and_with_their_own() -> None:
+    """Two agents with rewards of another size, a turn each."""
+    own = {"unit": "agent", "score": "reward", "key": ["agent"], "scale": "std"}
+    norms = []
+    for term in (own, {**own, "key": []}):
+        of = make_learner(AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "terms", "terms": [term]}))
+        group = group_of(of.policy, 0, (1.0, 0.0, 1.0, 0.0))
+        for episode in group.episodes:
+            proposal, verdict = episode.turns
+            proposal.agent_id, verdict.agent_id = "solver", "verifier"
+            proposal.reward, verdict.reward = episode.total_reward, 0.1 + 0.3 * episode.total_reward
+        found = of.gradients([group], version=VERSION, buckets=1)
+        norms.append({name: found[f"gradients/agents/{name}/task"] for name in ("solver", "verifier")})
+        factors = [found[f"gradients/agents/{name}/pooled_factor"] for name in ("solver", "verifier")]
+        assert factors == pytest.approx([2.010460, 0.262860], abs=1e-5)
+        assert found["gradients/1/task"] <= sum(norms[-1].values()) + 1e-6
+        assert all(parameter.grad is None for parameter in of.policy.parameters())
+    assert norms[1]["solver"] > norms[0]["solver"] and norms[1]["verifier"] < norms[0]["verifier"]
+    alone = make_learner(AlgorithmConfig(preset="dapo"))
+    found = alone.gradients([group_of(alone.policy, 0, (1.0, 0.0))], version=VERSION, buckets=1)
+    assert not any(name.startswith("gradients/agents") for name in found)
+
+
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from starpod.trainer.data.episode import Episode, Group
-from starpod.trainer.diagnostics.gradients import gradient_report, reward_buckets
+from starpod.trainer.diagnostics.gradients import gradient_report, pooled_factors, reward_buckets
 from tests.trainer.diagnostics.synthetic import turn
 
 
@@ -62,3 +62,14 @@ def test_an_error_leaves_no_gradient_either() -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         gradient_report(model, GROUPS, backward)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_golden_factors_of_agents_that_share_a_scale() -> None:
+    """Rewards of 1, 0, 1, 0 beside those of 0.4, 0.1, 0.4, 0.1: one grows, the other nearly vanishes."""
+    team = [(0, name, score) for name, own in (("S", (1, 0, 1, 0)), ("V", (0.4, 0.1, 0.4, 0.1))) for score in own]
+    assert pooled_factors(team) == {"S": pytest.approx(2.010460, abs=1e-6), "V": pytest.approx(0.262860, abs=1e-6)}
+    # Groups are apart, those without a deviation say nothing, and neither does an agent that spoke in one episode.
+    others = [(1, "S", 1.0), (1, "S", 1.0), (2, "S", 1.0), (2, "V", 0.0)]
+    assert pooled_factors([*team, *others]) == pooled_factors(team)
+    # Alone, an agent's statistics are the pooled ones.
+    assert pooled_factors([(0, "S", 1.0), (0, "S", 0.25), (0, "S", 0.0)]) == {"S": pytest.approx(1.0)}

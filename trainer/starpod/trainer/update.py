@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import Advantages, compute_advantages, sibling_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.credit import agent_units
 from starpod.trainer.algorithms.hae import stages
 from starpod.trainer.algorithms.losses import (
     correction_weights,
@@ -34,7 +36,7 @@ from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, sp
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.diagnostics.gradients import gradient_report
+from starpod.trainer.diagnostics.gradients import gradient_norm, gradient_report, pooled_factors
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.parallel import Parallel
@@ -371,7 +373,8 @@ class Learner:
     # --- diagnostics --------------------------------------------------------------------------------------------------
 
     def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
-        """Gradient norms by reward deviation of the groups and by component of the loss; no step is taken."""
+        """Gradient norms by reward deviation of the groups and component of the loss, and by agent where there are
+        several; no step is taken."""
         kept = [group for group in groups if episodes_of([group])]
         batch = Batch(episodes_of(kept), self.parallel.device)
         rollout, _ = self.prepare(batch, version)
@@ -383,7 +386,22 @@ class Learner:
             rows = [place[id(episode)] for episode in episodes_of(part)]
             self.accumulate(batch, rollout, advantages, rows, scale=1.0, components=(component,))
 
-        return gradient_report(self.policy, kept, backward, buckets=buckets)
+        metrics = gradient_report(self.policy, kept, backward, buckets=buckets)
+        units, agents = agent_units(rollout)
+        if len(agents) > 1:
+            for index, name in enumerate(agents):
+                # Tokens with an advantage of 0 have no gradient: those of the agents add up to the whole.
+                own_BT = units.mask_BT & (units.index_BT == index)
+                part = replace(advantages, advantages_BT=torch.where(own_BT, advantages.advantages_BT, 0.0))
+                add = partial(self.accumulate, batch, rollout, part, range(len(batch)), scale=1.0, components=("task",))
+                metrics[f"gradients/agents/{name}/task"] = gradient_norm(self.policy, add)
+            self.policy.zero_grad(set_to_none=True)
+            row_n, agent_n = (places.tolist() for places in units.mask_BK.nonzero(as_tuple=True))
+            earned_n = units.total(rollout.rewards_BT)[units.mask_BK].tolist()
+            of_n = [batch.episodes[row].group for row in row_n]
+            factors = pooled_factors(zip(of_n, (agents[index] for index in agent_n), earned_n, strict=True))
+            metrics |= {f"gradients/agents/{name}/pooled_factor": factor for name, factor in factors.items()}
+        return metrics
 
     @torch.no_grad()
     def log_likelihoods(

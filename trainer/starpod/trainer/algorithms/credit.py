@@ -117,11 +117,16 @@ def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
         case "token":
             return Units.of(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device).expand_as(turns_BT))
         case "agent":
-            names: dict[str, int] = {}
-            agents = [[names.setdefault(name, len(names)) for name in own] for own in rollout.agents]
-            return Units.of(mask_BT, _on_tokens(agents, mask_BT, turns_BT).long())
+            return agent_units(rollout)[0]
         case _:
             return Units.of(mask_BT, torch.zeros_like(turns_BT))
+
+
+def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
+    """What each agent of an episode said as a unit, and the names of the agents that the units are in order of."""
+    names: dict[str, int] = {}
+    agents = [[names.setdefault(name, len(names)) for name in own] for own in rollout.agents]
+    return Units.of(rollout.mask_BT, _on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
 
 
 def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor, inherited_B: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class InformationConfig(Section):
 
 
 class GradientConfig(Section):
-    """Gradient norms by reward deviation of the groups, without an optimiser step."""
+    """Gradient norms by reward deviation of the groups, and by agent, without an optimiser step."""
 
     every: int = Field(default=0, ge=0, description="Steps between reports; 0: never.")
     buckets: int = Field(default=6, ge=1, description="Buckets of groups by reward deviation, beside zero deviation.")

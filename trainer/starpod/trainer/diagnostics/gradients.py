@@ -1,8 +1,11 @@
-"""Gradient norms by reward deviation of the groups and by term of the loss."""
+"""Gradient norms by reward deviation of the groups, by term of the loss and by agent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from statistics import fmean, variance
 
 from torch import nn
 
@@ -48,12 +51,36 @@ def gradient_report(
             metrics[f"{prefix}/reward_std_low"] = bucket[0].reward_std
             metrics[f"{prefix}/reward_std_high"] = bucket[-1].reward_std
             for component in components:
-                model.zero_grad(set_to_none=True)
-                backward(bucket, component)
-                gradients = [p.grad for p in model.parameters() if p.grad is not None]
-                norm = float(whole(nn.utils.get_total_norm(gradients)))
+                norm = gradient_norm(model, partial(backward, bucket, component))
                 metrics[f"{prefix}/{component}"] = norm
                 metrics[f"{prefix}/{component}_per_token"] = norm / max(tokens, 1)
     finally:
         model.zero_grad(set_to_none=True)
     return metrics
+
+
+def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
+    """Norm of the gradient that `backward` adds to the parameters, which is left there. What was there is lost."""
+    model.zero_grad(set_to_none=True)
+    backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return float(whole(nn.utils.get_total_norm(gradients)))
+
+
+def pooled_factors(scores: Iterable[tuple[int, str, float]]) -> dict[str, float]:
+    """What each agent's mean squared advantage is multiplied by where all agents share one mean and deviation (Dr. MAS,
+    arXiv 2602.08847): (std_k^2 + (mean_k - mean)^2) / std^2, a mean over the groups in which it has two scores.
+
+    scores: group, agent and score, of one episode each. A gradient grows by about the factor's root.
+    """
+    groups: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for group, agent, score in scores:
+        groups[group][agent].append(score)
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for agents in groups.values():
+        pooled = [score for own in agents.values() for score in own]
+        spread = variance(pooled) if len(pooled) > 1 else 0.0
+        for agent, own in agents.items():
+            if spread > ZERO and len(own) > 1:
+                found[agent].append((variance(own) + (fmean(own) - fmean(pooled)) ** 2) / spread)
+    return {agent: fmean(factors) for agent, factors in found.items()}
