@@ -9,6 +9,7 @@
     python -m benchmarks.training.learning turn_order        a step for each turn, the last one first, or whole episodes
     python -m benchmarks.training.learning subgoals          critics of tokens, turns, and segments with a subgoal
     python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
+    python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
@@ -85,6 +86,10 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     ),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
+    "visual_lake": (
+        Variant("success and true claims", "visual_lake"),
+        Variant("success alone", "visual_lake", ("rewards.reasoning.weight=0",)),
+    ),
     "mixture": (
         Variant("StarPO-S, GRPO", "mixture"),
         Variant("StarPO-S, one critic", "mixture", ("algorithm.advantage=gae",)),

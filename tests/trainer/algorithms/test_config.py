@@ -27,6 +27,7 @@ def test_all_presets_are_there() -> None:
         "loop",
         "gigpo",
         "hiper",
+        "pyvision",
         "ragen2",
     }
     assert AlgorithmConfig() == AlgorithmConfig(preset="starpo-s")

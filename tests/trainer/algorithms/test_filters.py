@@ -40,6 +40,17 @@ def test_top_p_keeps_the_best_that_hold_a_share_of_the_sum(
     assert kept(scores, strategy="top_p", value=value) == expected
 
 
+def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> None:
+    """PyVision-RL's golden numbers."""
+    returns = [(1.0, 0.0, 1.0, 0.0), (1.2, 1.0, 1.0, 1.1), (0.0, 0.0, 0.0, 1.3), (0.0,) * 4]
+    groups = [a_group(own, id=number) for number, own in enumerate(returns)]
+    assert [group.reward_std for group in groups] == pytest.approx([0.577350, 0.095743, 0.65, 0], abs=1e-6)
+    config = FilterConfig(strategy="top_k", value=2)
+    assert [group.id for group in filter_groups(config, groups)] == [0, 2]
+    pyvision = AlgorithmConfig.model_validate("pyvision").filter
+    assert [group.id for group in filter_groups(pyvision, groups)] == [0, 2]
+
+
 @pytest.mark.parametrize("scores", [[0.5, 0.0, 0.3, 0.0], [0.0, 0.0], []])
 def test_top_p_of_the_whole_sum_with_zeros_keeps_every_group(scores: list[float]) -> None:
     assert kept(scores, strategy="top_p", value=1.0, include_zero=True) == list(range(len(scores)))

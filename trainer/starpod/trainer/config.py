@@ -236,6 +236,12 @@ class Config(Section):
                     f"algorithm.advantage {self.algorithm.advantage} credits the block {missing[0]}, which replies do "
                     f"not have: {needed}"
                 )
+            paid = [block for block in ("description", "prediction") if getattr(task.rewards.relations, block)]
+            if block := next((each for each in paid if each not in asked), None):
+                raise ValueError(
+                    f"rewards.relations.{block} pays for the block {block}, which replies do not have: add it to "
+                    "prompt.blocks"
+                )
             if self.algorithm.advantage == "hae" and task.prompt.blocks[:2] != ("switch", "subgoal"):
                 raise ValueError(
                     "algorithm.advantage hae reads a reply as switch, subgoal, action: let prompt.blocks begin with "

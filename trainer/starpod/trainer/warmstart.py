@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,6 +34,8 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR, Further
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.rewards.relations import describe
+from starpod.trainer.rewards.scene import CannotRead
 from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError, Section
 
@@ -71,7 +73,8 @@ class WarmStartConfig(Section):
     )
     thought: str = Field(
         default="{action}",
-        description="Thought of a demonstration: a format string with `action` and `words` (of the observation).",
+        description="Thought of a demonstration: a format string with `action`, `words` (of the observation) and "
+        "`relations` (in frozen_lake and sokoban, of things to the player; `next_relations`: after the turn).",
     )
     blocks: dict[Further, str] = Field(
         default={},
@@ -215,12 +218,12 @@ class DemonstrationWriter:
         self.actions = tuple(actions)
         self.grammar = prompt.grammar(self.actions)
 
-    def reply(self, turn: Turn, before: Turn | None = None) -> str:
-        """The whole reply, with what a prompt may prefill. before: the turn before.
+    def reply(self, turn: Turn, before: Turn | None = None, told: Mapping[str, str] | None = None) -> str:
+        """The whole reply, with what a prompt may prefill. before: the turn before. told: what else may be filled in.
 
         Raises ConfigError for a thought or a block that does not fit the observation.
         """
-        blocks = {name: self._fill(f"blocks.{name}", text, turn) for name, text in self.config.blocks.items()}
+        blocks = {name: self._fill(f"blocks.{name}", text, turn, told) for name, text in self.config.blocks.items()}
         if "switch" not in blocks and (subgoal := self.config.blocks.get("subgoal")) is not None:
             kept = before is not None and self._fill("blocks.subgoal", subgoal, before) == blocks["subgoal"]
             blocks["switch"] = "KEEP" if kept else "SWITCH"
@@ -228,19 +231,32 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"prompt.blocks asks for {missing[0]}, and no demonstration has it: give warm_start.blocks.{missing[0]}"
             )
-        thought = turn.thought or self._fill("thought", self.config.thought, turn)
+        thought = turn.thought or self._fill("thought", self.config.thought, turn, told)
         return self.grammar.compose(thought, turn.actions, blocks)
 
-    def _fill(self, key: str, template: str, turn: Turn) -> str:
+    def _fill(self, key: str, template: str, turn: Turn, told: Mapping[str, str] | None = None) -> str:
         action = f" {SEPARATOR} ".join(turn.actions)
         try:
-            return template.format(action=action, words=turn.observation.split())
+            return template.format(action=action, words=turn.observation.split(), **(told or {}))
         except (LookupError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"warm_start.{key} {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
-                f"({type(error).__name__}: {error}): it may use {{action}}, and {{words[0]}} and so on, as many as the "
-                "observation has"
+                f"({type(error).__name__}: {error}): it may use {{action}}, {{relations}}, {{next_relations}}, "
+                "and {{words[0]}} and so on, as many as the observation has"
             ) from error
+
+    def _relations(self, episode: Episode, seen: Sequence[str]) -> dict[str, str]:
+        """What is told of where things are, before a turn and after it, where a demonstration asks for it.
+
+        seen: what the environment shows then.
+        """
+        if not any("relations}" in text for text in (self.config.thought, *self.config.blocks.values())):
+            return {}
+        try:
+            told = [describe(episode.environment, episode.instructions, each) for each in seen[:2]]
+        except CannotRead as error:
+            raise ConfigError(f"warm_start cannot tell relations: {error}") from error
+        return {"relations": told[0], "next_relations": told[1]}
 
     @property
     def attempts(self) -> int:
@@ -308,9 +324,11 @@ class DemonstrationWriter:
 
     def _turns(self, demonstration: Demonstration) -> Iterable[Said]:
         """The turns as one agent plays them."""
-        past = replace(demonstration.episode, turns=[])
-        for turn, imitate in zip(demonstration.episode.turns, demonstration.imitate, strict=True):
-            text = self.reply(turn, past.turns[-1] if past.turns else None)
+        episode = demonstration.episode
+        past = replace(episode, turns=[])
+        seen = [*(turn.observation for turn in episode.turns), episode.final_observation]
+        for index, (turn, imitate) in enumerate(zip(episode.turns, demonstration.imitate, strict=True)):
+            text = self.reply(turn, past.turns[-1] if past.turns else None, self._relations(episode, seen[index:]))
             yield Said("", turn.observation, past, text, turn, imitate)
             # A demonstration makes no mistakes.
             past = replace(past, turns=[*past.turns, replace(turn, executed=1, valid=1)])

@@ -88,6 +88,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
         "entropy_coefficient": 0.0,
     },
+    # PyVision-RL (arXiv 2602.20739): Dr. GRPO on the groups that differ most.
+    "pyvision": {
+        "advantage": "dr_grpo",
+        "clip_high": 0.2,
+        "entropy_coefficient": 0.0,
+        "loss_average": "seq-mean-token-sum-norm",
+        "filter": {"strategy": "top_fraction", "value": 0.5},
+    },
     # arXiv 2602.06554.
     "seeupo": {
         "advantage": "dr_grpo",

@@ -27,8 +27,10 @@ from starpod.client.spelling import nearest
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.criteria import CriteriaConfig, score_criteria
 from starpod.trainer.rewards.reasoning import ReasoningConfig, score_reasoning
+from starpod.trainer.rewards.relations import RelationsConfig, score_relations
 from starpod.trainer.rewards.scene import CannotRead
 from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, pay_keeping
+from starpod.trainer.rewards.tools import ToolsConfig, pay_tools
 from starpod.trainer.section import Section
 
 GROUP = "starpod.rewards"
@@ -39,6 +41,9 @@ OWN_PARTS = (
     "format",
     "overlong",
     "reasoning",
+    "description",
+    "prediction",
+    "tools",
     "criteria",
     "keep",
     "consistency",
@@ -81,6 +86,8 @@ class RewardConfig(Section):
         default={}, description="Shaping functions by name: weight, or weight and parameters."
     )
     reasoning: ReasoningConfig = ReasoningConfig()
+    relations: RelationsConfig = RelationsConfig()
+    tools: ToolsConfig = ToolsConfig()
     criteria: CriteriaConfig = CriteriaConfig()
     verdict: float = Field(
         default=0.0,
@@ -104,6 +111,9 @@ class RewardConfig(Section):
             self.format_penalty,
             self.overlong_penalty,
             self.reasoning.weight,
+            self.relations.description,
+            self.relations.prediction,
+            self.tools.bonus,
             self.criteria.weight,
             self.subgoals.keep_penalty,
             self.subgoals.consistency_penalty,
@@ -160,6 +170,12 @@ class Rewards:
             except CannotRead as error:
                 raise RewardError(f"rewards.reasoning cannot be used here: {error}") from error
             parts["reasoning"] = config.reasoning.weight * value
+        for block in ("description", "prediction"):
+            if weight := getattr(config.relations, block):
+                try:
+                    parts[block] = weight * score_relations(turn, transition, episode, block)
+                except CannotRead as error:
+                    raise RewardError(f"rewards.relations cannot be used here: {error}") from error
         if config.criteria.weight:
             parts["criteria"] = config.criteria.weight * score_criteria(config.criteria, turn, episode)
         if config.subgoals.consistency_penalty:
@@ -198,6 +214,7 @@ class Rewards:
     def settle(self, episode: Episode) -> None:
         """Adds the parts that are known only when an episode is over."""
         pay_keeping(self.config.subgoals, episode)
+        pay_tools(self.config.tools, episode)
 
     def _shape(
         self, name: str, function: Shaping, turn: Turn, transition: Transition | None, episode: Episode
