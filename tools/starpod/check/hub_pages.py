@@ -9,15 +9,22 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from starpod.check.runner import EnvironmentReport, Result
+from starpod.check.runner import EnvironmentReport, Result, Status
 from starpod.report.page import page
 from starpod.v1 import environment_pb2 as pb
 
 STYLE = """
-.scroll { overflow-x: auto; } td { overflow-wrap: normal; } .no { color: var(--c4); } .yes { color: var(--c2); }
+.scroll { overflow-x: auto; } th, td { overflow-wrap: normal; } .no { color: var(--c4); } .yes { color: var(--c2); }
+.whole { white-space: nowrap; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); border-radius: 8px;
   padding: 12px 14px; }
+@media (max-width: 640px) {
+  .wide { display: none; } td a { overflow-wrap: anywhere; }
+  .found tr, .found td { display: block; border: 0; padding: 2px 0; } .found th { display: none; }
+  .found tr { padding: 10px 0; border-bottom: 1px solid var(--grid); }
+}
 """
+_STATUSES: tuple[Status, ...] = ("passed", "failed", "error", "skipped")
 _CONCURRENCY = {
     pb.CONCURRENCY_CLASS_INLINE: "in the server's event loop",
     pb.CONCURRENCY_CLASS_THREAD: "on a thread",
@@ -50,8 +57,16 @@ class Entry:
     @property
     def first_problem(self) -> str:
         """The first that makes it fail, in a line; empty if nothing does."""
-        broken = [each for each in (*self.contract.results, *self.rewards.results) if each.breaks]
-        return self.problem or next((f"{each.requirement.id} {each.message}" for each in broken), "")
+        return self.problem or next((f"{each.requirement.id} {each.message}" for each in self._breaking), "")
+
+    @property
+    def broken(self) -> list[str]:
+        """The requirements that it breaks."""
+        return [each.requirement.id for each in self._breaking]
+
+    @property
+    def _breaking(self) -> list[Result]:
+        return [each for each in (*self.contract.results, *self.rewards.results) if each.breaks]
 
 
 def write_pages(entries: Sequence[Entry], folder: Path) -> None:
@@ -63,9 +78,11 @@ def write_pages(entries: Sequence[Entry], folder: Path) -> None:
 
 def _index(entries: Sequence[Entry]) -> str:
     passed = sum(entry.passed for entry in entries)
-    rows = "".join(_row(entry) for entry in entries)
-    heads = ("environment", "verdict", "deterministic", "fork", "snapshot", "expert", "rewards")
-    head = "".join(f"<th>{name}</th>" for name in heads) + '<th class="n">steps/s</th>'
+    rows = "".join(_row(entry) for entry in sorted(entries, key=lambda entry: entry.passed))
+    more = "".join(
+        f'<th class="wide">{name}</th>' for name in ("deterministic", "fork", "snapshot", "expert", "rewards")
+    )
+    head = f'<th>environment</th><th>verdict</th>{more}<th class="n">steps/s</th>'
     body = (
         f"<h1>{len(entries)} environments</h1><p>{passed} keep the contract and pass the audit of rewards. Steps per "
         f'second are those of one session.</p><div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
@@ -74,15 +91,13 @@ def _index(entries: Sequence[Entry]) -> str:
 
 
 def _row(entry: Entry) -> str:
-    spec, capabilities = entry.spec, entry.spec.capabilities
-    cells = [
-        f'<a href="{escape(spec.id)}.html">{escape(spec.id)}</a>',
-        _word(entry.passed, "passes", "fails"),
-        *(_word(value) for value in (capabilities.deterministic, capabilities.fork, capabilities.snapshot)),
-        _word(capabilities.expert_action),
-        escape(_counted(entry.rewards)),
-    ]
-    return f'<tr>{"".join(f"<td>{cell}</td>" for cell in cells)}<td class="n">{_rate(entry)}</td></tr>'
+    spec, can = entry.spec, entry.spec.capabilities
+    told = [_able(value) for value in (can.deterministic, can.fork, can.snapshot, can.expert_action)]
+    broken = ", ".join(f'<span class="whole">{id_}</span>' for id_ in entry.broken)
+    verdict = _word(entry.passed, "passes", f"fails {broken}".strip())
+    more = "".join(f'<td class="wide">{cell}</td>' for cell in (*told, escape(_counted(entry.rewards))))
+    link = f'<a href="{escape(spec.id)}.html">{escape(spec.id)}</a>'
+    return f'<tr><td>{link}</td><td>{verdict}</td>{more}<td class="n">{_rate(entry)}</td></tr>'
 
 
 def _about(entry: Entry) -> str:
@@ -92,23 +107,35 @@ def _about(entry: Entry) -> str:
         f"a session runs {_CONCURRENCY.get(spec.concurrency, 'where the server chooses')}",
         f"{_rate(entry)} steps per second of one session",
     ]
-    schema = json.loads(spec.options_schema_json or "{}")
     parts = [
         f'<p><a href="index.html">All environments</a></p><h1>{escape(spec.title or spec.id)}</h1>',
         f'<p class="muted">{escape(spec.id)}, {", ".join(facts)}</p>',
-        f"<p>{_word(entry.passed, 'It passes.', 'It fails.')} {escape(entry.problem)}</p>",
+        f"<p>{_word(entry.passed, 'It passes.', 'It fails:')} {escape(entry.first_problem)}</p>",
         f"<h2>Instructions</h2><pre>{escape(spec.instructions)}</pre>" if spec.instructions else "",
-        f"<h2>Options</h2><pre>{escape(json.dumps(schema, indent=2))}</pre>" if schema.get("properties") else "",
+        _options(spec),
         _results("Contract", entry.contract),
         _results("Rewards", entry.rewards),
     ]
     return page(f"{spec.id} · Starpod", "\n".join(filter(None, parts)), style=STYLE)
 
 
+def _options(spec: pb.EnvironmentSpec) -> str:
+    """A table of the options, of the JSON Schema that Describe gives; empty where there are none."""
+    options = json.loads(spec.options_schema_json or "{}").get("properties", {})
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(json.dumps(option.get('default')))}</td>"
+        f"<td>{escape(option.get('description', ''))}</td></tr>"
+        for name, option in options.items()
+    )
+    heads = "<tr><th>name</th><th>default</th><th>meaning</th></tr>"
+    return f'<h2>Options</h2><div class="scroll"><table>{heads}{rows}</table></div>' if rows else ""
+
+
 def _results(title: str, report: EnvironmentReport) -> str:
     """Counts, and what was not passed with the reason."""
     rows = "".join(_result(each) for each in report.results if each.status != "passed")
-    table = f'<div class="scroll"><table><tr><th></th><th>requirement</th><th>found</th></tr>{rows}</table></div>'
+    head = "<tr><th></th><th>requirement</th><th>found</th></tr>"
+    table = f'<div class="scroll"><table class="found">{head}{rows}</table></div>'
     return f"<h2>{title}</h2><p>{escape(_counted(report))}</p>{table if rows else ''}"
 
 
@@ -122,11 +149,15 @@ def _result(result: Result) -> str:
 
 def _counted(report: EnvironmentReport) -> str:
     counts = Counter(result.status for result in report.results)
-    return ", ".join(f"{number} {status}" for status, number in counts.items()) or "not checked"
+    return ", ".join(f"{counts[status]} {status}" for status in _STATUSES if counts[status]) or "not checked"
 
 
-def _word(value: bool, yes: str = "yes", no: str = "no") -> str:
+def _word(value: bool, yes: str, no: str) -> str:
     return f'<span class="{"yes" if value else "no"}">{yes if value else no}</span>'
+
+
+def _able(value: bool) -> str:
+    return "yes" if value else '<span class="muted">no</span>'
 
 
 def _rate(entry: Entry) -> str:

@@ -88,7 +88,9 @@ async def idle_policy(probe: Probe) -> None:
 async def repeating_policy(probe: Probe) -> None:
     for action in await _constants(probe):
         what = f"a policy that repeats {action.text or action.tool_call.name!r}"
-        await _expect_less(probe, what, await _plays(probe, lambda _, action=action: [action]))  # type: ignore[misc]
+        alone = not probe.spec.capabilities.expert_action
+        played = await _plays(probe, lambda _, action=action: [action], until_unsolved=alone)  # type: ignore[misc]
+        await _expect_less(probe, what, played)
 
 
 @must("R-05", "A policy that writes instructions instead of actions reaches less than the expert, and earns nothing.")
@@ -205,8 +207,11 @@ async def _idle_play(probe: Probe) -> Played:
     return await probe.target.shared("idle", lambda: _plays(probe, _idle))
 
 
-async def _plays(probe: Probe, policy: Policy, want: pb.Want | None = None) -> Played:
-    """What the policy reaches from every start, with one action a turn, as many as the environment's limits allow."""
+async def _plays(probe: Probe, policy: Policy, want: pb.Want | None = None, *, until_unsolved: bool = False) -> Played:
+    """What the policy reaches from every start, with one action a turn, as many as the environment's limits allow.
+
+    until_unsolved: only up to the first start that it leaves unsolved, where that says all.
+    """
     own = probe.spec.limits
     actions = own.max_actions or own.max_turns * max(1, own.max_actions_per_turn) or TURNS
     limits = pb.LimitOverrides(max_turns=min(actions, TURNS), max_actions=0)
@@ -219,6 +224,8 @@ async def _plays(probe: Probe, policy: Policy, want: pb.Want | None = None) -> P
         played.returns.append(total)
         played.solved.append(last.success if last.HasField("success") else None)
         played.terminated.append(last.terminated)
+        if until_unsolved and played.solved[-1] is False:
+            break
     return played
 
 
