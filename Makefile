@@ -82,6 +82,7 @@ bench: $(BENCH_READY) ## Measure steps per second, latency and memory against ot
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.stages
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.polling
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.http
+	@$(BENCH_VENV)/bin/python -m benchmarks.serving.gateway
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.workloads
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.growth
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.tail

@@ -186,6 +186,13 @@ def http() -> str:
     return table(["One lake", "Sessions", "Steps/s", "Median wait", "Server's CPU µs per step"], rows)
 
 
+def gateway() -> str:
+    result = figures("gateway")
+    cells = [f"{result[key]:.1f} ms" for key in ("p50_ms", "p90_ms", "p99_ms", "cpu_ms")]
+    row = [f"{result['sessions']}", f"{result['replies']}", f"{result['longest_prompt']:,}", *cells]
+    return table(["Sessions", "Replies", "Longest prompt", "p50 added", "p90", "p99", "CPU of a reply"], [row])
+
+
 def tail() -> str:
     return table(
         ["Share of the closed loop's rate", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"],
@@ -420,6 +427,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "Slow steps, and a shop": workloads,
             "A message of gRPC": polling,
             "JSON over HTTP": http,
+            "A gateway before an engine": gateway,
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "The cost of hosting": hosting,

@@ -36,16 +36,17 @@ _UNLIMITED = {"max_turns": 0, "max_actions_per_turn": 0, "max_actions": 0}
 
 
 class Caller:
-    """One connection."""
+    """One connection. key: the bearer token that it brings; empty: none."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str = "") -> None:
+        self._key = f"authorization: Bearer {key}\r\n" if key else ""
         self._reader = reader
         self._writer = writer
 
     async def post(self, path: str, body: dict[str, Any]) -> bytes:
         """The body of the response, whole."""
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{self._key}"
         self._writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         received = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not received.startswith(b"http/1.1 200"):

@@ -39,6 +39,7 @@ PROGRAMS = {
     ),
     "serving.growth": Small("--seconds 0.05 --rounds 1 --json OUT/a.json", (*PLOT, "openenv"), "minutes"),
     "serving.hosting": Small("--steps 20 --sessions 2 --json OUT/a.json", ("gymnasium",)),
+    "serving.gateway": Small("--sessions 2 --turns 2 --engine-seconds 0.01 --json OUT/a.json"),
     "serving.http": Small("--sessions 1 --seconds 0.1 --rounds 1 --json OUT/a.json"),
     "serving.languages": Small("--sessions 4 --messages 2 --rounds 1"),
     "serving.polling": Small("--seconds 0.05 --rounds 1 --json OUT/a.json"),

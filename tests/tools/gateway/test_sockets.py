@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from starpod.gateway.control import endpoints
 from starpod.gateway.listening import listening
 from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
+from starpod.report.site import listen
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.files import read_groups
 from starpod.trainer.engines.base import EngineError
@@ -320,6 +322,13 @@ async def test_a_repeated_request_has_the_same_reply(tmp_path: Path) -> None:
             model="m", messages=[{"role": "user", "content": "hello"}], seed=7
         )
         assert other.choices[0].message.content not in replies, "another seed asks for another sample"
+
+
+def test_a_replys_body_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+    with closing(listen("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_what_was_heard_of_outlives_the_gateway(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 from collections.abc import Collection
 from contextlib import closing
@@ -72,6 +71,8 @@ def gateway(
         raise click.UsageError(f"{gateway_token_file} is empty")
     if not token and not _is_loopback(host):
         raise click.UsageError("others can reach this address: give --gateway-token-file, or leave --host at 127.0.0.1")
+    import uvloop
+
     from starpod.gateway.serving import Serving
 
     serving = Serving(
@@ -84,7 +85,7 @@ def gateway(
         context=context,
         seed=seed,
     )
-    asyncio.run(
+    uvloop.run(
         _serve(
             serving,
             token,
