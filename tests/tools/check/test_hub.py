@@ -58,7 +58,7 @@ def test_a_page_about_each_environment(tmp_path: Path) -> None:
     assert all(f'href="{id}.html"' in index for id in found)
     about = (out / "generous-v1.html").read_text()
     assert "Say &lt;b&gt;please&lt;/b&gt;." in about
-    assert "It fails." in about
+    assert "It fails:</span> R-" in about
 
 
 def test_it_lists_what_it_would_check(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
     console = safe_console()
     entries: list[Entry] = []
     try:
-        with contextlib.ExitStack() as servers, _progress(console) as progress:
+        with contextlib.ExitStack() as servers:
 
             def start(words: Sequence[str]) -> list[Place]:
                 program = started("the environment service", "serve", *PROCESSES, *words, "--port", "0")
@@ -99,6 +99,7 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
                 for spec in sorted(listed, key=lambda spec: spec.id):
                     click.echo(f"{spec.id}  {spec.version}  {spec.title}")
                 return
+            progress = servers.enter_context(_progress(console))
             task = progress.add_task("environments", total=0)
 
             def told(found: int = 0, entry: Entry | None = None) -> None:
