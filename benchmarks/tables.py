@@ -418,6 +418,17 @@ def search() -> str:
     return table(head, rows) + f"\n\nThe index takes {sizes}."
 
 
+def live_site() -> str:
+    """Pages of the live site over many runs and episodes."""
+    found = figures("ui")
+    rows = [
+        (name, *(duration(times[each]) for each in ("first", "slowest", "cpu")))
+        for name, times in found["pages"].items()
+    ]
+    cost = f"{found['indexing_cpu_seconds']:,.0f} s of CPU, {found['index_bytes'] / 2**20:,.0f} MiB"
+    return table(["Page", "First after a restart", "Slowest of five", "CPU"], rows) + f"\n\nThe index: {cost}."
+
+
 PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
     "throughput": ("Steps per second", {"Every way": ways}),
     "serving": (
@@ -449,6 +460,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
         },
     ),
     "webshop_search": ("WebShop's search", {"Queries": search}),
+    "ui": ("The live site", {"Pages": live_site}),
 }
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
-from tests.tools.ui.conftest import wait_until
+from tests.tools.ui.conftest import make_run, wait_until
 from tests.tools.ui.test_games import EPISODE, FATAL, address, lost
 from tests.tools.ui.test_site import GROUP, PAGES
 from tests.trainer.diagnostics.synthetic import metrics_at
@@ -113,6 +114,21 @@ def test_a_page_follows_its_run_without_losing_what_was_opened(browser: Any, sit
         assert browser.execute_script("return document.querySelector('#metrics details').open")
     finally:
         shutil.rmtree(path)
+
+
+def test_a_report_can_be_read_and_filtered(browser: Any, tmp_path: Path) -> None:
+    report = write_report(make_run(tmp_path / "calm").path)
+    browser.get(report.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    sizes = browser.execute_script(
+        "return [...document.querySelectorAll('svg.chart')].filter(each => each.checkVisibility())"
+        ".map(each => 11 * each.getBoundingClientRect().width / each.viewBox.baseVal.width)"
+    )
+    assert len(sizes) > 5 and min(sizes) > 9.5  # pixels of a letter
+    shown = "return [...document.querySelectorAll('details.episode')].filter(each => each.checkVisibility()).length"
+    every = browser.execute_script(shown)
+    find(browser, "#choose [name=words]")[0].send_keys("17")
+    assert 0 < browser.execute_script(shown) < every
 
 
 @pytest.mark.parametrize("path", ["/fleet", "/play/sokoban-v1", EPISODE])

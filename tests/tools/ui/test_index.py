@@ -79,14 +79,15 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
 ) -> None:
     folder, index, indexer = indexed
     (folder / "calm" / "run.json").write_text("{}")
+    (folder / "calm" / "config.yaml").write_text("stop: {iterations: 200}")
     line = {"step": 151, "time": time.time(), "metrics": metrics_at(151)}
     with open(folder / "calm" / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
     indexer.update()
-    assert only(index)["status"] == "running"
+    assert only(index)["status"] == "running" and only(index)["left"] > 0
     monkeypatch.setattr(reading, "QUIET_SECONDS", 0.0)
     indexer.update()
-    assert only(index)["status"] == "interrupted"
+    assert only(index)["status"] == "interrupted" and only(index)["left"] is None
 
 
 def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path, Index, Indexer]) -> None:

@@ -89,8 +89,8 @@ def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
     write_run(tmp_path, steps=100, collapse=True)
     page = read(write_report(tmp_path))
     assert f"Step 66 {WARNING}" in page.text and "1 warning" in page.text
-    # In each chart of learning and of the signals, and in those of success and return, for both widths.
-    assert path_count(tmp_path, "markhead") == 7 + 5 + 4
+    # In each chart of learning, and for both widths in those of the signals, of success and of return.
+    assert path_count(tmp_path, "markhead") == 7 + 2 * (5 + 2)
 
 
 def path_count(folder: Path, name: str) -> int:

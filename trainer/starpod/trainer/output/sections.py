@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
 from starpod.report.charts import COLOURS, Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show
-from starpod.trainer.output.words import METRICS, TASKS, is_graded, metric, return_with_interval, with_interval
+from starpod.trainer.output.words import METRICS, TASKS, Metric, is_graded, metric, return_with_interval, with_interval
 
 LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
@@ -142,9 +143,9 @@ PHONE = 344
 """Width of a chart that can be read on a phone."""
 
 
-def for_each_width(draw: Callable[[int], str]) -> str:
-    """A chart as wide as the page and one as wide as a phone; the page's style shows the one that fits."""
-    wide, narrow = draw(1072), draw(PHONE)
+def for_each_width(draw: Callable[[int], str], *, widest: int = 1072) -> str:
+    """A chart of the width `widest` and one as wide as a phone; the page's style shows the one that fits."""
+    wide, narrow = draw(widest), draw(PHONE)
     return wide and f'<div class="roomy">{wide}</div><div class="tight">{narrow}</div>'
 
 
@@ -293,18 +294,20 @@ def small_charts(
         points = curve(lines, name)
         if len(points) < 2:
             continue
-        known = metric(name)
-        charts.append(
-            line_chart(
-                known.label,
-                [Series(known.label, smooth(points), colour, faint=[points])],
-                marks=[mark for mark in marks if points[0][0] <= mark.x <= points[-1][0]],
-                kind=known.kind,
-                width=430 if large else PHONE,
-            )
-        )
+        draw = partial(_metric_chart, metric(name), points, marks, colour)
+        charts.append(for_each_width(draw, widest=430) if large else draw(PHONE))
     size = " large" if large else ""
     return f'<div class="charts{size}">{"".join(f"<div>{chart}</div>" for chart in charts)}</div>' if charts else ""
+
+
+def _metric_chart(known: Metric, points: Sequence[Point], marks: Sequence[Mark], colour: int, width: int) -> str:
+    return line_chart(
+        known.label,
+        [Series(known.label, smooth(points), colour, faint=[points])],
+        marks=[mark for mark in marks if points[0][0] <= mark.x <= points[-1][0]],
+        kind=known.kind,
+        width=width,
+    )
 
 
 def learning(lines: Sequence[Mapping[str, Any]]) -> str:
