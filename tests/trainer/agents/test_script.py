@@ -1,6 +1,6 @@
 """Scripts over the wire: who speaks, what each one sees, what is sent, and whose turn earns it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +17,13 @@ from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.batch import Batch, RolloutBatch, samples_of
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Request
+from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.environment import EnvironmentConfig
-from tests.support import ServerProcess
+from tests.support import ServerProcess, start_server
 from tests.trainer.rollout.test_collect import ACTIONS, LAKE, SAMPLING, reply, server, template
 from tests.trainer.scripted_engine import ScriptedEngine
 from tests.trainer.tiny_learner import make_learner
@@ -42,6 +43,7 @@ async def collect(
     environment: EnvironmentConfig = LAKE,
     begun: dict[int, Episode] | None = None,
     style: str = "compact",
+    actions: tuple[str, ...] = ACTIONS,
 ) -> tuple[list[Episode], ScriptedEngine]:
     engine = ScriptedEngine(template, say)
     agents = engine_agents(
@@ -53,7 +55,7 @@ async def collect(
     )
     async with Fleet(server.address) as fleet:
         players = Collector(
-            fleet=fleet, agents=agents, task=environment.task(ACTIONS), rewards=Rewards(rewards or RewardConfig())
+            fleet=fleet, agents=agents, task=environment.task(actions), rewards=Rewards(rewards or RewardConfig())
         )
         group = await players.play_group(Start(3, 1), 2, begun)
     assert not group.failed, group.failed[0].error
@@ -274,6 +276,59 @@ def test_each_attempt_is_compared_with_its_own_kind() -> None:
     assert found[:, 1].tolist() == pytest.approx([7, -3, -4])
 
 
+# --- self-play --------------------------------------------------------------------------------------------------------
+
+GAME = EnvironmentConfig(
+    id="tic_tac_toe-v1", options={"opponent": "none", "observation": "line"}, max_turns=9, max_actions_per_turn=1
+)
+
+
+@pytest.fixture(scope="module")
+def game() -> Iterator[ServerProcess]:
+    with start_server("--environment-module", "environments/starpod/environments/tic_tac_toe") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def board() -> Template:
+    texts = ["X O . . . . X . O 1 2 3 4 5 6 7 8 9", "<think> go </think><answer> 1 </answer>"]
+    return Template(train_tokenizer(texts, size=400), prefill="<think>")
+
+
+async def play_itself(game: ServerProcess, board: Template, moves: str) -> tuple[list[Episode], ScriptedEngine]:
+    """Both episodes are these moves, in turn."""
+    made: dict[str, int] = {}
+
+    def say(request: Request, context: str) -> str:
+        made[request.conversation] = made.get(request.conversation, -1) + 1
+        return reply(moves[made[request.conversation]])
+
+    paid = RewardConfig(zero_sum=True)
+    return await collect(game, board, {"name": "self_play"}, say, paid, GAME, actions=tuple("123456789"))
+
+
+async def test_one_policy_plays_both_sides_and_what_one_wins_the_other_has_lost(
+    game: ServerProcess, board: Template
+) -> None:
+    (episode, _), _ = await play_itself(game, board, "14253")
+    assert [turn.agent_id for turn in episode.turns] == ["X", "O", "X", "O", "X"]
+    assert episode.terminated and [turn.reward for turn in episode.turns] == [0, 0, 0, -1, 1]
+    assert episode.total_reward == 0 and episode.own_return == 1
+    # Each sees its own turns alone, told from the beginning.
+    seen = [board.tokenizer.decode(turn.prompt) for turn in episode.turns]
+    assert all(turn.fresh for turn in episode.turns)
+    assert "X X . . O . . . . ." in seen[2] and "O X . ." not in seen[2]
+    assert "O X X . O . . . . ." in seen[3] and "X . . . . . . . . ." not in seen[3]
+
+
+async def test_a_taken_cell_is_played_again_by_the_same_agent(game: ServerProcess, board: Template) -> None:
+    (episode, _), _ = await play_itself(game, board, "114283")
+    assert [turn.agent_id for turn in episode.turns][:4] == ["X", "O", "O", "X"]
+    won = [turn for turn in episode.turns if turn.parts["environment"]]
+    lost = [turn for turn in episode.turns if turn.parts["opponents"]]
+    assert [turn.agent_id for turn in (*won, *lost)] == ["X", "O"] and lost[0].actions == ["8"]
+
+
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +336,7 @@ def test_each_attempt_is_compared_with_its_own_kind() -> None:
     ("values", "words"),
     [
         ({"script": "duo"}, "solver_verifier"),
+        ({"rewards": {"zero_sum": True}}, "rewards.zero_sum belongs to self_play"),
         ({"script": {"name": "attempts", "proposals": 3}}, "script.proposals belongs to solver_verifier"),
         ({"rewards": {"verdict": 1}}, "rewards.verdict belongs to solver_verifier"),
         ({"script": "solver_verifier", "rewards": {"improvement": 1}}, "rewards.improvement belongs to attempts"),

@@ -180,7 +180,11 @@ class Config(Section):
             )
         if name == "attempts" and any(task.environment.expert_moves_left for task in self.tasks):
             raise ValueError("script attempts begins at a start state: drop environment.expert_moves_left")
-        for key, wanted in (("verdict", "solver_verifier"), ("improvement", "attempts")):
+        for key, wanted in (
+            ("verdict", "solver_verifier"),
+            ("improvement", "attempts"),
+            ("zero_sum", "self_play"),
+        ):
             if name != wanted and any(getattr(task.rewards, key) for task in self.tasks):
                 raise ValueError(f"rewards.{key} belongs to {wanted}, and script.name is {name}: set it, or drop it")
         return self

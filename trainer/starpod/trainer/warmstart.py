@@ -316,6 +316,9 @@ class DemonstrationWriter:
         if self.script.name == "solver_verifier":
             yield from self._judged(demonstration)
             return
+        if self.script.name == "self_play":
+            yield from self._by_agent(demonstration)
+            return
         for number, attempt in enumerate((*demonstration.earlier, demonstration)):
             for said in self._turns(attempt):
                 again = number and not said.past.turns
@@ -332,6 +335,13 @@ class DemonstrationWriter:
             yield Said("", turn.observation, past, text, turn, imitate)
             # A demonstration makes no mistakes.
             past = replace(past, turns=[*past.turns, replace(turn, executed=1, valid=1)])
+
+    def _by_agent(self, demonstration: Demonstration) -> Iterable[Said]:
+        """The turns as the environment's agents play them, each with its own ones in view."""
+        agents = [turn.agent_id for turn in demonstration.episode.turns]
+        own = {name: iter(list(self._turns(_of_agent(demonstration, name)))) for name in dict.fromkeys(agents)}
+        for name in agents:
+            yield replace(next(own[name]), speaker=name)
 
     def _judged(self, demonstration: Demonstration) -> Iterable[Said]:
         """Each turn as a proposal with a verdict; half of the verdicts are rejections, and the turn is proposed again.
@@ -406,3 +416,10 @@ def imitate(
         mean = total.item()
         progress(step + 1, mean)
     return mean
+
+
+def _of_agent(demonstration: Demonstration, name: str) -> Demonstration:
+    """An agent's own turns."""
+    kept = [index for index, turn in enumerate(demonstration.episode.turns) if turn.agent_id == name]
+    episode = replace(demonstration.episode, turns=[demonstration.episode.turns[index] for index in kept])
+    return replace(demonstration, episode=episode, imitate=[demonstration.imitate[index] for index in kept])

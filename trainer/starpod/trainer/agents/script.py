@@ -1,11 +1,12 @@
 """Conversation scripts: who speaks next, what each one sees, and which reply goes to the environment.
 
-The environment is stepped by one agent and knows nothing of a script. All speakers are the same policy, told apart by
-what they are told and by `Turn.agent_id`; credit terms compare each with its own kind.
+All speakers are the same policy, told apart by what they are told and by `Turn.agent_id`; credit terms compare each
+with its own kind. But in self-play, the environment is stepped by one agent and knows nothing of a script.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -31,8 +32,10 @@ class ScriptConfig(Section):
 
     SHORTHAND: ClassVar[str] = "name"
 
-    name: Literal["solo", "solver_verifier", "attempts"] = Field(
-        default="solo", description="One agent; two, of whom one proposes and one judges; one that tries several times."
+    name: Literal["solo", "solver_verifier", "attempts", "self_play"] = Field(
+        default="solo",
+        description="One agent; two, of whom one proposes and one judges; one that tries several times; all agents of "
+        "an environment that has several.",
     )
     proposals: int = Field(
         default=2, ge=2, description="Proposals for a step at most; the last is not judged (solver_verifier)."
@@ -100,9 +103,10 @@ class ScriptedAgents(EngineAgents):
     script: ScriptConfig = field(default_factory=ScriptConfig)
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        kinds: dict[str, type[SolverVerifier] | type[Attempts]] = {
+        kinds: dict[str, type[SolverVerifier] | type[Attempts] | type[SelfPlay]] = {
             "solver_verifier": SolverVerifier,
             "attempts": Attempts,
+            "self_play": SelfPlay,
         }
         kind = kinds.get(self.script.name)
         return EngineAgents.agent(self, session, task, group) if kind is None else kind(self, session, task)
@@ -223,6 +227,34 @@ class Attempts(Agent):
         first = self._begun and not own
         text = tried(self._script, self._prompt, observation.text) if first else observation.text
         return self._speaker.see(text, replace(episode, turns=own), fresh=False)
+
+
+class SelfPlay(Agent):
+    """Plays all agents of an environment, as it says whose turn it is. Each is told of its own turns alone."""
+
+    def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
+        self._new = functools.partial(Speaker, shared, session, task)
+        self._speakers: dict[str, Speaker] = {}
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        return await self._see(observation, episode).act(observation, episode)
+
+    def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
+        return self._see(observation, episode).repeat(observation, episode, turn)
+
+    def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
+        return self._see(observation, episode).unanswered(observation, episode)
+
+    def close(self) -> None:
+        for speaker in self._speakers.values():
+            speaker.close()
+
+    def _see(self, observation: Observation, episode: Episode) -> Speaker:
+        speaker = self._speakers.get(observation.agent_id) or self._speakers.setdefault(
+            observation.agent_id, self._new()
+        )
+        own = [turn for turn in episode.turns if turn.agent_id == observation.agent_id]
+        return speaker.see(observation.text, replace(episode, turns=own), fresh=True)
 
 
 def engine_agents(script: ScriptConfig, **settings: Any) -> EngineAgents:

@@ -51,6 +51,7 @@ OWN_PARTS = (
     "verdict",
     "improvement",
     "attempt",
+    "opponents",
 )
 
 Shaping = Callable[..., float]
@@ -101,6 +102,9 @@ class RewardConfig(Section):
         allow_inf_nan=False,
         description="Times what an attempt earned more than the one before, paid at its end; 0: off.",
     )
+    zero_sum: bool = Field(
+        default=False, description="What an agent earns from the environment is taken from the others' latest turns."
+    )
     subgoals: SubgoalsConfig = SubgoalsConfig()
 
     @property
@@ -121,6 +125,7 @@ class RewardConfig(Section):
             self.verdict,
             self.improvement,
             False,  # of scripts with attempts
+            self.zero_sum,
         )
         return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
 
@@ -215,6 +220,8 @@ class Rewards:
         """Adds the parts that are known only when an episode is over."""
         pay_keeping(self.config.subgoals, episode)
         pay_tools(self.config.tools, episode)
+        if self.config.zero_sum:
+            _charge_opponents(episode.turns)
 
     def _shape(
         self, name: str, function: Shaping, turn: Turn, transition: Transition | None, episode: Episode
@@ -228,6 +235,18 @@ class Rewards:
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise RewardError(f"{where}: it returned {value!r}, which is not a finite number")
         return self.config.shaping[name].weight * float(value)
+
+
+def _charge_opponents(turns: Sequence[Turn]) -> None:
+    """Adds the part `opponents`: an environment pays the agent who acts, and what one wins another has lost."""
+    latest: dict[str, Turn] = {}
+    for turn in turns:
+        turn.parts["opponents"] = 0.0
+        for agent, last in latest.items():
+            if agent != turn.agent_id and turn.parts["environment"]:
+                last.parts["opponents"] -= turn.parts["environment"]
+                last.reward = sum(last.parts.values())
+        latest[turn.agent_id] = turn
 
 
 def _earned(attempt: Sequence[Turn]) -> float:
