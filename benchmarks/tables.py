@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+
 from benchmarks.webshop import report
 from starpod.trainer.models.config import SMOLLM2, model_title
 
@@ -374,6 +376,41 @@ def credit() -> str:
     return f"Before: {before}, the same for all. After, means over the seeds and each.\n\n{table(head, rows)}"
 
 
+def methods() -> str:
+    rows = []
+    for name in ("lock", "subgoals"):
+        runs = figures(f"learning_{name}")
+        tokens = min(run["curve"][-1]["sampled tokens"] for run in runs)
+        for variant in dict.fromkeys(run["variant"] for run in runs):
+            seeds = [run for run in runs if run["variant"] == variant]
+            shown = [[run["before"]["success"] for run in seeds], [at_tokens(run, tokens) for run in seeds]]
+            shown.append([run["after"]["success"] for run in seeds])
+            cells = [", ".join(percent(each).removesuffix(" %") for each in part) + " %" for part in shown]
+            for spent in ("environment steps", "sampled tokens"):
+                cells.append(f"{fmean(run['curve'][-1][spent] for run in seeds):,.0f}")
+            rows.append([f"`{name}`", variant, *cells])
+    head = [
+        "Experiment",
+        "Variant",
+        "Success before",
+        "At equal tokens",
+        "After",
+        "Environment steps",
+        "Sampled tokens",
+    ]
+    made = (
+        "`python -m benchmarks.training.learning NAME --seeds 2`. Each seed's success, evaluated on 128 start states."
+    )
+    equal = "Equal tokens: the fewest that a run of the experiment sampled, on the line between its evaluations."
+    return f"{made} {equal}\n\n{table(head, rows)}"
+
+
+def at_tokens(run: Mapping[str, Any], tokens: float) -> float:
+    """Success of a run's evaluations when so many tokens had been sampled, on the line between them."""
+    points = [(each["sampled tokens"], each["success"]) for each in run["curve"]]
+    return float(np.interp(tokens, *zip(*points, strict=True)))
+
+
 def collection() -> str:
     results = figures("collection")["results"]
     rows = []
@@ -456,6 +493,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "Shopping": shopping,
             "The Echo Trap": echo_trap,
             "Estimators without a critic": credit,
+            "Methods": methods,
             "Collecting from slow environments": collection,
         },
     ),

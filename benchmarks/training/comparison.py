@@ -97,7 +97,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     curves = [points for _, points in drawn]
     if not curves:
         return None
-    spent = [_spent(folder, axis) for folder, _ in drawn]
+    spent = [spent_by(folder, axis) for folder, _ in drawn]
     dots = _figure(name) in _EVALUATED
     if not dots:
         curves = [smooth(points) for points in curves]
@@ -125,7 +125,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     )
 
 
-def _spent(folder: RunFolder, axis: str) -> Callable[[float], float]:
+def spent_by(folder: RunFolder, axis: str) -> Callable[[float], float]:
     """How much a run had collected at a step."""
     if axis == STEPS:
         return lambda step: step

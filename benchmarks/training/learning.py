@@ -10,6 +10,8 @@
     python -m benchmarks.training.learning subgoals          critics of tokens, turns, and segments with a subgoal
     python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
     python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
+    python -m benchmarks.training.learning lock --seeds 2    searches on branches, where nearly all episodes fail
+    python -m benchmarks.training.learning team --seeds 2    two agents with rewards of different size
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
@@ -36,7 +38,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, TOKENS, write_comparison
+from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, TOKENS, spent_by, write_comparison
 from starpod.trainer.algorithms.terms import TERMS
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
@@ -60,6 +62,7 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 """Blockwise without its strata."""
 
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
+LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL = "algorithm.kl.where=off"
 ON_NEW_NAMES = ("evaluation.options={split: test}", "stop.iterations=10")
@@ -120,8 +123,8 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     ),
     "horizons": (
         Variant("fixed", DOORS),
-        Variant("forward", DOORS, (_stages("environment.max_turns", (4, 8)),)),
         Variant("backward", DOORS, (_stages("environment.expert_moves_left", (1, 2, 4)),)),
+        Variant("forward", DOORS, (_stages("environment.max_turns", (4, 8)),)),
     ),
     # As many gradient steps an iteration for all: one for each of the four turns.
     "turn_order": (
@@ -144,6 +147,21 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("iStar", "istar", "scorer=implicit", "scorer.lr=0.001"),
             ("AgentPRM", "agent_prm", "scorer=q", "scorer.lr=0.001"),
         )
+    ),
+    # A search samples more in an iteration, so it has fewer of them: about as many tokens for all.
+    "lock": tuple(
+        Variant(
+            name, LOCK, (f"collect.search.strategy={strategy}", f"stop.iterations={last}", f"evaluation.every={by}")
+        )
+        for name, strategy, last, by in (
+            ("Dr. GRPO", "none", 50, 10),
+            ("TSR, beam", "beam", 14, 2),
+            ("DEEP-GRPO", "pivots", 16, 4),
+        )
+    ),
+    "team": tuple(
+        Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]",))
+        for name, key in (("one scale", ""), ("Dr. MAS", ", key: [agent]"))
     ),
     "echo_trap": (
         Variant("GRPO", "echo_trap"),
@@ -168,8 +186,10 @@ METRICS = {
     "reasoning_llm": (EVALUATION, "collect/success"),
     "echo_trap": TRAP,
     "echo_trap_parts": TRAP,
+    "lock": (EVALUATION, "collect/success"),
     "process": (EVALUATION, "scorer/score_correlation"),
     "subgoals": (EVALUATION, "collect/segment_turns"),
+    "team": (RETURN, *(f"gradients/agents/{name}/task" for name in ("solver", "verifier"))),
     "mixture": (EVALUATION, *(f"{EVALUATION}/{name}" for name in ("bandit", "frozen_lake", "sokoban"))),
     "webshop": (RETURN, EVALUATION),
 }
@@ -178,6 +198,7 @@ OVER = {
     "horizons": (STEPS, "environment steps"),
     "blocks": (TOKENS,),
     "credit": tuple(SPENT),
+    "lock": tuple(SPENT),
     "process": tuple(SPENT),
     "subgoals": tuple(SPENT),
 }
@@ -200,7 +221,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     first, final = evaluations[0], RunFolder(folder).read_final()
     if final is None:
         raise SystemExit(f"{folder} has no final evaluation: the run was stopped; give the command again")
-    steps = RunFolder(folder).read_metrics()
+    steps, spent = RunFolder(folder).read_metrics(), {axis: spent_by(RunFolder(folder), axis) for axis in SPENT}
     keys = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
     return {
         "variant": variant.name,
@@ -216,6 +237,10 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
             for name, own in first.get("environments", {}).items()
         },
         "last": evaluations[-1]["success"],
+        "curve": [
+            {"success": each["success"]} | {axis: round(at_step(each["step"])) for axis, at_step in spent.items()}
+            for each in evaluations
+        ],
         "greedy": (final.get("greedy") or {}).get("success"),
         "reference": first.get("reference", {}),
         "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
