@@ -146,7 +146,7 @@ class ProgramAgent(OutsideAgent):
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": key,
             "STARPOD_ENVIRONMENT_URL": f"{url}/environment",
-            "STARPOD_MCP_URL": f"{url}{mcp.PATH}",
+            **({"STARPOD_MCP_URL": f"{url}{mcp.PATH}"} if mcp.installed() else {}),
         }
         try:
             process = await asyncio.create_subprocess_exec(
