@@ -16,7 +16,7 @@ from starpod.env_server.config import ServerConfig
 from starpod.env_server.effects import EffectFailed, Journal
 from starpod.env_server.environment import Concurrency, EnvironmentOptions
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.trainer.agents.base import Agent, Move
 from starpod.trainer.rollout.play import play
 from tests.env_server.judged import Judged, Model
@@ -74,6 +74,13 @@ async def test_the_same_episode_again_asks_nobody(serve: Serve, model: Model) ->
     model.asked_once(5)
     await say(await opened(fleet), "other")  # as far as it is the same
     model.asked_once(7)
+    (server,) = fleet.servers
+    assert server.metrics.effects == {(JUDGED, "asked"): 7, (JUDGED, "recorded"): 6}
+    families = {family.name: family for family in server.metrics.collect()}
+    assert {sample.labels["outcome"]: sample.value for sample in families["starpod_effects"].samples} == {
+        "asked": 7,
+        "recorded": 6,
+    }
 
 
 async def test_servers_that_share_a_journal_replay_each_others_sessions(serve: Serve, model: Model) -> None:
@@ -237,6 +244,12 @@ def test_what_was_caught_fails_all_the_same(tmp_path: Path) -> None:
     with pytest.raises(EffectFailed, match="nobody there"):
         recording.__exit__(None, None, None)
     assert journal.counts == {(JUDGED, "failed"): 1}
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ServerError, match="cannot record effects"):
+        EnvironmentServer(Registry(), ServerConfig(port=0, effects=tmp_path / "file"))
 
 
 def test_effects_are_for_reset_and_step_on_a_thread() -> None:
