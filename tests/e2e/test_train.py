@@ -125,6 +125,18 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
     assert resumed == learnt(undisturbed)
 
 
+@pytest.mark.minutes
+def test_a_run_that_sees_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    seeing = ("visual_lake", *SMALL[1:])
+    train("stop.iterations=4", run_dir=tmp_path / "whole", base=seeing)
+    train("stop.iterations=2", run_dir=tmp_path / "run", base=seeing)
+    train("stop.iterations=4", run_dir=tmp_path / "run", resume=True, base=seeing)
+    assert learnt(tmp_path / "run") == learnt(tmp_path / "whole")
+    (final,) = (tmp_path / "run" / "episodes").glob("final-*.jsonl")
+    (episode, *_) = read_episodes(final)
+    assert all(turn.image for turn in episode.turns)
+
+
 def test_a_schedule_and_rollouts_go_on_where_they_stood(tmp_path: Path) -> None:
     words = ("optimizer.schedule=cosine", "optimizer.warmup_iterations=2", "optimizer.schedule_iterations=4")
     train("stop.iterations=4", *words, run_dir=tmp_path / "whole")

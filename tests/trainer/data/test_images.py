@@ -1,6 +1,8 @@
 """Images in token streams: ids that name them by content, and what a model sees of them."""
 
 import io
+import struct
+import zlib
 
 import pytest
 from hypothesis import given
@@ -40,6 +42,26 @@ def test_an_image_is_scaled_to_its_patches_and_scaling_it_again_changes_nothing(
 def test_what_is_no_image_or_too_large_is_refused(data: bytes) -> None:
     with pytest.raises(BadImage):
         VIEW.scaled(data)
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused_or_read(data: st.DataObject) -> None:
+    whole = bytearray(png((200, 10, 90), form=data.draw(st.sampled_from(["PNG", "JPEG"]))))
+    for place in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=6)):
+        whole[place] = data.draw(st.integers(0, 255))
+    try:
+        seen = VIEW.scaled(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+    except BadImage:
+        return
+    assert read_image(seen).size == (12, 8)
+
+
+def test_an_image_that_claims_to_be_enormous_is_refused_unread() -> None:
+    enormous = bytearray(png((1, 2, 3)))
+    enormous[16:24] = struct.pack(">II", 60_000, 60_000)
+    enormous[29:33] = struct.pack(">I", zlib.crc32(enormous[12:29]))
+    with pytest.raises(BadImage):
+        VIEW.scaled(bytes(enormous))
 
 
 def test_half_a_grid_is_refused() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import struct
+import zlib
 from collections.abc import Iterable, Mapping
 
 from PIL import Image, UnidentifiedImageError
@@ -27,6 +29,9 @@ INDEX_BITS = 12
 
 MOST_PIXELS = 1 << 24
 """Largest image that is read: 4096 by 4096."""
+
+_BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
+"""What decoders of damaged files raise."""
 
 Images = Mapping[int, bytes]
 """Images that ids name, by their keys: PNG files of what the model sees."""
@@ -89,5 +94,5 @@ def read_image(image: bytes) -> Image.Image:
         if found.width * found.height > MOST_PIXELS:
             raise BadImage(f"an image of {found.width} x {found.height} pixels is larger than {MOST_PIXELS} pixels")
         return found.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, *_BROKEN) as error:
         raise BadImage(f"{len(image)} bytes are no PNG or JPEG file: {error}") from error
