@@ -51,8 +51,8 @@ MUTATIONS = {
     ),
     "several environments: one filter for all": (
         f"{ALGORITHMS}/filters.py",
-        "for alike in by_kind(groups).values()",
-        "for alike in [list(groups)]",
+        "for alike in by_kind(groups).values() for group in",
+        "for alike in [list(groups)] for group in",
         "tests/trainer/test_mixture.py",
     ),
     "several environments: one whitening for all": (

@@ -399,7 +399,7 @@ def test_an_endpoint_without_its_model_is_refused(lost: tuple[Path, Episode]) ->
 @pytest.mark.minutes
 def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
     """From a turn of its own episode, on copies and in the session itself, and after a turn that a person played."""
-    words = ["train", "frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=5", "stop.iterations=1"]
+    words = ["train", "frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=60", "stop.iterations=1"]
     words += ["collect.groups=4", "evaluation.episodes=16", "warm_start.episodes=60"]
     subprocess.run([sys.executable, "-m", "starpod.cli.main", *words], check=True, capture_output=True)
     shown = "/episodes?run=lake&kind=final&sort=longest"
