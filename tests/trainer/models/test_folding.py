@@ -73,27 +73,33 @@ def test_long_branches_are_not_read_together() -> None:
     assert lay_out(tokens, torch.full((8,), 1000), width=64).mask_G1LL is None
 
 
-def test_many_rows_of_one_beginning_are_read_in_parts_of_the_length_that_costs_least() -> None:
+def test_many_rows_of_one_beginning_are_read_in_parts_of_about_the_length_that_costs_least() -> None:
     """Attention is quadratic in the length of a fold: reading the beginning again is soon the smaller work."""
     rng = random.Random(0)
-    shared, own, rows = 120, 8, 150
+    shared, own, rows, width = 120, 8, 150, POLICY.width
     beginning = [rng.randrange(1, 300) for _ in range(shared)]
     tokens = torch.tensor([[*beginning, *(rng.randrange(1, 300) for _ in range(own))] for _ in range(rows)])
-    lengths = torch.full((rows,), shared + own)
-    width = POLICY.width
-    layout = lay_out(tokens, lengths, width=width)
-    parts, length = layout.tokens_GL.shape
+    layout = lay_out(tokens, torch.full((rows,), shared + own), width=width)
 
-    def work(count: int) -> float:
-        """Of so many parts, whose attention takes three times as long as products do."""
-        each = shared + own * rows / count
-        return count * each * (6 * width + 3 * each)
+    def work(parts: int, length: float) -> float:
+        """Of a layer whose attention takes three times as long as products do."""
+        return parts * length * (6 * width + 3 * length)
 
-    assert parts == pytest.approx(min(range(1, rows), key=work), abs=1)
-    assert length <= shared + own * (rows / parts + 2)
+    best = min(work(parts, shared + own * rows / parts) for parts in range(1, rows))
+    assert work(*layout.tokens_GL.shape) < 1.1 * best < work(1, shared + own * rows) / 2
     with torch.no_grad():
         states = [each.read(trunk_of(POLICY.model))[each.places_BT] for each in (layout, lay_out_plainly(tokens))]
     torch.testing.assert_close(*states, atol=2e-5, rtol=1e-4)
+
+
+def test_long_folds_are_cut_between_groups() -> None:
+    """There the least has to be read again."""
+    tokens, lengths, _ = group_rows(3, 4, 8, 240)
+    layout = lay_out(tokens, lengths, width=500)
+    assert layout.tokens_GL.shape[0] == 2
+    groups = [row[:240].tolist() for row in layout.tokens_GL]
+    assert all(sum(row[:240].tolist() == group for row in tokens) == 8 for group in groups)
+    assert layout.tokens_GL.shape[1] < 80 + 2 * 160 + 16 * 6
 
 
 def test_rows_that_are_all_alike_are_read_once() -> None:
