@@ -288,6 +288,14 @@ def learning() -> str:
     return table(["`starpod train`", "Seed", "Before", "After", "Wall time"], rows)
 
 
+def reasoning() -> str:
+    rows = [
+        [each["variant"], str(each["seed"]), *(interval(each[key]) for key in ("before", "after", "transfer"))]
+        for each in figures("learning_reasoning_llm")
+    ]
+    return table(["`starpod train bandit_llm`", "Seed", "Before", "After", "After, names never seen"], rows)
+
+
 def mixture() -> str:
     rows = []
     for each in figures("learning_mixture"):
@@ -488,6 +496,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
         {
             "Success": learning,
             "Policies without a model": references,
+            "With and without reasoning": reasoning,
             "Several environments in one run": mixture,
             "An iteration with a pretrained model": iterations,
             "Shopping": shopping,

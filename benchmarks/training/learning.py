@@ -40,9 +40,11 @@ from rich.table import Table
 
 from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, TOKENS, spent_by, write_comparison
 from starpod.trainer.algorithms.terms import TERMS
+from starpod.trainer.config import load_config
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import is_graded, return_with_interval
+from starpod.trainer.rollout.environment import local_services
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "benchmarks"
@@ -57,6 +59,9 @@ class Variant:
     changes: tuple[str, ...] = ()
 
 
+KEYS = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
+"""What is kept of an evaluation."""
+
 CLAIMS = "benchmarks/training/claims.yaml"
 ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwise"]])
 """Blockwise without its strata."""
@@ -65,7 +70,6 @@ CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/door
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL = "algorithm.kl.where=off"
-ON_NEW_NAMES = ("evaluation.options={split: test}", "stop.iterations=10")
 
 
 def _stages(key: str, values: Sequence[int]) -> str:
@@ -84,8 +88,8 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "bandit_llm": (Variant("StarPO-S", "bandit_llm"),),
     "frozen_lake_llm": (Variant("StarPO-S", "frozen_lake_llm"),),
     "reasoning_llm": (
-        Variant("reasoning", "bandit_llm", ON_NEW_NAMES),
-        Variant("no reasoning", "bandit_llm", (*ON_NEW_NAMES, "prompt.thinking=false")),
+        Variant("reasoning", "bandit_llm"),
+        Variant("no reasoning", "bandit_llm", ("prompt.thinking=false",)),
     ),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
@@ -183,7 +187,6 @@ METRICS = {
     "credit": (RETURN, EVALUATION),
     "horizons": (EVALUATION, "collect/success"),
     "turn_order": (RETURN, EVALUATION),
-    "reasoning_llm": (EVALUATION, "collect/success"),
     "echo_trap": TRAP,
     "echo_trap_parts": TRAP,
     "lock": (EVALUATION, "collect/success"),
@@ -203,6 +206,8 @@ OVER = {
     "subgoals": tuple(SPENT),
 }
 """Quantities that it is drawn over, where those are not the iterations."""
+TRANSFER = {"reasoning_llm": {"split": "test"}}
+"""Options of the environment that the final policy is evaluated on as well."""
 
 
 def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
@@ -222,13 +227,12 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     if final is None:
         raise SystemExit(f"{folder} has no final evaluation: the run was stopped; give the command again")
     steps, spent = RunFolder(folder).read_metrics(), {axis: spent_by(RunFolder(folder), axis) for axis in SPENT}
-    keys = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
     return {
         "variant": variant.name,
         "seed": seed,
         "seconds": RunFolder(folder).read_facts()["ended"]["seconds"],  # a resumed run's parts together
-        "before": {key: first[key] for key in keys},
-        "after": {key: final[key] for key in keys},
+        "before": {key: first[key] for key in KEYS},
+        "after": {key: final[key] for key in KEYS},
         "environments": {
             name: {
                 "before": own,
@@ -250,6 +254,19 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
             for text in step.get("warnings", ())
         ],
     }
+
+
+def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
+    """How a finished run's policy does where its environment has other options."""
+    config, report = load_config(str(RunFolder(folder).config)), folder / "transfer.json"
+    environment = config.environment.id
+    command = [sys.executable, "-m", "starpod.cli.main", "eval", str(folder)]
+    words = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+    words += ["--episodes", str(config.evaluation.episodes), "--temperature", str(config.evaluation.temperature)]
+    with local_services([environment]) as address:
+        subprocess.run([*command, address, "-e", environment, *words, "--json", str(report)], check=True)
+    found = json.loads(report.read_text())["environments"][environment]
+    return {key: found[key] for key in KEYS[1:]}
 
 
 def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -276,6 +293,8 @@ def main() -> None:
                 slug = "".join(letter if letter.isalnum() else "-" for letter in variant.name.lower())
                 folder = arguments.runs / name / f"{slug}-{seed}"
                 results.append(run(variant, seed, folder, arguments.set))
+                if name in TRANSFER:
+                    results[-1]["transfer"] = transfer(folder, TRANSFER[name])
                 folders.setdefault(variant.name, []).append(folder)
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
