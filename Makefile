@@ -24,7 +24,7 @@ ADAPTERS_READY := $(ADAPTERS_VENV)/.ready
 ADAPTED := trl jmespath 'verl; python_version < "3.13"' skyrl-gym verifiers gymnasium
 HOSTING_VENV := .venv-hosting
 HOSTING_READY := $(HOSTING_VENV)/.ready
-# What is hosted. OpenEnv and verifiers do not go into one environment.
+# What is hosted. OpenEnv and verifiers do not go into one environment: verifiers is in that of the adapters.
 HOSTED := gymnasium minigrid openenv openreward reasoning-gym skyrl-gym textarena textworld
 AGENTS_VENV := .venv-agents
 AGENTS_READY := $(AGENTS_VENV)/.ready
@@ -62,8 +62,9 @@ test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minut
 test-adapters: $(ADAPTERS_READY) ## Test the adapters for other trainers against the real ones: TRL, verl, SkyRL-gym, verifiers
 	@$(ADAPTERS_VENV)/bin/python -m pytest tests/client/adapters $(ARGS)
 
-test-hosting: $(HOSTING_READY) ## Test the hosting of others' environments against the real ones: OpenEnv, TextArena, Reasoning Gym, ...
+test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of others' environments against the real ones: OpenEnv, TextArena, Reasoning Gym, ...
 	@$(HOSTING_VENV)/bin/python -m pytest tests/env_server/hosting $(ARGS)
+	@$(ADAPTERS_VENV)/bin/python -m pytest tests/env_server/hosting/test_verifiers.py $(ARGS)
 
 test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway: OpenAI Agents, Anthropic's client, mini-swe-agent, MCP
 	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' tests/tools/gateway/agents $(ARGS)

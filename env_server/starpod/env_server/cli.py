@@ -163,6 +163,12 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Also host this environment of an Open Reward Standard server, e.g. http://127.0.0.1:8080/sums. Repeatable.",
 )
 @click.option(
+    "--verifiers",
+    multiple=True,
+    metavar="TASKSET",
+    help="Also host this taskset of verifiers, e.g. gsm8k-v1?num_tasks=100#success_at=1. Repeatable.",
+)
+@click.option(
     "--store",
     "stores",
     multiple=True,
@@ -293,6 +299,7 @@ def serve(
     textarena: tuple[str, ...],
     textworld: tuple[str, ...],
     ors: tuple[str, ...],
+    verifiers: tuple[str, ...],
     stores: tuple[str, ...],
     token_sessions: int,
     token_calls_per_second: float,
@@ -351,6 +358,7 @@ def serve(
             "textarena": textarena,
             "textworld": textworld,
             "ors": ors,
+            "verifiers": verifiers,
         }
         registry, asked = _registry(environments, modules, hosted)
         if stores:

@@ -32,6 +32,7 @@ _PACKAGES = {
     "skyrl_gym": "skyrl-gym",
     "textarena": "textarena",
     "textworld": "textworld",
+    "verifiers": "verifiers",
 }
 """Where hosted families come from."""
 _ID = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*-v[0-9]+")

@@ -1,0 +1,208 @@
+"""Any taskset of Prime Intellect's verifiers: `starpod serve --verifiers gsm8k-v1`."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.utils.loaders import default_harness_id, import_taskset, load_environment, resolve_env_config
+
+from starpod.env_server.environment import (
+    INVALID,
+    JSON,
+    Action,
+    Concurrency,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Image,
+    Outcome,
+    Part,
+    Tool,
+    ToolCall,
+)
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.request import HostingError, HostingRequest
+from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, LiveEpisode
+
+_TASKS_OF_THE_ENDLESS = 1000
+_DEFAULT_HARNESS = "bash"
+
+
+def host(text: str, probed: str = "") -> type[Hosted]:
+    """The environment class for `TASKSET?field=value#setting=value`. Raises HostingError.
+
+    probed: unused; episodes run in the server's own process, where they serve tools.
+    """
+    request = HostingRequest.parse(text, ("tasks",))
+    request.choice("concurrency", Concurrency.THREAD.value)
+    factory = _load(request)
+    tools = _probe(factory)
+    module = import_taskset(request.name).__name__
+    known = ProbeResult(package_version(module)).overridden(request)
+    spec = EnvironmentSpec(
+        id=starpod_id(request, "verifiers", request.name.rsplit("/", 1)[-1].split("@", 1)[0], 1),
+        version=known.version,
+        title=f"{request.name} of verifiers",
+        instructions="The observation is a conversation; an action is your next message in it"
+        + (", or a call of a tool." if tools else "."),
+        grammar="any text: the next message of the assistant"
+        + ('; a call of a tool, also as JSON {"tool_name": ..., "arguments": {...}}' if tools else ""),
+        tools=tools,
+        # Tools are served over the loopback interface, which a confined process does not reach.
+        concurrency=Concurrency.THREAD,
+    )
+    return publish(VerifiersEnvironment, request, spec, known, module, Options=EnvironmentOptions, factory=factory)
+
+
+@dataclass(frozen=True, slots=True)
+class GameFactory:
+    """Begins episodes. tasks: those that seeds pick from."""
+
+    request: HostingRequest
+    player: EpisodePlayer
+    tasks: Sequence[Any]
+
+    def begin(self, seed: int) -> VerifiersGame:
+        """An episode of the task that the seed picks: seed modulo their number."""
+        episode = LiveEpisode(self.player, self.tasks[seed % len(self.tasks)])
+        return VerifiersGame(episode, self.request.number("success_at"))
+
+
+class VerifiersEnvironment(Hosted):
+    """One episode per session."""
+
+    factory: ClassVar[GameFactory]
+
+    def begin(self, luck: int) -> VerifiersGame:
+        return self.factory.begin(self.seed)
+
+    def render(self, mode: str = "text") -> str:
+        game = self.game
+        assert isinstance(game, VerifiersGame)
+        return _told(game.episode.messages)
+
+    def state_key(self) -> bytes:
+        """A digest of the task and of all actions: the environment remembers both."""
+        said = json.dumps([self.seed % len(self.factory.tasks), self._past], separators=(",", ":"))
+        return blake2b(said.encode(), digest_size=16).digest()
+
+
+class VerifiersGame(Game):
+    """A live episode. The reward, when it ends, is the sum of the task's own."""
+
+    def __init__(self, episode: LiveEpisode, success_at: float | None) -> None:
+        super().__init__(success_at)
+        self.episode = episode
+
+    def play(self, action: Action) -> Outcome:
+        reply = self._read(action)
+        if reply is None:
+            return INVALID
+        self.episode.say(reply)
+        if self.episode.ended is None:
+            return self.outcome(0.0, False)
+        traces = self.episode.ended.traces
+        cut = any(trace.is_truncated or trace.is_timeout for trace in traces)
+        parts = {name: reward.value for trace in traces for name, reward in trace.rewards.items() if reward is not None}
+        metrics = {name: value for trace in traces for name, value in trace.metrics.items() if value is not None}
+        info = plain({"metrics": metrics, "stop_condition": traces[-1].stop_condition})
+        return self.outcome(sum(parts.values()), not cut, cut, info)._replace(reward_parts=parts)
+
+    def observe(self) -> Sequence[Part]:
+        new = [dict(message) for message in self.episode.new]
+        pictures = [picture for message in new for picture in _pictures(message["content"])]
+        return [_told(new), *pictures, JSON(new)]
+
+    def close(self) -> None:
+        self.episode.close()
+
+    def _read(self, action: Action) -> Mapping[str, Any] | None:
+        """The model's reply that an action means; None for a call of no tool."""
+        written = action.value if isinstance(action, JSON) else None
+        if isinstance(action, str):
+            try:
+                written = json.loads(action) if self.episode.tools else None
+            except (ValueError, RecursionError):
+                written = None
+        match written:
+            case {"tool_name": str(name), "arguments": dict(arguments)}:
+                action = ToolCall(name, arguments)
+        if isinstance(action, str):
+            return {"content": action}
+        names = [each["function"]["name"] for each in self.episode.tools]
+        if not isinstance(action, ToolCall) or action.name not in names:
+            return None
+        function = {"name": action.name, "arguments": json.dumps(dict(action.arguments))}
+        id = f"call_{len(self.episode.messages)}"
+        return {"content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+
+
+def _told(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages in one text: a single one as it is, several each under its role."""
+    texts = [(message["role"], _text(message)) for message in messages]
+    if len(texts) == 1:
+        return texts[0][1]
+    return "\n\n".join(f"[{role}]\n{text}" for role, text in texts)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content or ""]
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
+    return "\n".join(filter(None, [*parts, *calls]))
+
+
+def _pictures(content: Any) -> list[Image]:
+    urls = [part["image_url"]["url"] for part in content if "image_url" in part] if isinstance(content, list) else []
+    split = [url.partition(";base64,") for url in urls]
+    return [Image(base64.b64decode(data), kind.removeprefix("data:")) for kind, found, data in split if found]
+
+
+# --- finding it --------------------------------------------------------------------------------------------------
+
+
+def _load(request: HostingRequest) -> GameFactory:
+    """What begins episodes of the taskset. Raises HostingError."""
+    taskset = {"id": request.name, **request.arguments}
+    try:
+        if default_harness_id(request.name) != _DEFAULT_HARNESS:
+            raise request.fail("it brings a program of its own for the agent, which would play instead of the caller")
+        config = resolve_env_config({"taskset": taskset})
+        agents = agent_config_fields(config)
+        if len(agents) != 1:
+            raise request.fail(f"an episode has the agents {', '.join(agents)}; hosted are those with one")
+        ((agent, pinned),) = agents.items()
+        if pinned.harness is not None:
+            raise request.fail(f"its agent is the program {pinned.harness.id}, which would play instead of the caller")
+        seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
+        env = load_environment(resolve_env_config({"taskset": taskset, agent: seat}))
+        most = request.number("tasks") or (_TASKS_OF_THE_ENDLESS if env.taskset.INFINITE else None)
+        tasks = list(itertools.islice(env.taskset, None if most is None else int(most)))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise request.fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except HostingError:
+        raise
+    except Exception as error:  # the taskset's own code
+        raise request.fail(f"{type(error).__name__}: {error}") from error
+    if not tasks:
+        raise request.fail("it has no task")
+    return GameFactory(request, EpisodePlayer(env), tasks)
+
+
+def _probe(factory: GameFactory) -> tuple[Tool, ...]:
+    """The tools of the first task, which begins and so shows that it can be played here. Raises HostingError."""
+    try:
+        game = factory.begin(0)
+    except Exception as error:
+        raise factory.request.fail(error) from error
+    game.close()
+    functions = [each["function"] for each in game.episode.tools]
+    return tuple(Tool(each["name"], each.get("description", ""), each.get("parameters", {})) for each in functions)
