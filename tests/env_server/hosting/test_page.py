@@ -82,7 +82,7 @@ def test_its_training_can_begin() -> None:
 def test_it_names_every_setting() -> None:
     told = re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Where sessions run")[0], re.MULTILINE)
     hosting = ROOT / "env_server/starpod/env_server/hosting"
-    sources = [(hosting / f"{name}.py").read_text() for name in (*FAMILIES, "ors")]
+    sources = [(hosting / f"{name}.py").read_text() for name in (*FAMILIES, "ors", "verifiers")]
     own = [
         setting
         for source in sources
