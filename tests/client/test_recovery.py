@@ -229,8 +229,11 @@ async def test_what_is_left_to_be_closed_is_bounded(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("deterministic", [True, False])
 async def test_what_a_full_server_does_not_take_back_comes_back_on_another(deterministic: bool) -> None:
+    refused: list[str] = []
+
     def before(kind: str, request: Any) -> None:
         if kind in ("open", "restore"):
+            refused.append(kind)
             raise overloaded()
 
     async with (
@@ -246,6 +249,7 @@ async def test_what_a_full_server_does_not_take_back_comes_back_on_another(deter
         home.sessions.clear()
         await session.step("left")
         assert {session.address, *(each.address for each in others)} == {other.address}
+        assert len(refused) == 1  # the other one is asked at once, not when the full one may have room again
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

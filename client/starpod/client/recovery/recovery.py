@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starpod.client.connection import SNAPSHOT, Method, Step, StepBatch
 from starpod.client.connection.calls import Request, Response
-from starpod.client.errors import SessionLost, StarpodError, UnknownSession, Unreachable
+from starpod.client.errors import Overloaded, SessionLost, StarpodError, UnknownSession, Unreachable
 from starpod.client.history import Reply, Restored, step_reply
 from starpod.client.observation import Transition
 from starpod.client.pool.pool import ServerPool
@@ -205,7 +205,8 @@ class Recovery:
                 if failure.advice == "give_up":
                     raise
                 error = failure
-                await asyncio.sleep(retry.backoff.wait())
+                if not isinstance(failure, Overloaded):  # else another one is asked now: the pool waits if all are full
+                    await asyncio.sleep(retry.backoff.wait())
                 continue
             finally:
                 replica.placing -= 1
