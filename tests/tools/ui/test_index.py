@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from starpod.ui import reading
-from starpod.ui.index import NAME, POINTS, Filter, Index
+from starpod.ui.index import NAME, POINTS, SORTS, Filter, Index
 from starpod.ui.indexer import Indexer
 from tests.trainer.diagnostics.synthetic import episode, metrics_at
 
@@ -206,6 +206,15 @@ def test_orders(indexed: tuple[Path, Index, Indexer]) -> None:
     assert rewards == sorted(rewards, reverse=True)
     assert [row["reward"] for row in index.episodes(Filter(run, sort="worst"), most=200)] == sorted(rewards)
     assert index.episodes(Filter(run), first=10, most=5) == index.episodes(Filter(run))[10:15]
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_later_pages_are_found_from_the_end(indexed: tuple[Path, Index, Indexer], sort: str) -> None:
+    _, index, _ = indexed
+    wanted = Filter(only(index)["run"], kind="final", sort=sort)
+    every, count = index.episodes(wanted, most=200), index.count(wanted)
+    pages = [index.episodes(wanted, first=first, most=7, count=count) for first in range(0, count + 7, 7)]
+    assert count == 20 and [row for page in pages for row in page] == every
 
 
 def test_a_long_run_keeps_few_points_that_are_means(tmp_path: Path) -> None:

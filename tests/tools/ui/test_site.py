@@ -123,6 +123,11 @@ def test_a_group_marks_where_its_members_part(site: str, calm: Path, tmp_path: P
     assert "Turn 1 of member 1" in mark and "another state" in mark
 
 
+def test_a_group_says_what_a_reply_without_an_action_was(site: str) -> None:
+    text = httpx.get(f"{site}/group?{GROUP.replace('group=1', 'group=3')}").text
+    assert 'no action</span><q class="sub" title="nonsense xylophone">nonsense xylophone</q>' in text
+
+
 def test_a_run_that_was_cut_off_in_its_update_has_its_verdicts_computed_again(calm: Path, tmp_path: Path) -> None:
     shutil.copytree(calm, tmp_path / "cut")
     (tmp_path / "cut" / "episodes" / "train-000150.update.gz").unlink()

@@ -125,7 +125,7 @@ async def test_limits_end_an_episode(server: ServerProcess, template: Template) 
     ((turns,),), _ = await collect(
         server.address, template, lambda request, context: "<think>never an answer", [Start(0, 1)], 1
     )
-    assert (turns.end, len(turns.turns), turns.success) == ("max_turns", 6, None)
+    assert (turns.end, len(turns.turns), turns.success) == ("max_turns", 6, False)
     assert turns.tail
     ((actions,),), _ = await collect(
         server.address, template, lambda request, context: reply("Left", "Up"), [Start(0, 1)], 1

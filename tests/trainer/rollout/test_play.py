@@ -66,7 +66,7 @@ async def test_a_turn_without_an_action_is_sent_or_counts_here_alone(server: Ser
     sent, steps = await played(server, Scripted(*[Move("nothing", [])] * 9))
     assert (len(sent.turns), steps, sent.end, sent.success) == (3, 3, "max_turns", False)
     kept, steps = await played(server, Scripted(*[Move("nothing", None)] * 9))
-    assert (len(kept.turns), steps, kept.end, kept.success) == (3, 0, "max_turns", None)
+    assert (len(kept.turns), steps, kept.end, kept.success) == (3, 0, "max_turns", False)
     # What would have come next is kept for a critic.
     assert (kept.tail, kept.tail_fresh) == ([7, 8], True)
 

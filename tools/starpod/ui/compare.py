@@ -35,7 +35,7 @@ def compare_page(site: Site, request: Request) -> Response:
     """The runs of the query, in its order: the link can be sent."""
     paths = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(paths) <= MOST:
-        raise HTTPException(400, f"Mark two to {MOST} runs to compare; {len(paths)} are marked.")
+        raise HTTPException(400, f"Mark two to {MOST} runs to compare them; marked: {len(paths) or 'none'}.")
     axis = request.query_params.get("over", "step")
     if axis not in AXES:
         raise HTTPException(400, f"over={axis} is none of {', '.join(AXES)}.")

@@ -46,7 +46,8 @@ def episodes_page(site: Site, request: Request) -> Response:
     if wanted.text:
         rows, count = site.index.search(wanted, **place)
     else:
-        rows, count = site.index.episodes(wanted, **place), site.index.count(wanted)
+        count = site.index.count(wanted)
+        rows = site.index.episodes(wanted, **place, count=count)
     kept = {name: value for name, value in asked.items() if name not in ("page",) and value}
     return render(
         "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=wanted,

@@ -208,7 +208,9 @@ class Game:
                 break
             snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
             await play(agent, self.session, episode=self.episode, turns=1)
-            ended, self.episode.end = self.episode.end, self.episode.end if self.session.done else ""
+            ended = self.episode.end
+            if not self.session.done:  # it went no further: another may
+                self.episode.end, self.episode.success = "", None
             if ended == "failed":
                 del self.episode.turns[len(self.turns) :]
                 raise NotPossible(f"It could not play on: {self.episode.error}")

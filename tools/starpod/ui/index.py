@@ -237,15 +237,23 @@ class Index:
             rows = database.execute("SELECT * FROM files WHERE run = ? ORDER BY step, name", (run,)).fetchall()
         return [dict(row) for row in rows]
 
-    def episodes(self, wanted: Filter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
-        """Rows of episodes in the filter's order; `name` is that of their file."""
+    def episodes(
+        self, wanted: Filter, *, first: int = 0, most: int = 50, count: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Rows of episodes in the filter's order; `name` is that of their file.
+
+        count: how many fit, where it is known: the later half is then found from the end.
+        """
         where, values = wanted.where()
-        order = SORTS.get(wanted.sort, SORTS["newest"])
+        order = nearer = SORTS.get(wanted.sort, SORTS["newest"])
+        if count is not None and 2 * first > count:
+            nearer, most = _reversed(order), max(min(most, count - first), 0)
+            first = count - first - most
         with self.reading() as database:
             # The inner query is answered by an index alone, however many episodes come before these.
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes WHERE id IN "
-                f"(SELECT id FROM episodes WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
+                f"(SELECT id FROM episodes WHERE {where} ORDER BY {nearer} LIMIT ? OFFSET ?) ORDER BY {order}",
                 (*values, most, first),
             ).fetchall()
         return [dict(row) for row in rows]
@@ -318,6 +326,11 @@ def run_word(run: int) -> str:
 def episode_id(step: int, file: int, place: int) -> int:
     """The id of an episode in the index: those of later steps are larger, so that a search finds the newest first."""
     return (min(max(step, 0), 2**23 - 1) << 40) + (file % 2**22 << 18) + place
+
+
+def _reversed(order: str) -> str:
+    columns = order.split(", ")
+    return ", ".join(each.removesuffix(" DESC") if each.endswith(" DESC") else f"{each} DESC" for each in columns)
 
 
 def _wasteful(database: sqlite3.Connection) -> bool:

@@ -145,6 +145,8 @@ async def _play_turns(
             turn.reward = sum(turn.parts.values())
     rewards.settle(episode)
     if episode.end and not episode.terminated:
+        # A limit solves no task: a server says so of its own limits.
+        episode.success = bool(episode.success)
         episode.tail, episode.tail_fresh = agent.unanswered(session.observation, episode)
         episode.final_image = agent.image_of(session.observation)
     return True
