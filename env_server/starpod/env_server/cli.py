@@ -114,6 +114,11 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--mcp", is_flag=True, help="Serve MCP, too: at /mcp/ENVIRONMENT/NAME of HTTP's address.")
 @click.option(
+    "--ors-server",
+    is_flag=True,
+    help="Serve the Open Reward Standard, too, at HTTP's address: tasks are seeds, turns are calls of tools.",
+)
+@click.option(
     "--environment-module",
     "modules",
     multiple=True,
@@ -319,6 +324,7 @@ def serve(
     http_hosts: tuple[str, ...],
     http_endpoints: str,
     mcp: bool,
+    ors_server: bool,
     **settings: Any,
 ) -> None:
     """Serves environments over gRPC until SIGTERM or Ctrl-C.
@@ -338,8 +344,8 @@ def serve(
         if size > default and (least := size + OTHER_BYTES) > limits.max_message_bytes:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {least}")
-    if (http_hosts or mcp) and http_port is None:
-        raise click.UsageError("--http-host and --mcp need --http PORT")
+    if (http_hosts or mcp or ors_server) and http_port is None:
+        raise click.UsageError("--http-host, --mcp and --ors-server need --http PORT")
     if (token_sessions or token_calls_per_second or token_streams) and not settings["token_file"]:
         raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
     configure_logs("json" if log_format == "json" else "text", log_level)
@@ -364,10 +370,11 @@ def serve(
         if stores:
             registry.use_stores(stores)
         registry = registry.prepare(asked)
+        http = HTTP(http_port or 0, _addresses(http_endpoints), http_hosts, mcp, ors_server)
         config = ServerConfig(
             limits=limits,
             endpoints=_addresses(endpoints),
-            http=None if http_port is None else HTTP(http_port, _addresses(http_endpoints), http_hosts, mcp),
+            http=None if http_port is None else http,
             sandbox=Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read),
             quota=Quota(token_sessions, token_calls_per_second, token_streams),
             tls=TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None,

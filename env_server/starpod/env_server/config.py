@@ -48,13 +48,14 @@ class HTTP:
 
     endpoints: host:port of all workers' HTTP, this one's included; empty if there is one.
     hosts: names by which callers may reach it, besides localhost and addresses.
-    mcp: serves MCP at /mcp, too.
+    mcp: serves MCP at /mcp, too. ors: serves the Open Reward Standard, whose paths stand at the root.
     """
 
     port: int
     endpoints: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     mcp: bool = False
+    ors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,7 @@ class EnvironmentServer:
 
     async def _serve_http(self, http: HTTP) -> None:
         try:
+            from starpod.env_server.http.ors import ORSService
             from starpod.env_server.http.server import HTTPServer
             from starpod.env_server.http.service import HTTPService
         except ImportError as error:
@@ -252,6 +253,7 @@ class EnvironmentServer:
             hosts=(self.config.host, *http.hosts),
             endpoints=http.endpoints,
             mcp=await self._start_mcp() if http.mcp else None,
+            ors=ORSService(self._service, self.worker) if http.ors else None,
         )
         try:
             self._http = HTTPServer(service, self.config, http.port)

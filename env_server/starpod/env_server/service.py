@@ -195,6 +195,14 @@ class EnvironmentService:
         self._worker.keep(task)
         return await asyncio.shield(task)
 
+    async def ask(self, tenant: Tenant, request: Message) -> Any:
+        """The reply to a request of the contract that another protocol's call has become. Raises as `answer` does."""
+
+        async def read(_: Tenant) -> Message:
+            return request
+
+        return await self.answer(type(request).__name__.removesuffix("Request"), tenant, request.ByteSize(), read)
+
     async def _serve(self, tenant: Tenant, method: str, read: Read) -> Message:
         """Reads the request and does what it asks for, when it is the tenant's turn."""
         await self._worker.share.wait(tenant)

@@ -14,6 +14,9 @@ import pytest
 
 pytest.importorskip("openreward", reason="openreward is not installed: make test-hosting")
 
+from openreward.api.environments.client import EnvironmentsAPI
+from openreward.api.errors import ToolCallError
+
 from starpod.client import JSON, Image, SyncFleet, ToolCall
 from starpod.env_server.hosting.ors import host
 from starpod.env_server.hosting.ors_server import ORSServer
@@ -119,6 +122,29 @@ def test_a_server_that_is_not_there_is_told() -> None:
         host("http://127.0.0.1:1/sums")
     with pytest.raises(HostingError, match="http://HOST:PORT/ENVIRONMENT"):
         host("sums")
+
+
+def test_the_packages_client_plays_our_environments() -> None:
+    with (
+        start_server("frozen_lake", "--http", "0", "--ors-server") as own,
+        contextlib.closing(EnvironmentsAPI("", "")) as api,
+    ):
+        url = own.ready.split("as JSON at ")[1].split(",")[0]
+        lake = api.get("starpod", variant="frozen_lake-v1", base_url=url)
+        assert (lake.list_splits(), lake.num_tasks("train")) == (["train", "test"], 1000)
+        (task,) = lake.get_task_range("test", 3, 4)
+        assert [tool.name for tool in lake.list_tools()] == ["step"]
+        with lake.session(task) as session, SyncFleet(own.address) as fleet:
+            (direct,) = fleet.open("frozen_lake-v1", seed=task.task_spec["seed"])
+            assert session.get_prompt()[-1].text == direct.observation.text
+            for action in ("Right", "Down"):
+                output, transition = session.call_tool("step", {"actions": [action]}), direct.step(action)
+                assert output.blocks[0].text == transition.observation.text
+                assert (output.reward, output.finished) == (transition.reward, transition.done)
+            with pytest.raises(ToolCallError):
+                session.call_tool("fly", {})
+        with lake.session(split="train", index=0) as session:
+            assert session.get_messages()[0].role == "user"
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:
+    from starpod.env_server.http.ors import ORSService
     from starpod.env_server.mcp.service import MCPService
 
 HEALTH, OPENAPI = "/v1/health", "/openapi.json"
@@ -40,6 +41,7 @@ class HTTPService:
         hosts: tuple[str, ...],
         endpoints: tuple[str, ...],
         mcp: MCPService | None = None,
+        ors: ORSService | None = None,
     ) -> None:
         self._service = service
         self._worker = worker
@@ -47,6 +49,7 @@ class HTTPService:
         self._hosts = frozenset(name.lower() for name in ("localhost", *hosts))
         self._endpoints = endpoints
         self._mcp = mcp
+        self._ors = ors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._worker.share.accepted()
@@ -64,6 +67,9 @@ class HTTPService:
                 await self._serve_mcp(self._mcp, exchange, scope, send)
                 return
             found = find(exchange.path)
+            if found is None and self._ors is not None:
+                await self._serve_ors(self._ors, exchange)
+                return
             if found is None:
                 raise Refused(HTTPStatus.NOT_FOUND, _no_such("path", exchange.path))
             route, value = found
@@ -146,6 +152,29 @@ class HTTPService:
                 return
             except CallError as error:
                 failure = self._service.failure("MCP", error)
+            await exchange.fail(failure)
+
+    async def _serve_ors(self, ors: ORSService, exchange: Exchange) -> None:
+        if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
+            exchange.metadata.append(("authorization", f"Bearer {key}"))
+        with self._service.tracer.span("ORS", exchange.metadata):
+            try:
+                with self._calls.hold(exchange.metadata) as tenant:
+                    # Some of its requests have no body. A page of another site cannot send their header.
+                    empty = exchange.header("content-length") in ("", "0") and exchange.header("x-session-id")
+                    body = Body(b"") if empty else await self._receive(exchange, None, tenant)
+                    self._worker.count_received(tenant, body.size)
+                    tenant.take_calls(1, body.size)
+                    await ors.answer(exchange, body.take(), tenant)
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                self._worker.metrics.error("ORS", refused.error.reason)
+                await exchange.fail(refused.error, refused.status)
+                return
+            except Exception as error:
+                failure = self._service.failure("ORS", error)
             await exchange.fail(failure)
 
     async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:

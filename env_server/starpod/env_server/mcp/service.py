@@ -22,8 +22,9 @@ from starpod.env_server import convert
 from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.http.encoding import STREAM_VALUES
 from starpod.env_server.http.exchange import Exchange, Refused, Scope, Send
+from starpod.env_server.http.tools import actions_of
 from starpod.env_server.limits import Tenant
-from starpod.env_server.mcp.tools import actions_of, failure_of, list_tools, picture_of, result_of
+from starpod.env_server.mcp.tools import failure_of, list_tools, picture_of, result_of
 from starpod.env_server.requests import count_json
 from starpod.env_server.service import EnvironmentService, server_version
 from starpod.env_server.worker import Worker
@@ -168,7 +169,8 @@ class MCPService:
                 await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
                 played.session_id = ""
                 return result_of(None, {"closed": True})
-        actions = actions_of(self._spec(caller), tool, arguments)
+        given = {name: value for name, value in arguments.items() if name != "step_index"}
+        actions = actions_of(self._spec(caller), tool, given)
         index = _number("step_index", arguments.get("step_index", played.step_index), 2**32)
         step = pb.StepRequest(session_id=played.session_id, epoch=played.epoch, step_index=index, actions=actions)
         reply: pb.StepResponse = await self._ask(caller, step)
@@ -220,11 +222,7 @@ class MCPService:
         if getattr(request, "session_id", "-") == "":
             raise CallError("UNKNOWN_SESSION", "no episode has begun: call reset")
 
-        async def read(_: Tenant) -> Message:
-            return request
-
-        method = type(request).__name__.removesuffix("Request")
-        return await self._service.answer(method, caller.tenant, request.ByteSize(), read)
+        return await self._service.ask(caller.tenant, request)
 
     def _spec(self, caller: _Caller) -> pb.EnvironmentSpec:
         return convert.spec_to(self._worker.registry.find(caller.environment, ""))

@@ -9,11 +9,11 @@ from typing import Any
 from google.protobuf.message import Message
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
-from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.errors import CallError
+from starpod.env_server.http import tools as turns
 from starpod.env_server.http.encoding import write_json
+from starpod.env_server.http.tools import Schema, turn_tools
 from starpod.v1 import environment_pb2 as pb
-
-Schema = dict[str, Any]
 
 _STEP_INDEX: Schema = {
     "type": "integer",
@@ -21,8 +21,8 @@ _STEP_INDEX: Schema = {
     "description": "The turn's place in its episode, next_step_index of the last result. The same call with the same "
     "step_index again is not played again: it has the same result.",
 }
-_RESET, _STEP, _OBSERVE, _FORK, _CLOSE = "reset", "step", "observe", "fork", "close"
-OWN = (_RESET, _STEP, _OBSERVE, _FORK, _CLOSE)
+_RESET, _OBSERVE, _FORK, _CLOSE = "reset", "observe", "fork", "close"
+OWN = (_RESET, turns.STEP, _OBSERVE, _FORK, _CLOSE)
 
 
 def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
@@ -41,41 +41,14 @@ def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
         _tool(_OBSERVE, "Show the present state.", looking),
         _tool(_CLOSE, "End the session and free what it holds.", {}),
     ]
-    space = spec.action_space
-    if space.names or space.grammar or not space.tools:
-        item: Schema = {"type": "string"}
-        if space.names and not space.grammar:
-            item["enum"] = list(space.names)
-        most = spec.limits.max_actions_per_turn
-        text = f"Play one turn: actions in their order. {space.grammar}".strip()
-        actions: Schema = {"type": "array", "items": item, **({"maxItems": most} if most else {})}
-        tools.append(_tool(_STEP, text, {"actions": actions, "step_index": _STEP_INDEX}, "actions"))
     tools += [
-        Tool(
-            name=tool.name,
-            description=tool.description,
-            input_schema=_with_step_index(json.loads(tool.parameters_schema_json or "{}")),
-        )
-        for tool in space.tools
-        if tool.name not in OWN
+        Tool(name=name, description=description, input_schema=_with_step_index(schema))
+        for name, description, schema in turn_tools(spec, OWN)
     ]
     if spec.capabilities.fork:
         name = {"type": "string", "description": "The copy is played at this server's URL with this name at its end."}
         tools.append(_tool(_FORK, "Copy the session in its present state.", {"name": name}, "name"))
     return tools
-
-
-def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: dict[str, Any]) -> list[pb.Action]:
-    """The turn that a call of a tool means. Raises BAD_ARGUMENT for what is no tool of the environment."""
-    if tool == _STEP:
-        actions = arguments.get("actions")
-        if not isinstance(actions, list) or not all(isinstance(each, str) for each in actions):
-            raise bad_argument("actions", "is no list of texts")
-        return [pb.Action(text=each) for each in actions]
-    if tool in (each.name for each in spec.action_space.tools):
-        given = {name: value for name, value in arguments.items() if name != "step_index"}
-        return [pb.Action(tool_call=pb.ToolCall(name=tool, arguments_json=json.dumps(given)))]
-    raise bad_argument("name", f"is {tool[:80]!r}, which is no tool of {spec.id}")
 
 
 def result_of(
@@ -126,5 +99,4 @@ def _tool(name: str, description: str, properties: Schema, *required: str, defin
 
 
 def _with_step_index(schema: Schema) -> Schema:
-    properties = schema.get("properties", {})
-    return {"type": "object", **schema, "properties": {"step_index": _STEP_INDEX, **properties}}
+    return {**schema, "properties": {"step_index": _STEP_INDEX, **schema.get("properties", {})}}

@@ -1,0 +1,215 @@
+"""The Open Reward Standard over real sockets: episodes as its clients play them, and calls that are made once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from starpod.client import SyncFleet, ToolCall
+from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
+from starpod.env_server.registry import Registry
+from starpod.env_server.server import EnvironmentServer
+from starpod.environments.frozen_lake import FrozenLake
+from tests.env_server.test_mcp import Desk
+from tests.env_server.troublesome import Waiting, Walk
+from tests.support import start_server
+
+Serve = Callable[..., Awaitable["Caller"]]
+LAKE = "frozen_lake-v1"
+
+
+class Caller:
+    """A client of the standard, with one session."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+        self.headers: dict[str, str] = {}
+
+    async def begin(self, environment: str, **task: Any) -> Any:
+        (told, id), (ended, _) = await self.events("/create_session", {})
+        assert (told, ended) == ("task_id", "end")
+        self.headers["x-session-id"] = id
+        return await self.post("/create", {"env_name": environment, **task})
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        response = await self.http.post(path, json=body, headers=self.headers)
+        return response.json() if response.is_success else response
+
+    async def get(self, path: str) -> Any:
+        return (await self.http.get(path, headers=self.headers)).json()
+
+    async def events(self, path: str, body: Any) -> list[tuple[str, str]]:
+        response = await self.http.post(path, json=body, headers=self.headers)
+        assert response.is_success, response.text
+        blocks = response.text.strip().split("\n\n")
+        return [(name[7:], data[6:]) for name, data in (block.split("\n", 1) for block in blocks)]
+
+    async def call(self, environment: str, tool: str, arguments: Any, **more: Any) -> tuple[str, Any]:
+        """The call's id and result."""
+        events = await self.events(f"/{environment}/call", {"name": tool, "input": arguments, **more})
+        assert events[0][0] == "task_id" and events[-1][0] == "end", events
+        return events[0][1], json.loads("".join(data for name, data in events if name in ("chunk", "end")))
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(token: str = "", **config: Any) -> Caller:
+            environments = (FrozenLake, Desk, Waiting, Walk)
+            server = EnvironmentServer(Registry(environments), ServerConfig(port=0, http=HTTP(0, ors=True), **config))
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            headers = {"x-api-key": token} if token else {}
+            client = httpx.AsyncClient(base_url=server.http_address, headers=headers)
+            return Caller(await stack.enter_async_context(client))
+
+        yield start
+
+
+async def test_an_episode(serve: Serve) -> None:
+    caller = await serve()
+    assert LAKE in await caller.get("/list_environments")
+    assert [split["name"] for split in await caller.get(f"/{LAKE}/splits")] == ["train", "test"]
+    assert await caller.post(f"/{LAKE}/num_tasks", {"split": "train"}) == {"num_tasks": 1000}
+    ranged = await caller.post(f"/{LAKE}/task_range", {"split": "test", "start": -2, "stop": None})
+    assert ranged == {"tasks": [{"seed": 1_000_198}, {"seed": 1_000_199}], "env_name": LAKE}
+    tools = {tool["name"]: tool for tool in (await caller.get(f"/{LAKE}/tools"))["tools"]}
+    assert list(tools) == ["step"]
+    assert tools["step"]["input_schema"]["properties"]["actions"]["items"]["enum"] == ["Left", "Down", "Right", "Up"]
+
+    await caller.begin(LAKE, task_spec={"seed": 3, "options": {"success_rate": 1.0}})
+    prompt = await caller.get(f"/{LAKE}/prompt")
+    assert [block["type"] for block in prompt] == ["text", "text"]
+    opened = await caller.post(
+        "/v1/sessions:open",
+        {"environment_id": LAKE, "seed": 3, "options": {"success_rate": 1}, "want": {"expert_action": True}},
+    )
+    session = opened["sessions"][0]
+    assert prompt == [{"type": "text", "text": text} for text in (opened["instructions"], _text(session))]
+    turn, seen = 0, session["observation"]
+    finished = False
+    while not finished:
+        actions = [seen["expert_action"]["text"]]
+        step = {"epoch": 1, "step_index": turn, "actions": [{"text": each} for each in actions]}
+        expected = (await caller.post(f"/v1/sessions/{session['session_id']}:step", step))["transition"]
+        id, result = await caller.call(LAKE, "step", {"actions": actions})
+        output = result["output"]
+        assert (id, output["blocks"]) == (str(turn), [{"type": "text", "text": _text(expected)}])
+        assert (output["reward"], output["finished"]) == (expected["reward"], expected["terminated"])
+        turn, seen, finished = turn + 1, expected["observation"], output["finished"]
+    assert output["metadata"]["success"] is True and output["reward"] > 0
+    _, over = await caller.call(LAKE, "step", {"actions": ["Up"]})
+    assert (over["ok"], over["reason"]) == (False, "episode_finished")
+    await caller.post("/delete")
+    assert (await caller.post("/ping")).status_code == 404
+
+
+def _text(shown: Any) -> str:
+    (part,) = shown["observation"]["parts"]
+    return str(part["text"])
+
+
+async def test_a_call_is_made_once_however_often_it_is_asked_for(serve: Serve) -> None:
+    caller = await serve()
+    await caller.begin("desk-v1", split="train", index=5)
+    id, first = await caller.call("desk-v1", "write", {"word": "one"})
+    for _ in range(2):
+        assert await caller.call("desk-v1", "write", {"word": "one"}, task_id=id) == (id, first)
+    _, second = await caller.call("desk-v1", "write", {"word": "two"})
+    assert second["output"]["blocks"] == [{"type": "text", "text": "one two"}]
+    assert await caller.call("desk-v1", "write", {"word": "two"}, task_id="1") == ("1", second)
+    events = await caller.events("/desk-v1/call", {"name": "write", "input": {"word": "other"}, "task_id": "1"})
+    assert events[-1][0] == "error" and "OUT_OF_ORDER" in events[-1][1]
+    again = await caller.post("/create", {"env_name": "desk-v1", "split": "train", "index": 5})
+    assert again == {"sid": caller.headers["x-session-id"]}
+    _, third = await caller.call("desk-v1", "write", {"word": "three"})
+    assert third["output"]["blocks"][0]["text"] == "one two three"
+
+
+async def test_a_hang_up_cancels_no_turn(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Waiting, "opened", threading.Event())
+    caller = await serve()
+    await caller.begin("waiting-v1", task_spec={"seed": 1})
+    call = {"name": "step", "input": {"actions": ["gate"]}}
+    with pytest.raises(httpx.ReadTimeout):
+        await caller.http.post("/waiting-v1/call", json=call, headers=caller.headers, timeout=0.2)
+    Waiting.opened.set()
+    _, result = await caller.call("waiting-v1", "step", call["input"], task_id="0")
+    assert result["output"]["blocks"][0]["text"] == "gate"
+    _, following = await caller.call("waiting-v1", "step", {"actions": ["1"]})
+    assert following["output"]["blocks"][0]["text"] == "gate,1"
+
+
+async def test_wrong_calls_are_the_policys(serve: Serve) -> None:
+    caller = await serve()
+    await caller.begin("desk-v1", split="train", index=0)
+    assert (await caller.call("desk-v1", "fly", {}))[1]["reason"] == "not_found"
+    await caller.begin(LAKE, split="train", index=0)
+    assert (await caller.call(LAKE, "step", {"actions": "Up"}))[1]["reason"] == "input_validation"
+
+
+async def test_a_bug_is_no_result(serve: Serve) -> None:
+    caller = await serve()
+    await caller.begin("walk-v1", split="train", index=0)
+    events = await caller.events("/walk-v1/call", {"name": "step", "input": {"actions": ["bug"]}})
+    assert events[-1][0] == "error" and "a bug on purpose" in events[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "told"),
+    [
+        ("/create", {"env_name": "nothing-v1", "split": "train", "index": 0}, 404, "nothing-v1"),
+        ("/create", {"env_name": LAKE, "split": "dev", "index": 0}, 400, "there are train, test"),
+        ("/create", {"env_name": LAKE, "split": "test", "index": 200}, 400, "no whole number from 0 to 199"),
+        ("/create", {"env_name": LAKE, "task_spec": {"seed": -1}}, 400, "no whole number"),
+        ("/create", {"env_name": LAKE, "task_spec": {"seed": 1, "options": {"size": "big"}}}, 400, "size"),
+        ("/create", {"env_name": LAKE, "task_spec": {"seed": 1}, "toolset_name": "codex"}, 400, "toolset_name"),
+        ("/fly", {}, 404, "there is no POST"),
+        (f"/{LAKE}/call", {"name": "step", "input": {}}, 404, "create it first"),
+        (f"/{LAKE}/fly", {}, 404, "there is no POST"),
+    ],
+)
+async def test_what_is_refused_is_told(serve: Serve, path: str, body: Any, status: int, told: str) -> None:
+    caller = await serve()
+    caller.headers["x-session-id"] = "mine"
+    response = await caller.post(path, body)
+    assert response.status_code == status and told in response.text
+
+
+async def test_tokens_are_asked_for(serve: Serve, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-long-enough-token\n")
+    caller = await serve(token_file=tokens)
+    assert (await caller.http.get("/list_environments")).status_code == 401
+    known = await serve(token="a-long-enough-token", token_file=tokens)
+    await known.begin(LAKE, split="train", index=0)
+    assert (await known.call(LAKE, "step", {"actions": ["Right"]}))[1]["ok"]
+
+
+async def test_sessions_are_bounded(serve: Serve) -> None:
+    caller = await serve(limits=ServerLimits(max_sessions=2))
+    for _ in range(2):
+        await caller.begin(LAKE, split="train", index=0)
+    refused = await caller.begin(LAKE, split="train", index=0)
+    assert refused.status_code == 429 and refused.headers["retry-after"]
+
+
+def test_the_command_serves_it_and_hosts_it_again() -> None:
+    """Our own hosting of such servers plays our own server of it."""
+    with start_server("frozen_lake", "--http", "0", "--ors-server") as inner:
+        url = inner.ready.split("as JSON at ")[1].split(",")[0]
+        with start_server("--ors", f"{url}/{LAKE}#deterministic=yes") as outer, SyncFleet(outer.address) as fleet:
+            (session,) = fleet.open("ors-frozen_lake-v1", seed=3)
+            with SyncFleet(inner.address) as own:
+                (direct,) = own.open(LAKE, seed=3)
+                for action in ("Right", "Down", "Right"):
+                    there, here = session.step(ToolCall("step", {"actions": [action]})), direct.step(action)
+                    assert (there.observation.text, there.reward) == (here.observation.text, here.reward)
