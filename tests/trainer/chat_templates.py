@@ -44,6 +44,13 @@ WANDERING = (
     "{% if m.role == 'user' %}{{ '[INST]' + (system if loop.last else '') + m.content + '[/INST]' }}"
     "{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
 )
+# Of models with eyes: messages in parts, roles in words, and a blank before replies of the past alone.
+PARTS = (
+    "{{ '<s>' }}{% for m in messages %}{{ m.role | capitalize + (':' if m.content[0].type == 'image' else ': ') }}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}"
+    "{{ '<image>' }}{% endif %}{% endfor %}{{ '<end_of_turn>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
 
 TEMPLATES = {
     "chatml": CHATML,
@@ -52,6 +59,7 @@ TEMPLATES = {
     "gemma": GEMMA,
     "reasoner": REASONER,
     "wandering": WANDERING,
+    "parts": PARTS,
     "tiny": "",  # the one that small policies are trained with, and its own tokenizer
 }
 
@@ -59,6 +67,7 @@ SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     *("<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "[INST]", "[/INST]"),
+    *("<image>", "<fake_token_around_image>", "<global-img>"),
 ]
 
 

@@ -15,7 +15,7 @@ from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import Context
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
 
-EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "tiny")
+EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "parts", "tiny")
 
 
 @functools.cache

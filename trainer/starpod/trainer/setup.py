@@ -239,7 +239,7 @@ async def open_run(
         if policy.view is None and any(task.prompt.shows_images for task in config.tasks):
             raise ConfigError(
                 f"prompt.observation shows images, and {config.model.name} has no eyes: set model.tiny.image.rows and "
-                "columns, or prompt.observation to text"
+                "columns, choose an Idefics3 or SmolVLM, or set prompt.observation to text"
             )
         # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
         # would be from weights between two versions: then there is a whole copy, brought up to date between updates.

@@ -75,9 +75,32 @@ class ImageConfig(Section):
         """Of an image."""
         return self.rows * self.columns
 
+    @property
+    def mark(self) -> str:
+        """The token in whose place the ids of an image stand."""
+        return MARK
+
+    def write(self, text: str) -> str:
+        """A prompt as the model knows it: with each mark in the layout that images have there."""
+        return text
+
     def scaled(self, image: bytes) -> bytes:
         """A PNG of an image as the model sees it. Scaling it again changes nothing. Raises BadImage."""
         return _scaled(image, self.columns * self.pixels, self.rows * self.pixels)
+
+
+class PretrainedView(ImageConfig):
+    """How a pretrained model sees an image. token: its own mark. layout: that token and what stands around it."""
+
+    token: str
+    layout: str
+
+    @property
+    def mark(self) -> str:
+        return self.token
+
+    def write(self, text: str) -> str:
+        return text.replace(MARK, self.token).replace(self.token, self.layout)
 
 
 @functools.lru_cache(maxsize=1024)

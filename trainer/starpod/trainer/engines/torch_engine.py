@@ -211,7 +211,7 @@ def _sharing_copy(model: Any) -> Any:
             if parameter.dtype != dtype and id(parameter) not in kept:
                 shared[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
     shared_model = copy.deepcopy(model, shared)
-    shared_model.config._attn_implementation = ATTENTION
+    shared_model.config.get_text_config()._attn_implementation = ATTENTION
     # In evaluation mode nothing is dropped out, and no cache is given up for recomputing activations.
     return shared_model.eval()
 

@@ -9,10 +9,19 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.config import SMOLLM2, LoraConfig, ModelConfig, ModelError
+from starpod.trainer.models.vision import PRETRAINED
 
 HUB_SECONDS = 5.0
 """Time for the hub to answer whether it has a model; loading asks it again and again for most of a minute."""
@@ -42,7 +51,8 @@ def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
     if config.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise ModelError("model.attention flash_attention_2 needs the package flash-attn: install it, or use sdpa")
     dtype: torch.dtype = getattr(torch, config.base_dtype)
-    model: PreTrainedModel = _load(AutoModelForCausalLM, config, dtype=dtype, attn_implementation=config.attention)
+    kind = _kind(_load(AutoConfig, config))
+    model: PreTrainedModel = _load(kind, config, dtype=dtype, attn_implementation=config.attention)
     return add_adapters(model, config.lora, seed) if config.lora.rank else model
 
 
@@ -51,7 +61,7 @@ def load_shape(config: ModelConfig) -> PreTrainedModel:
     _check_hub(config)
     shape = _load(AutoConfig, config)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(shape)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = _kind(shape).from_config(shape)
     return model
 
 
@@ -73,6 +83,11 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch
         except ValueError as error:
             raise ModelError(f"model.lora.targets {config.targets!r}: {error}") from None
     return adapted
+
+
+def _kind(shape: PretrainedConfig) -> Any:
+    """The class of transformers that loads such a model: with its eyes, where we can train it with them."""
+    return AutoModelForImageTextToText if shape.model_type in PRETRAINED else AutoModelForCausalLM
 
 
 def _load(factory: Any, config: ModelConfig, **settings: Any) -> Any:

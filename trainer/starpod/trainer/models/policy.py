@@ -27,7 +27,7 @@ from starpod.trainer.models.logprobs import token_logprobs
 from starpod.trainer.models.precision import compute_dtype, compute_in, computing, output_layer, round_weights
 from starpod.trainer.models.tiny import build_tiny, tiny_kind, tiny_shape, train_tokenizer
 from starpod.trainer.models.trunk import plain, splits_cleanly, trunk_of
-from starpod.trainer.models.vision import showing, view_of
+from starpod.trainer.models.vision import open_eyes, showing, view_of
 
 CriticKind = Literal["none", "shared", "separate"]
 
@@ -85,7 +85,7 @@ class Policy(nn.Module):
     @property
     def vocabulary(self) -> int:
         """Entries of the output layer; at least those of the tokenizer."""
-        return int(plain(self.model).config.vocab_size)
+        return int(plain(self.model).config.get_text_config().vocab_size)
 
     @property
     def width(self) -> int:
@@ -224,6 +224,7 @@ def build_policy(
     else:
         tokenizer = hf.load_tokenizer(config)
         model = hf.load_model(config, seed)
+        open_eyes(model, tokenizer)
         if not splits_cleanly(model):
             raise ModelError(
                 f"{config.name} scales or caps its logits, which scoring does not do: choose another model"

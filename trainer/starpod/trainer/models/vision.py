@@ -1,9 +1,12 @@
-"""A tiny decoder with eyes: ids below 0 are patches of images, embedded by an encoder that is trained with it."""
+"""Models with eyes: ids below 0 are pieces of images, embedded by an encoder that is trained with the model.
+
+A tiny model is built with one; pretrained models, which have their own, are made to read the same ids.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -11,10 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
-from starpod.trainer.data.images import INDEX_BITS, ImageConfig, Images, read_image
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.data.images import INDEX_BITS, ImageConfig, Images, PretrainedView, read_image
+from starpod.trainer.models.trunk import plain, trunk_of
+
+PRETRAINED = ("idefics3", "smolvlm")
+"""Types of pretrained models with eyes that can be trained. Their text models count positions as others do."""
 
 _SHOWN: ContextVar[Images] = ContextVar("shown")
 
@@ -55,30 +68,80 @@ class ImageEmbedding(nn.Embedding):
         self.places = nn.Embedding(image.tokens, hidden)
 
     def forward(self, ids: Tensor) -> Tensor:
-        states = super().forward(ids.clamp(min=0))
-        inside = ids < 0
-        if not inside.any():
-            return states
-        unique_N, places = torch.unique(ids[inside], return_inverse=True)
-        embedded_NH = self._embed(unique_N)
-        return states.masked_scatter(inside.unsqueeze(-1), embedded_NH[places].to(states.dtype))
+        return _with_images(ids, super().forward(ids.clamp(min=0)), self._embed)
 
-    def _embed(self, ids_N: Tensor) -> Tensor:
-        """[N, hidden] of distinct ids."""
-        named_N = ~ids_N
-        keys_M, images_N = torch.unique(named_N >> INDEX_BITS, return_inverse=True)
-        index_N = named_N & ((1 << INDEX_BITS) - 1)
-        shown = _SHOWN.get({})
-        try:
-            pixels_MPD = torch.stack([patches(shown[key], self.image.pixels) for key in keys_M.tolist()])
-        except KeyError as error:
-            raise ValueError(f"ids name an image that was not given with them: key {error}") from None
+    def _embed(self, images: list[bytes], images_N: Tensor, index_N: Tensor) -> Tensor:
+        pixels_MPD = torch.stack([patches(image, self.image.pixels) for image in images])
         device = self.weight.device
         pixels_ND = pixels_MPD.to(device)[images_N, index_N].to(self.weight.dtype) / 127.5 - 1
         rows = -len(pixels_ND) % _ROWS
         encoded_NH: Tensor = self.encoder(nn.functional.pad(pixels_ND, (0, 0, 0, rows)))[: len(pixels_ND)]
         placed_NH: Tensor = encoded_NH + self.places(index_N)
         return placed_NH
+
+
+def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tensor, Tensor], Tensor]) -> Tensor:
+    """States of ids, with those of ids below 0 replaced by what `embed` makes of images and N pairs of a place in the
+    list of images and one in the image: [N, hidden]. Raises ValueError for an image that is not shown."""
+    inside = ids < 0
+    if not inside.any():
+        return states
+    unique_N, places = torch.unique(ids[inside], return_inverse=True)
+    named_N = ~unique_N
+    keys_M, images_N = torch.unique(named_N >> INDEX_BITS, return_inverse=True)
+    shown = _SHOWN.get({})
+    try:
+        images = [shown[key] for key in keys_M.tolist()]
+    except KeyError as error:
+        raise ValueError(f"ids name an image that was not given with them: key {error}") from None
+    embedded_NH = embed(images, images_N, named_N & ((1 << INDEX_BITS) - 1))
+    return states.masked_scatter(inside.unsqueeze(-1), embedded_NH[places].to(states.dtype))
+
+
+# --- pretrained models ------------------------------------------------------------------------------------------------
+
+
+def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes a pretrained model read ids of images, where it has eyes and is of a type that is known.
+
+    Images are scaled to the square that its encoder takes, and not cut into several.
+    """
+    config: PretrainedConfig = plain(model).config
+    if config.model_type not in PRETRAINED:
+        return
+    vision: Any = config.vision_config
+    pixels = vision.patch_size * config.scale_factor
+    rows = vision.image_size // pixels
+    token: Any = tokenizer.convert_ids_to_tokens(config.image_token_id)
+    around = "<fake_token_around_image>"
+    layout = f"{around}<global-img>{token}{around}"
+    plain(model).view = PretrainedView(rows=rows, columns=rows, pixels=pixels, token=token, layout=layout)
+    trunk_of(model).register_forward_pre_hook(_read_images, with_kwargs=True)
+
+
+def _read_images(trunk: Any, arguments: Any, values: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Embeds the ids that a trunk is given, where there are images among them."""
+    ids = values.get("input_ids")
+    if ids is None or not (ids < 0).any():
+        return None
+
+    def embed(images: list[bytes], images_N: Tensor, index_N: Tensor) -> Tensor:
+        # One at a time, so that no other image changes the bits of one's embedding.
+        return torch.stack([_features(trunk, image) for image in images])[images_N, index_N]
+
+    states = _with_images(ids, trunk.get_input_embeddings()(ids.clamp(min=0)), embed)
+    return arguments, {**values, "input_ids": None, "inputs_embeds": states}
+
+
+def _features(trunk: Any, image: bytes) -> Tensor:
+    """[tokens, hidden] of an image."""
+    pixels_HWC = torch.from_numpy(np.array(read_image(image))).to(next(trunk.parameters()).device)
+    pixels_CHW = pixels_HWC.permute(2, 0, 1).to(torch.float32) / 127.5 - 1
+    features: Tensor = trunk.get_image_features(pixels_CHW[None, None], return_dict=True).pooler_output[0]
+    return features
+
+
+# --- a model of our own -----------------------------------------------------------------------------------------------
 
 
 class ImageLlamaConfig(LlamaConfig):  # type: ignore[no-untyped-call]

@@ -57,10 +57,12 @@ class Template:
             )
         self.tokenizer = tokenizer
         self.view = view
-        self.mark = None if view is None else cast(int, tokenizer.convert_tokens_to_ids(MARK))
+        self.mark = None if view is None else cast(int, tokenizer.convert_tokens_to_ids(view.mark))
         self.markers: tuple[str, ...] = ()
+        self._in_parts = not self._shows_plain_text()
         self.takes_system = self._has_system_role()
         prompt = self._render([_user(_QUESTION)], generation=True)
+        self._gap = self._find_gap(prompt)
         self._begun = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
         self.prefill = "" if self._begun and prefill == THINK else prefill
         self.opening = self._begun + self.prefill
@@ -116,7 +118,7 @@ class Template:
 
         Raises jinja2.TemplateError for what the template refuses.
         """
-        return self._render(messages, generation=True, tools=tools) + self.prefill
+        return self._render(messages, generation=True, tools=tools) + self._gap + self.prefill
 
     def with_image(self, ids: Sequence[int], image: bytes) -> list[int]:
         """The ids of a message, with those of an image in the place of its mark; as they are without an image."""
@@ -171,7 +173,7 @@ class Template:
 
     def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         made_up, following = self._cut(messages)
-        ids = self.encode(made_up + following + self.prefill)
+        ids = self.encode(made_up + following + self._gap + self.prefill)
         return ids[self._length(made_up) :]
 
     def _closing(self, reply: Sequence[int], following: Sequence[int]) -> list[int]:
@@ -182,10 +184,18 @@ class Template:
     def _render(
         self, messages: Sequence[Mapping[str, str]], *, generation: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        told = [{"role": message["role"], "content": self._defuse(message["content"])} for message in messages]
+        told: Any = [{"role": each["role"], "content": self._content(each["content"])} for each in messages]
         given: Any = {"tools": list(tools)} if tools else {}
-        text = self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=generation, **given)
-        return cast(str, text)
+        text: Any = self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=generation, **given)
+        return cast(str, text if self.view is None else self.view.write(text))
+
+    def _content(self, text: str) -> str | list[dict[str, str]]:
+        told = self._defuse(text)
+        if not self._in_parts:
+            return told
+        texts = [{"type": "text", "text": part} for part in (told.split(MARK) if self.view else [told])]
+        parts = [texts[0], *(each for text in texts[1:] for each in ({"type": "image"}, text))]
+        return [part for part in parts if part.get("text") != ""] or parts
 
     def _defuse(self, text: str) -> str:
         for marker in self.markers:
@@ -211,6 +221,21 @@ class Template:
         return self._render([*made_up, *messages], generation=True)
 
     # --- what the template does, found out once -----------------------------------------------------------------------
+
+    def _shows_plain_text(self) -> bool:
+        """Whether messages are plain text; templates of models with eyes may want them in parts."""
+        self._in_parts = False
+        try:
+            return _QUESTION in self._render([_user(_QUESTION)], generation=True)
+        except TemplateError:
+            return False
+
+    def _find_gap(self, prompt: str) -> str:
+        """White space that stands before a reply of the past but not at the end of a prompt. Here prompts end with it,
+        so that a growing conversation keeps its beginning."""
+        told = self._render([_user(_QUESTION), {"role": "assistant", "content": _REPLY}], generation=False)
+        between = told.removeprefix(prompt).partition(_REPLY)[0] if told.startswith(prompt) else ""
+        return between if between.isspace() else ""
 
     def _has_system_role(self) -> bool:
         try:
@@ -239,6 +264,8 @@ class Template:
         text = self._after_reply([_user(_QUESTION)])
         if self.takes_system:
             text += self._render([{"role": "system", "content": _SYSTEM}, _user(_QUESTION)], generation=True)
+        if self.view is not None:
+            text += self.view.write(MARK)
         tokens = {str(token) for token in self.tokenizer.added_tokens_decoder.values()} - set(TAGS)
         return tuple(sorted(token for token in tokens if token in text and len(token) > 1))
 
@@ -249,11 +276,11 @@ class Template:
         reply = f"{begin}{thought}starpod-action{ANSWER_END}"
         questions = [f"{_QUESTION}-{number}" for number in range(3)]
         messages = [_user(questions[0])]
-        grown = self._render(self._with_system(_SYSTEM, messages), generation=True)
+        grown = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
         for question in questions[1:]:
-            grown += reply.removeprefix(self._begun) + self._end_text + self._cut([_user(question)])[1]
+            grown += reply.removeprefix(self._begun) + self._end_text + self._cut([_user(question)])[1] + self._gap
             messages += [{"role": "assistant", "content": reply}, _user(question)]
-        whole = self._render(self._with_system(_SYSTEM, messages), generation=True)
+        whole = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
         following = self._next(questions[-1])
         return grown == whole and tuple(self.encode(whole + self.prefill)[-len(following) :]) == following
 
