@@ -61,3 +61,33 @@ class Corridor(Environment):
 
     def expert_action(self) -> str:
         return RIGHT[self.signs[len(self.passed)]]
+
+
+class DarkCorridor(Corridor):
+    """A sign can be read after a look alone, which takes a turn; the action may be guessed without."""
+
+    spec = EnvironmentSpec(
+        id="dark_corridor-v1",
+        version="1.0.0",
+        title="A dark corridor of signs",
+        actions=(*Corridor.spec.actions, "Look"),
+        limits=Corridor.spec.limits,
+    )
+
+    def reset(self, rng: random.Random) -> None:
+        super().reset(rng)
+        self.lit = False
+
+    def step(self, action: object) -> Outcome:
+        self.lit = action == "Look"
+        return Outcome() if self.lit else super().step(action)
+
+    def render(self, mode: str = "text") -> str:
+        text = super().render(mode)
+        return text if self.lit or len(self.passed) == len(self.signs) else f"{len(self.passed) + 1} dark"
+
+    def state_key(self) -> bytes:
+        return digest(" ".join([str(self.lit), str(len(self.passed)), *self.signs]))
+
+    def expert_action(self) -> str:
+        return super().expert_action() if self.lit else "Look"

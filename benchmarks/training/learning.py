@@ -7,6 +7,10 @@
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
     python -m benchmarks.training.learning horizons          episodes that grow forward, backward from success, or not
     python -m benchmarks.training.learning turn_order        a step for each turn, the last one first, or whole episodes
+    python -m benchmarks.training.learning critics           a critic of tokens, and of turns and tokens
+    python -m benchmarks.training.learning trees             credit from continuations, and groups that share turns
+    python -m benchmarks.training.learning attempts          second attempts, paid for what they are better
+    python -m benchmarks.training.learning tools             looks that cost a turn, paid in successes or not
     python -m benchmarks.training.learning subgoals          critics of tokens, turns, and segments with a subgoal
     python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
     python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
@@ -17,6 +21,7 @@
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
     python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
+    python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
 
 Every run is a process of its own, `starpod train`, as a user would start it, with nothing else on the machine.
@@ -68,8 +73,16 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
+TOOLS = "benchmarks/training/tools.yaml"
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
-NO_KL = "algorithm.kl.where=off"
+NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
+SHORT = ("stop.iterations=24", "evaluation.every=8")
+TWO_ROOMS = ("environment.options.rooms=2", "environment.max_turns=2", "script=attempts", "algorithm=score", *SHORT)
+FIRST_STAGE = (
+    "stages=[{until: {iteration: 8}, set: {rewards.improvement: 0, algorithm.advantage: terms, "
+    "algorithm.terms: [{unit: episode, parts: [environment]}], algorithm.kl.agents: {attempt1: 0.1}}}]"
+)
+"""SCoRe's: the first attempt is held to the first policy, the second one alone is paid."""
 
 
 def _stages(key: str, values: Sequence[int]) -> str:
@@ -132,10 +145,38 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     ),
     # As many gradient steps an iteration for all: one for each of the four turns.
     "turn_order": (
-        Variant("Dr. GRPO", CORRIDOR, (*IN_FOUR_STEPS, "algorithm=dr-grpo")),
-        Variant("GSPO", CORRIDOR, (*IN_FOUR_STEPS, "algorithm=seeupo", "algorithm.order=together", NO_KL)),
-        Variant("SeeUPO", CORRIDOR, ("algorithm=seeupo", NO_KL)),
-        Variant("SeeUPO forward", CORRIDOR, ("algorithm=seeupo", "algorithm.order=forward_turns", NO_KL)),
+        Variant("Dr. GRPO", CORRIDOR, (*SHORT, *IN_FOUR_STEPS, "algorithm=dr-grpo", NO_KL)),
+        Variant("GSPO", CORRIDOR, (*SHORT, *IN_FOUR_STEPS, "algorithm=seeupo", "algorithm.order=together", NO_KL)),
+        Variant("SeeUPO", CORRIDOR, (*SHORT, "algorithm=seeupo", NO_KL)),
+    ),
+    "critics": tuple(
+        Variant(name, CORRIDOR, (*SHORT, "algorithm=starpo-ppo", f"algorithm.advantage={advantage}", NO_KL, NO_BONUS))
+        for name, advantage in (("GAE", "gae"), ("bi-level GAE", "bilevel_gae"))
+    ),
+    # VinePPO plays a quarter of the groups, and their continuations: about as many tokens for all.
+    "trees": (
+        Variant("Dr. GRPO", CORRIDOR, (*SHORT, "algorithm.advantage=dr_grpo")),
+        Variant(
+            "VinePPO",
+            CORRIDOR,
+            (
+                *SHORT,
+                "algorithm.advantage=vineppo",
+                "collect.groups=2",
+                "collect.search.strategy=values",
+                "collect.search.width=2",
+            ),
+        ),
+        Variant("Tree-GRPO", CORRIDOR, (*SHORT, "algorithm.advantage=tree_grpo", "collect.search.strategy=tree")),
+    ),
+    "attempts": (
+        Variant("each attempt by itself", CORRIDOR, TWO_ROOMS),
+        Variant("SCoRe", CORRIDOR, (*TWO_ROOMS, "rewards.improvement=10", FIRST_STAGE)),
+    ),
+    "tools": (
+        Variant("Dr. GRPO", TOOLS),
+        Variant("ranked groups", TOOLS, ("algorithm=pyvision",)),
+        Variant("PyVision-RL", TOOLS, ("algorithm=pyvision", "rewards.tools.bonus=0.1")),
     ),
     "subgoals": tuple(
         Variant(name, "benchmarks/training/subgoals.yaml", (f"algorithm.advantage={advantage}", *more))
@@ -173,6 +214,10 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("StarPO-S", "echo_trap", ("algorithm=starpo-s",)),
         Variant("StarPO-S, GRPO", "echo_trap", ("algorithm=starpo-s", "algorithm.advantage=grpo")),
     ),
+    "echo_trap_others": (
+        Variant("RAGEN-2's filter", "echo_trap", ("algorithm=ragen2",)),
+        Variant("LOOP", "echo_trap", ("algorithm=loop",)),
+    ),
     "echo_trap_parts": (
         Variant("the filter alone", "echo_trap", ("algorithm.filter.strategy=top_fraction",)),
         Variant("no KL, clip 0.28", "echo_trap", ("algorithm.kl.where=off", "algorithm.clip_high=0.28")),
@@ -187,7 +232,12 @@ METRICS = {
     "credit": (RETURN, EVALUATION),
     "horizons": (EVALUATION, "collect/success"),
     "turn_order": (RETURN, EVALUATION),
+    "critics": (RETURN, EVALUATION),
+    "trees": (RETURN, EVALUATION),
+    "attempts": (RETURN, "reward/attempt"),
+    "tools": (EVALUATION, "collect/turns_mean"),
     "echo_trap": TRAP,
+    "echo_trap_others": TRAP,
     "echo_trap_parts": TRAP,
     "lock": (EVALUATION, "collect/success"),
     "process": (EVALUATION, "scorer/score_correlation"),
@@ -203,6 +253,7 @@ OVER = {
     "credit": tuple(SPENT),
     "lock": tuple(SPENT),
     "process": tuple(SPENT),
+    "trees": tuple(SPENT),
     "subgoals": tuple(SPENT),
 }
 """Quantities that it is drawn over, where those are not the iterations."""

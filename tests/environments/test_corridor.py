@@ -1,6 +1,6 @@
 """The corridor in which estimators are compared: each room is right or wrong by itself."""
 
-from benchmarks.training.corridor import Corridor
+from benchmarks.training.corridor import Corridor, DarkCorridor
 from starpod.env_server.episode import Episode, Want
 from tests.environments import episodes
 
@@ -42,3 +42,14 @@ def test_a_locked_corridor_ends_at_the_first_wrong_action_and_pays_at_the_end_al
     wrong = next(each for each in ("Left", "Right") if each != episode.environment.expert_action())
     last = episode.turn([wrong], Want())
     assert (last.reward, last.terminated, last.success, episode.environment.score()) == (0.0, True, False, 0.0)
+
+
+def test_a_dark_room_shows_its_sign_for_one_turn_after_a_look() -> None:
+    episode: Episode = episodes.start(DarkCorridor, seed=5, rooms=2)
+    dark, signs = episode.environment, list(episode.environment.signs)
+    seen = [dark.render()]
+    for _ in range(4):
+        last = episode.turn([dark.expert_action()], Want())
+        seen.append(dark.render())
+    assert seen == ["1 dark", f"1 {signs[0]}", "2 dark", f"2 {signs[1]}", "The end."]
+    assert last.success
