@@ -14,6 +14,7 @@
     python -m benchmarks.training.learning subgoals          critics of tokens, turns, and segments with a subgoal
     python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
     python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
+    python -m benchmarks.training.learning visual_sokoban --seeds 1    a room of Sokoban as a picture
     python -m benchmarks.training.learning lock --seeds 2    searches on branches, where nearly all episodes fail
     python -m benchmarks.training.learning team --seeds 2    two agents with rewards of different size
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
@@ -110,6 +111,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("success and true claims", "visual_lake"),
         Variant("success alone", "visual_lake", ("rewards.reasoning.weight=0",)),
     ),
+    "visual_sokoban": (Variant("StarPO-S", "visual_sokoban"),),
     "mixture": (
         Variant("StarPO-S, GRPO", "mixture"),
         Variant("StarPO-S, one critic", "mixture", ("algorithm.advantage=gae",)),
