@@ -152,6 +152,19 @@ def test_a_game_is_played_by_keyboard(browser: Any, address: str) -> None:
     wait_until(lambda: "The expert would play" in browser.page_source)
 
 
+def test_a_tool_is_called_and_text_is_sent_by_keyboard(browser: Any, address: str) -> None:
+    browser.get(f"{address}/play/desk-v1")
+    find(browser, "input[name=seed]")[0].send_keys("3\n")
+    wait_until(lambda: "/play/session/" in browser.current_url)
+    tool = next(each for each in find(browser, ".tool summary") if each.text.startswith("list_events"))
+    tool.send_keys("\n")
+    find(browser, ".tool[open] button")[0].send_keys("\n")
+    wait_until(lambda: "turn <b>1</b>" in browser.page_source)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    find(browser, "textarea[name=action]")[0].send_keys("list_files\n")
+    wait_until(lambda: "turn <b>2</b>" in browser.page_source)
+
+
 def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
     browser.get(address + EPISODE)
     wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))

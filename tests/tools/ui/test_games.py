@@ -202,7 +202,8 @@ def test_a_wrong_option_is_told_with_the_form(visitor: Visitor) -> None:
     visitor.get("/play/sokoban-v1")
     assert visitor.send("start", **{"option-boxes": "many"}) == 400 and "boxes" in visitor.text
     visitor.get("/play/sokoban-v1")
-    assert visitor.send("start", **{"option-boxes": "1000"}) == 400 and "boxes" in visitor.text
+    assert visitor.send("start", **{"option-boxes": "1000"}) == 400 and "less than or equal to 8" in visitor.text
+    assert 'name="option-boxes" value="1000"' in visitor.text
     assert visitor.get("/play/nothing-v1") == 409 and "does not host nothing-v1" in visitor.text
 
 
@@ -210,6 +211,23 @@ def test_a_form_that_was_wrong_keeps_what_was_typed(visitor: Visitor) -> None:
     visitor.get("/play/sokoban-v1")
     assert visitor.send("start", seed="x", **{"option-boxes": "2"}) == 400
     assert 'name="seed" value="x"' in visitor.text and 'name="option-boxes" value="2"' in visitor.text
+
+
+def test_a_tool_is_called_by_a_form_of_its_arguments(visitor: Visitor) -> None:
+    start(visitor, "desk-v1")
+    assert visitor.send("act", tool="read_file", **{"option-name": "x||y"}) == 200
+    assert "turn <b>1</b>" in visitor.text and "read_file {&#34;name&#34;: &#34;x||y&#34;}" in visitor.text
+    assert visitor.send("act", tool="delete_event", **{"option-id": "one"}) == 409
+    assert "not a whole number" in visitor.text and "turn <b>1</b>" in visitor.text
+    refused = visitor.path.removesuffix("/act"), visitor.hidden("/act")
+    assert visitor.send(f"{refused[0]}/act", refused[1], tool="no_tool") == 409 and "no tool" in visitor.text
+
+
+def test_an_action_of_several_lines(visitor: Visitor) -> None:
+    """A form's field sends lines that end as on Windows."""
+    start(visitor, "coding-v1")
+    visitor.send("act", action="def chunks(items):\r\n    return items")
+    assert '<span class="action">def chunks(items):\n    return items</span>' in visitor.text
 
 
 def test_play_in_the_browser_from_the_terminal(server: ServerProcess) -> None:

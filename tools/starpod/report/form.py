@@ -1,4 +1,5 @@
-"""The options of an environment as fields of a form, made from the JSON Schema that Describe gives, and read back."""
+"""Options of an environment and arguments of a tool as fields of a form: from the JSON Schema that Describe gives, and
+read back."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _MAX_NUMBER = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One option. kind: choice, number, check or text. default: as text, empty where there is none."""
+    """One option or argument. kind: choice, number, check or text. default: as text, empty where there is none."""
 
     name: str
     kind: str
@@ -32,6 +33,12 @@ def fields(schema_json: str, *, first: Sequence[str] = (), hidden: Collection[st
     found = [_field(name, schema) for name, schema in properties.items() if name not in hidden]
     known = [field for field in found if field is not None]
     return sorted(known, key=lambda field: first.index(field.name) if field.name in first else len(first))
+
+
+def arguments(schema_json: str) -> list[Field] | None:
+    """The fields of a tool's arguments; None where a plain form cannot hold all of them."""
+    found = fields(schema_json)
+    return found if len(found) == len(json.loads(schema_json or "{}").get("properties", {})) else None
 
 
 def _field(name: str, schema: Mapping[str, Any]) -> Field | None:

@@ -182,9 +182,11 @@ def _asset(request: Request) -> Response:
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
+_TITLES = {400: "Not understood", 404: "Not found", 410: "Not there any more", 503: "Not available now"}
+
 
 def _problem(request: Request, status: int, sentence: str) -> Response:
-    return render("error.html", status=status, title=HTTPStatus(status).phrase, sentence=sentence)
+    return render("error.html", status=status, title=_TITLES.get(status, "Not possible"), sentence=sentence)
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -11,13 +11,13 @@ from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
-from starpod.client import EpisodeOver, Limits, OutOfOrder
+from starpod.client import BadArgument, EpisodeOver, Limits, OutOfOrder, ToolCall
 from starpod.report import form as forms
 from starpod.report.site import whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
-from starpod.ui.games import CHECKPOINT, COUNTS, SEPARATOR, Branches, Game, Games
+from starpod.ui.games import CHECKPOINT, COUNTS, SEPARATOR, Branches, Game, Games, NotPossible
 from starpod.ui.page import Site, query, render
 from starpod.ui.reading import kept_pictures, mapping, read_episode
 from starpod.ui.saving import KINDS, Saved, save, saved
@@ -91,32 +91,41 @@ async def start_game(site: Site, request: Request) -> Response:
     seed = whole(given.get("seed", "").strip(), _MAX_SEED)
     if given.get("seed", "").strip() and seed is None:
         return await _form_page(site, environment, given, "The seed is a whole number from 0 to 2^64 - 1.")
-    game = await games.keep(await games.open(environment, options=options, seed=seed))
-    return _to(game)
+    try:
+        game = await games.open(environment, options=options, seed=seed)
+    except BadArgument as error:
+        return await _form_page(site, environment, given, str(error))
+    return _to(await games.keep(game))
 
 
 async def game_page(site: Site, request: Request) -> Response:
     """A live session: what is seen, and what can be done."""
+    return await _game_page(site, games_of(site).get(request.path_params["game"]), request.query_params)
+
+
+async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: str = "") -> Response:
+    """problem: why nothing was done."""
     games = games_of(site)
-    game = games.get(request.path_params["game"])
     picture = await game.picture()
     seen = game.session.observation.text
     choices = game.choices
     keys = {name: KEYS.get(name.lower(), str(place) if place < 10 else "") for place, name in enumerate(choices, 1)}
     return render(
-        "game.html", site=site, game=game, session=game.session, seen=seen, choices=choices, keys=keys,
+        "game.html", site=site, status=409 if problem else 200, game=game, session=game.session, seen=seen,
+        choices=choices, keys=keys,
         image=base64.b64encode(picture).decode() if isinstance(picture, bytes) else "",
         drawn=picture if isinstance(picture, str) and picture.rstrip() != seen.rstrip() else "",
-        hint=game.hint if "hint" in request.query_params else "",
-        saved=_saved(site, request, game), notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
+        hint=game.hint if "hint" in asked else "", saved=_saved(site, asked, game),
+        notice=problem or _NOTICES.get(asked.get("notice", ""), ""),
         token=site.guard.token(game.id), python=game.python(games.address), counts=COUNTS,
         policies=games.policies(game.spec, checkpoint=game.run is not None),
         free=bool(game.spec.action_space.grammar or game.spec.action_space.tools or not choices),
+        tools=[(tool, forms.arguments(tool.parameters_schema_json)) for tool in game.spec.action_space.tools],
     )  # fmt: skip
 
 
-def _saved(site: Site, request: Request, game: Game) -> Saved | None:
-    kind = request.query_params.get("saved", "")
+def _saved(site: Site, asked: Mapping[str, str], game: Game) -> Saved | None:
+    kind = asked.get("saved", "")
     return saved(site.index.folder, kind, game.spec.id) if kind in KINDS else None
 
 
@@ -135,29 +144,53 @@ async def game_action(site: Site, request: Request) -> Response:
         # A double click, or the back button: the form was made for another turn.
         if given.get("turn") != str(len(game.turns)):
             return _to(game, notice="moved")
-        match request.path_params["what"]:
-            case "act":
-                await game.play(given.get("action", ""))
-            case "undo":
-                await games.undo(game)
-            case "branch":
-                policy, count = _continuation(given, games.policies(game.spec, checkpoint=game.run is not None))
-                if count == 1:
-                    await games.go_on(game, policy)
-                else:
-                    game.branches.append(await games.branch(game, policy, count))
-            case "save":
-                kind = given.get("kind", "")
-                if kind not in KINDS:
-                    raise HTTPException(400, f"Save one of {', '.join(KINDS)}.")
-                await asyncio.to_thread(save, site.index.folder, kind, game)
-                return _to(game, saved=kind)
-            case "close":
-                await games.forget(game)
-                return RedirectResponse("/fleet", 303)
-            case _:
-                raise HTTPException(404)
+        what = request.path_params["what"]
+        try:
+            return await _do(site, games, game, what, given)
+        except (NotPossible, BadArgument) as error:
+            return await _game_page(site, game, {}, str(error))
+
+
+async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[str, str]) -> Response:
+    """Raises HTTPException, NotPossible and StarpodError."""
+    match what:
+        case "act":
+            await _act(game, given)
+        case "undo":
+            await games.undo(game)
+        case "branch":
+            policy, count = _continuation(given, games.policies(game.spec, checkpoint=game.run is not None))
+            if count == 1:
+                await games.go_on(game, policy)
+            else:
+                game.branches.append(await games.branch(game, policy, count))
+        case "save":
+            kind = given.get("kind", "")
+            if kind not in KINDS:
+                raise HTTPException(400, f"Save one of {', '.join(KINDS)}.")
+            await asyncio.to_thread(save, site.index.folder, kind, game)
+            return _to(game, saved=kind)
+        case "close":
+            await games.forget(game)
+            return RedirectResponse("/fleet", 303)
+        case _:
+            raise HTTPException(404)
     return _to(game)
+
+
+async def _act(game: Game, given: Mapping[str, str]) -> None:
+    """One turn: as typed, or the call of a tool whose arguments are fields. Raises NotPossible, StarpodError."""
+    if not (name := given.get("tool", "")):
+        await game.play(given.get("action", "").replace("\r\n", "\n"))
+        return
+    fields = {tool.name: forms.arguments(tool.parameters_schema_json) for tool in game.spec.action_space.tools}
+    if (known := fields.get(name)) is None:
+        raise NotPossible(f"{game.spec.id} has no tool {name!r} whose arguments are fields.")
+    try:
+        call = ToolCall(name, forms.chosen(known, given))
+    except ValueError as error:
+        raise NotPossible(f"{name}: {error}.") from None
+    await game.step([call], "you")
 
 
 def _continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:

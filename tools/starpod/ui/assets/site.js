@@ -78,6 +78,12 @@ document.addEventListener('keydown', event => {
   const button = [...document.querySelectorAll('[data-key]')].find(each => each.dataset.key === event.key && !each.disabled);
   if (button) { event.preventDefault(); button.click(); }
 });
+for (const text of document.querySelectorAll('textarea'))
+  text.addEventListener('keydown', event => {
+    if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    text.form.requestSubmit();
+  });
 for (const button of document.querySelectorAll('[data-copy]'))
   button.addEventListener('click', async () => {
     await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
