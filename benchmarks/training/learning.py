@@ -77,6 +77,7 @@ LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 TOOLS = "benchmarks/training/tools.yaml"
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
+HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
 SHORT = ("stop.iterations=24", "evaluation.every=8")
 TWO_ROOMS = ("environment.options.rooms=2", "environment.max_turns=2", "script=attempts", "algorithm=score", *SHORT)
 FIRST_STAGE = (
@@ -175,10 +176,11 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("each attempt by itself", CORRIDOR, TWO_ROOMS),
         Variant("SCoRe", CORRIDOR, (*TWO_ROOMS, "rewards.improvement=10", FIRST_STAGE)),
     ),
+    # As many gradient steps with half of the groups.
     "tools": (
         Variant("Dr. GRPO", TOOLS),
-        Variant("ranked groups", TOOLS, ("algorithm=pyvision",)),
-        Variant("PyVision-RL", TOOLS, ("algorithm=pyvision", "rewards.tools.bonus=0.1")),
+        Variant("ranked groups", TOOLS, HALF),
+        Variant("PyVision-RL", TOOLS, (*HALF, "rewards.tools.bonus=0.1")),
     ),
     "subgoals": tuple(
         Variant(name, "benchmarks/training/subgoals.yaml", (f"algorithm.advantage={advantage}", *more))
