@@ -194,7 +194,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         for name, advantage, *more in (
             ("RLOO", "rloo"),
             ("iStar", "istar", "scorer=implicit", "scorer.lr=0.001"),
-            ("AgentPRM", "agent_prm", "scorer=q", "scorer.lr=0.001"),
+            ("AgentPRM", "agent_prm", "scorer=q", "scorer.lr=0.001", "evaluation.best_of=4"),
         )
     ),
     # A search samples more in an iteration, so it has fewer of them: about as many tokens for all.
@@ -301,6 +301,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
             for each in evaluations
         ],
         "greedy": (final.get("greedy") or {}).get("success"),
+        "best_of": (final.get("best_of") or {}).get("success"),
         "reference": first.get("reference", {}),
         "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
         "warnings": [

@@ -212,6 +212,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _replies_are_valued(self) -> Config:
+        if self.evaluation.best_of > 1 and self.scorer.kind != "q":
+            raise ValueError(
+                f"evaluation.best_of {self.evaluation.best_of} chooses replies by their values, and scorer.kind is "
+                f"{self.scorer.kind}: set scorer.kind to q, or evaluation.best_of to 1"
+            )
+        if self.evaluation.best_of > 1 and (self.script.name != "solo" or self.collect.agent.command):
+            raise ValueError("evaluation.best_of above 1 is for one agent: drop it, or script and collect.agent")
+        return self
+
+    @model_validator(mode="after")
     def _parts_are_paid(self) -> Config:
         scored = {part for term in self.algorithm.credit_terms for part in (*term.parts, *term.without, *term.strata)}
         for task in self.tasks if scored else ():

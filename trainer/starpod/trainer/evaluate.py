@@ -104,6 +104,11 @@ class EvaluationConfig(Section):
     )
     temperature: float = Field(default=1.0, ge=0, description="Temperature of sampling; 0 is greedy.")
     greedy: bool = Field(default=False, description="Plays the final evaluation greedily too.")
+    best_of: int = Field(
+        default=1,
+        ge=1,
+        description="Plays the final evaluation with the best of so many replies, by the scorer q, too; 1: off.",
+    )
     options: dict[str, Any] = Field(default={}, description="Options of the environment in evaluations alone.")
     reference: tuple[str, ...] = Field(
         default=("random", "expert"),
@@ -146,8 +151,9 @@ def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         return figures[""]
     each = list(figures.values())
     summary = _mean_figures(each)
-    if all("greedy" in own for own in each):
-        summary["greedy"] = _mean_figures([own["greedy"] for own in each])
+    for way in ("greedy", "best_of"):
+        if all(way in own for own in each):
+            summary[way] = _mean_figures([own[way] for own in each])
     references = [own.get("reference") or {} for own in each]
     if common := [name for name in references[0] if all(name in own for own in references)]:
         summary["reference"] = {name: _mean_figures([own[name] for own in references]) for name in common}

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter, time
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.best_of import BestOfAgents
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scale, needs_reask, verdicts
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
@@ -640,9 +641,11 @@ class Run:
         played = await self._play_held_out("final", "evaluation", f"the checkpoint of step {step} ")
         summary: dict[str, Any] = {"step": step, "last_step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
-        if self.config.evaluation.greedy:
-            for name, collected in (await self._play_held_out("final", "evaluation", greedy=True)).items():
-                figures[name]["greedy"] = held_out_figures(collected)
+        ways: list[Literal["greedy", "best_of"]] = ["greedy"] if self.config.evaluation.greedy else []
+        ways += ["best_of"] if self.config.evaluation.best_of > 1 else []
+        for way in ways:
+            for name, collected in (await self._play_held_out("final", "evaluation", way=way)).items():
+                figures[name][way] = held_out_figures(collected)
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
         self.version = version
@@ -656,18 +659,24 @@ class Run:
             self.output.folder.write_episodes(step, self._kept(played), "final")
 
     async def _play_held_out(
-        self, purpose: Purpose, streams: str, what: str = "", *, greedy: bool = False
+        self, purpose: Purpose, streams: str, what: str = "", *, way: Literal["", "greedy", "best_of"] = ""
     ) -> dict[str, Collected]:
         """One episode per seed of each task. Evaluations with the same `streams` share the random streams of their
-        replies: two of them differ by the policy and not by luck. what: is evaluated, for the screen."""
+        replies: two of them differ by the policy and not by luck. what: is evaluated, for the screen. way: of
+        sampling, where it is not the usual one."""
         played = {}
         for name, collector in self.collectors.items():
             settings = self.tasks[name].evaluation
-            if not greedy:
+            if not way:
                 self.screen.phase(
                     f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
                 )
-            agents = replace(collector.agents, purpose=streams, temperature=0.0 if greedy else settings.temperature)
+            temperature = 0.0 if way == "greedy" else settings.temperature
+            agents = replace(collector.agents, purpose=streams, temperature=temperature)
+            if way == "best_of":
+                assert self.scorer is not None
+                score = partial(self.parallel.in_thread, self.scorer.score)
+                agents = BestOfAgents.like(agents, count=self.config.evaluation.best_of, score=score)
             player = replace(collector, agents=agents, task=self._held_out(name), search=None, others={})
             own = self.parallel.split(starts_from(self._seeds(name, purpose)))
             played[name] = await self._of_all_ranks(await player.collect(own, 1))

@@ -118,21 +118,23 @@ class EngineAgent(Agent):
         if room < shared.sampling.least_room:
             return Stop("context")
         turn = len(episode.turns) + 1
-        reply = await shared.engine.generate(
-            Request(
-                prompt.context,
-                max_tokens=min(room, shared.sampling.max_reply_tokens),
-                stop=shared.template.stop,
-                temperature=shared.sampling.temperature if shared.temperature is None else shared.temperature,
-                seed=derive(shared.seed, "reply", shared.purpose, episode.group, episode.member, turn),
-                # Groups are trained on in the order of their numbers: what a step waits for is not behind what it does
-                # not wait for.
-                order=episode.group,
-                conversation=self._name,
-                images=self._conversation.images,
-            )
+        request = Request(
+            prompt.context,
+            max_tokens=min(room, shared.sampling.max_reply_tokens),
+            stop=shared.template.stop,
+            temperature=shared.sampling.temperature if shared.temperature is None else shared.temperature,
+            seed=derive(shared.seed, "reply", shared.purpose, episode.group, episode.member, turn),
+            # Groups are trained on in the order of their numbers: what a step waits for is not behind what it does
+            # not wait for.
+            order=episode.group,
+            conversation=self._name,
+            images=self._conversation.images,
         )
-        return self._answer(prompt, reply)
+        return self._answer(prompt, await self._reply(request, prompt, observation, episode))
+
+    async def _reply(self, request: Request, prompt: Prompt, observation: Observation, episode: Episode) -> Reply:
+        """The reply that is played."""
+        return await self._shared.engine.generate(request)
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
         prompt = self._ask(observation.text, episode, self.image_of(observation))

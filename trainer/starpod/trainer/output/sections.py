@@ -118,9 +118,10 @@ def _verdict(
         said += ", and the policy has become worse since. " if worse else ". "
     if best_step is not None:
         said += f"The checkpoint called best holds step {best_step:,}. "
-    greedy = after.get("greedy")
-    if greedy and greedy.get("success") is not None:
-        said += f"Sampled greedily, it reaches {show(greedy['success'], 'share')}. "
+    for way, words in (("greedy", "Sampled greedily"), ("best_of", "With the best of several replies")):
+        other = after.get(way)
+        if other and other.get("success") is not None:
+            said += f"{words}, it reaches {show(other['success'], 'share')}. "
     if is_graded(before) or is_graded(after):
         said += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
         said += _compared(before, after, "return", "Its intervals")

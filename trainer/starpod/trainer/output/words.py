@@ -145,7 +145,8 @@ def final_line(final: Mapping[str, Any]) -> str:
     line += f", return {return_with_interval(final)}" if graded else ""
     line += by_task(final)
     line += f", by the checkpoint of step {final['step']}"
-    return line + (f"; greedy {short(final['greedy'], graded)}" if final.get("greedy") else "")
+    line += f"; greedy {short(final['greedy'], graded)}" if final.get("greedy") else ""
+    return line + (f"; best of several replies {short(final['best_of'], graded)}" if final.get("best_of") else "")
 
 
 def short(summary: Mapping[str, Any], graded: bool) -> str:

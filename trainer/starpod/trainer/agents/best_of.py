@@ -1,0 +1,64 @@
+"""Best of several replies by a turn scorer: how a run with values of turns is evaluated beside plain sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from starpod.client import Observation, Session
+from starpod.trainer.agents.base import Agent, Task
+from starpod.trainer.agents.engine import EngineAgent, EngineAgents
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.engines.base import Reply, Request
+from starpod.trainer.prompts.conversation import Prompt
+from starpod.trainer.seeds import derive
+
+Score = Callable[[Sequence[Episode]], Awaitable[list[list[float]]]]
+"""Numbers for the turns of episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestOfAgents(EngineAgents):
+    """Agents that sample `count` replies to each observation and play the one that scores highest."""
+
+    count: int
+    score: Score
+
+    @classmethod
+    def like(cls, agents: EngineAgents, *, count: int, score: Score) -> BestOfAgents:
+        """Agents that sample as others do."""
+        return cls(**{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, count=count, score=score)
+
+    def agent(self, session: Session, task: Task, group: int) -> Agent:
+        return BestOf(self, session, task)
+
+
+class BestOf(EngineAgent):
+    """Plays the best of several replies. The first is the one that would be played without a choice."""
+
+    _shared: BestOfAgents
+
+    async def _reply(self, request: Request, prompt: Prompt, observation: Observation, episode: Episode) -> Reply:
+        seeds = [request.seed, *(derive(request.seed, "further", number) for number in range(1, self._shared.count))]
+        # One after the other: the replies of a conversation share what is cached of it.
+        replies = [await self._shared.engine.generate(replace(request, seed=seed)) for seed in seeds]
+        image = self.image_of(observation)
+        tried = [
+            replace(
+                episode,
+                turns=[
+                    *episode.turns,
+                    Turn(
+                        fresh=prompt.fresh,
+                        prompt=prompt.appended,
+                        reply=reply.tokens,
+                        logprobs=reply.logprobs,
+                        versions=reply.versions,
+                        image=image,
+                    ),
+                ],
+            )
+            for reply in replies
+        ]
+        scores = [own[-1] for own in await self._shared.score(tried)]
+        return replies[max(range(len(replies)), key=scores.__getitem__)]
