@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from starpod.cli.new import fill
 from starpod.client import Limits, OutOfOrder, SyncFleet, SyncSession, Want
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
@@ -23,6 +24,7 @@ from starpod.trainer.warmstart import read_demonstrations
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import serve_site, wait_until
 from tests.trainer.fake_openai import fake_openai
+from tests.trainer.test_environment_file import VALUES
 from tests.trainer.turns import a_turn
 
 FATAL = 2
@@ -228,6 +230,17 @@ def test_an_action_of_several_lines(visitor: Visitor) -> None:
     start(visitor, "coding-v1")
     visitor.send("act", action="def chunks(items):\r\n    return items")
     assert '<span class="action">def chunks(items):\n    return items</span>' in visitor.text
+
+
+def test_a_site_starts_the_server_that_its_pages_need(lost: tuple[Path, Episode], tmp_path: Path) -> None:
+    (tmp_path / "vault.py").write_text(fill("environment", VALUES, options=False, expert=False))
+    words = ("--serve", "frozen_lake", "--serve", str(tmp_path / "vault.py"))
+    for address in serve_site(lost[0], *words, page="/episodes?run=lake", shown="1 episode<"):
+        with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
+            visitor = Visitor(http)
+            assert visitor.get("/fleet") == 200 and 'href="/play/vault-v1"' in visitor.text
+            visitor.get(EPISODE)
+            assert visitor.send("/fork", turn="1") == 200 and "forked from this episode" in visitor.text
 
 
 def test_play_in_the_browser_from_the_terminal(server: ServerProcess) -> None:

@@ -154,6 +154,7 @@ def test_an_episode_turn_by_turn(site: str) -> None:
     text = httpx.get(f"{site}/episode?{GROUP}&member=0").text
     assert 'id="t1"' in text and 'id="t2"' in text and "the hole is &lt;next&gt; to me" in text
     assert "policy version" in text and 'title="id 65, probability' in text
+    assert "starpod ui " in text and "--serve frozen_lake-v1</code>" in text
     assert httpx.get(f"{site}/episode?{GROUP}&member=9").status_code == 404
 
 
@@ -227,3 +228,8 @@ def test_a_call_that_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "is no folder" in done.stderr
+    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path), "--serve", "frozen_leak"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "frozen_lake" in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run([*command, "--address", "127.0.0.1:1"], capture_output=True, text=True)
+    assert done.returncode == 2 and "give one of the two" in done.stderr

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from starpod.trainer.rollout.environment import local_services
+from starpod.trainer.rollout.environment import local_services, server_words
 from starpod.trainer.section import ConfigError
 from tests.support import children_of, gone
 
@@ -40,6 +40,12 @@ def test_they_end_with_a_trainer_that_is_killed_outright(workers: int) -> None:
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait()
         assert all(gone(each) for each in services)
+
+
+def test_the_site_has_them_by_their_name_or_file() -> None:
+    assert server_words("bandit-v1", ()) == "--serve bandit-v1"
+    assert server_words("vault-v1", ("--environment-module", "my files/vault.py")) == "--serve 'my files/vault.py'"
+    assert server_words("shop-v1", ("--store", "a=b")) == "--address SERVER"
 
 
 def test_what_they_say_is_handed_on() -> None:

@@ -9,13 +9,14 @@ import secrets
 import signal
 import threading
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from starpod.client.catalog import access_options, expect_address
+from starpod.client.programs import ServiceFailed, ServiceRefused, started
 from starpod.client.transport import Transport
 from starpod.report.site import link, listen, serve, site_options
 from starpod.ui.index import NAME, Index
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--address", default="", metavar="SERVER", help="An environment server (host:port) to watch and play on.")
+@click.option(
+    "--serve",
+    "served",
+    multiple=True,
+    metavar="ENVIRONMENT|FILE.py",
+    help="Start a server of it for that; may be given several times.",
+)
 @click.option("--endpoint", default="", metavar="URL", help="An OpenAI-compatible endpoint that can play on.")
 @click.option("--model", default="", metavar="NAME", help="The model to ask there.")
 @site_options(port=8090)
@@ -37,6 +45,7 @@ def ui(
     access: Transport,
     runs: Path,
     address: str,
+    served: tuple[str, ...],
     endpoint: str,
     model: str,
     host: str,
@@ -55,18 +64,32 @@ def ui(
         raise click.UsageError(f"{runs} is no folder: name the folder of your runs, such as that of --run-dir")
     if address:
         expect_address(address)
-    if bool(endpoint) != bool(model) or (endpoint and not address):
-        raise click.UsageError("an endpoint plays on with --address SERVER, --endpoint URL and --model NAME together")
+    if address and served:
+        raise click.UsageError("--serve starts a server, and --address names one: give one of the two")
+    if bool(endpoint) != bool(model) or (endpoint and not (address or served)):
+        raise click.UsageError(
+            "an endpoint plays on with --endpoint URL and --model NAME together, and a server (--serve or --address)"
+        )
     if end_with_stdin:  # which it does with whoever holds its other end
         threading.Thread(target=_await_end, daemon=True).start()
     from starpod.ui.games import Games
 
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
     try:
-        games = Games(address, access, (endpoint, model) if endpoint else None) if address else None
-        asyncio.run(_serve(runs, index, games, host=host, port=port, hosts={host, *hosts}, token=token))
-    except OSError as error:
+        with started("the environment service", *_words(served)) if served else nullcontext(address) as server:
+            games = Games(server, access, (endpoint, model) if endpoint else None) if server else None
+            asyncio.run(_serve(runs, index, games, host=host, port=port, hosts={host, *hosts}, token=token))
+    except ServiceRefused as error:
+        raise click.UsageError(error.said) from error
+    except (ServiceFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _words(served: Collection[str]) -> list[str]:
+    """The call of `starpod serve` for environments and files."""
+    files = [name for name in served if name.endswith(".py")]
+    modules = [word for file in files for word in ("--environment-module", file)]
+    return ["serve", *(name for name in served if name not in files), *modules, "--port", "0"]
 
 
 async def _serve(

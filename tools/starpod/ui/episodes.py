@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
+from starpod.trainer.rollout.environment import server_words
 from starpod.ui.games import COUNTS, remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
@@ -174,7 +176,17 @@ def episode_page(site: Site, request: Request) -> Response:
         pictures=site.games is not None or bool(kept_pictures(folder, row["name"], grp, member)),
         token=site.guard.token("fork") if site.games else "",
         policies=site.games.policies(checkpoint=row["tokens"] > 0) if site.games else {}, counts=COUNTS,
+        call=_call(site.index.folder, folder, episode),
     )  # fmt: skip
+
+
+def _call(runs: Path, folder: Path, episode: Episode) -> str:
+    """The call of `starpod ui` that has a server of the episode's environment."""
+    config = mapping(folder / "config.yaml", [])
+    environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
+    addresses, serve = environment.get("addresses") or [], environment.get("serve") or []
+    server = f"--address {','.join(addresses)}" if addresses else server_words(episode.environment, serve)
+    return f"starpod ui {shlex.quote(str(runs))} {server}"
 
 
 def _update(path: Path, grp: int, learnt: TokenRecord | None) -> str:

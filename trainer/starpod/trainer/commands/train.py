@@ -231,12 +231,15 @@ def _next(path: Path, config: Config) -> str:
 
 def commands(path: Path, config: Config) -> dict[str, str]:
     """What a user types next, by what it does: exact command lines about the run in the folder."""
+    from starpod.trainer.rollout.environment import server_words
+
     folder = shlex.quote(str(path))
     known = ",".join(dict.fromkeys(address for task in config.tasks for address in task.environment.addresses))
+    servers = dict.fromkeys(server_words(task.environment.id, task.environment.serve) for task in config.tasks)
     ids = " ".join(f"--environment {task.environment.id}" for task in config.tasks)
     return {
         "go on": f"starpod train --resume --run-dir {folder}",
-        "look": f"starpod ui {folder}",
+        "look": f"starpod ui {folder} {f'--address {known}' if known else ' '.join(servers)}",
         "evaluate": f"starpod eval {folder} {known or '127.0.0.1:50051'} {ids}",
         "watch": f"starpod watch {folder}",
         "export": f"starpod export {folder} {shlex.quote(f'{path}-model')}",

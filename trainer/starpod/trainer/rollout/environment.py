@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -102,6 +103,16 @@ def check_installed(config: EnvironmentConfig) -> None:
     installed = [entry.name for entry in entry_points(group="starpod.environments")]
     if config.id not in installed:
         raise ConfigError(f"environment.id: {unknown_environment(config.id, installed).message}")
+
+
+def server_words(environment: str, serve: Sequence[str]) -> str:
+    """The words by which `starpod ui` has a server of an environment, started as `serve` says for a run."""
+    match serve:
+        case []:
+            return f"--serve {shlex.quote(environment)}"
+        case ["--environment-module", file] if file.endswith(".py"):
+            return f"--serve {shlex.quote(file)}"
+    return "--address SERVER"
 
 
 @contextmanager
