@@ -13,7 +13,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from starpod.client import BadArgument, StarpodError
+from starpod.client import BadArgument, StarpodError, Unreachable
+from starpod.client.catalog import no_answer
 from starpod.report.charts import STYLE as CHART_STYLE
 from starpod.report.page import ASSETS
 from starpod.report.site import headers, refusal
@@ -94,7 +95,7 @@ def create_app(index: Index, *, games: Games | None = None, hosts: Collection[st
     app.add_exception_handler(BadFile, _bad_file)
     app.add_exception_handler(sqlite3.Error, _bad_index)
     app.add_exception_handler(NotPossible, _not_possible)
-    app.add_exception_handler(StarpodError, _server_failed)
+    app.add_exception_handler(StarpodError, _server_failed(games))
 
     @app.middleware("http")
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -207,6 +208,11 @@ def _not_possible(request: Request, error: Exception) -> Response:
     return _problem(request, 409, str(error))
 
 
-def _server_failed(request: Request, error: Exception) -> Response:
-    status = 400 if isinstance(error, BadArgument) else 503
-    return _problem(request, status, f"The server of environments says: {error}")
+def _server_failed(games: Games | None) -> Callable[[Request, Exception], Response]:
+    def answer(request: Request, error: Exception) -> Response:
+        status, told = 400 if isinstance(error, BadArgument) else 503, f"The server of environments says: {error}"
+        if games and isinstance(error, Unreachable) and "failed to connect" in told:
+            told = f"Not reached: {no_answer(games.address, told)}."
+        return _problem(request, status, told)
+
+    return answer

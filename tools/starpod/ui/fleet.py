@@ -12,6 +12,8 @@ from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from starpod.client import BadArgument, EpisodeOver, Limits, OutOfOrder, ToolCall
+from starpod.client.catalog import no_answer
+from starpod.client.pool.replica import Replica
 from starpod.report import form as forms
 from starpod.report.site import whole
 from starpod.trainer.agents.base import Task
@@ -42,7 +44,7 @@ async def fleet_page(site: Site, request: Request) -> Response:
     servers = [
         {
             "address": replica.address,
-            "state": "draining" if replica.draining else "ready" if replica.ready else f"away: {replica.error}",
+            "state": _state(replica),
             "ready": replica.ready,
             "name": f"{replica.description.server_name} {replica.description.server_version}"
             if replica.description
@@ -61,6 +63,12 @@ async def fleet_page(site: Site, request: Request) -> Response:
         "fleet.html", site=site, servers=servers, specs=specs, recoveries=fleet.recoveries, address=games.address,
         games=games.all(),
     )  # fmt: skip
+
+
+def _state(replica: Replica) -> str:
+    if replica.draining:
+        return "draining"
+    return "ready" if replica.ready else f"away: {no_answer(replica.address, str(replica.error))}"
 
 
 async def environment_page(site: Site, request: Request) -> Response:
