@@ -87,7 +87,7 @@ def test_a_comparison(site: str) -> None:
     text = httpx.get(f"{site}/compare?run=calm&run=sweep/trapped&over=tokens").text
     # Of twenty seeds calm fails every third, trapped every fourth.
     assert "+10.0 points" in text and "A solved, B did not: 3 · B solved, A did not: 5" in text
-    assert "McNemar" in text and "<code>seed</code>" in text and "<code>algorithm.preset</code>" not in text
+    assert "McNemar" in text and '<code class="key">seed</code>' in text and "algorithm.<wbr>preset" not in text
     assert "sampled tokens" in text
     assert httpx.get(f"{site}/compare?run=calm").status_code == 400
     assert httpx.get(f"{site}/compare?run=calm&run=nobody").status_code == 404

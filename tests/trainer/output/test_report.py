@@ -17,7 +17,7 @@ from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
 from tests.trainer.diagnostics.synthetic import WARNING, write_run
 
-VOID = {"meta", "br", "link", "img", "input", "hr"}
+VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
 
 
 class Page(HTMLParser):

@@ -10,6 +10,11 @@ from starpod.report.charts import STYLE
 ASSETS = files(__package__) / "assets"
 
 
+def dotted(key: str) -> str:
+    """A dotted key as html, which is broken after its dots alone."""
+    return f'<code class="key">{escape(key).replace(".", ".<wbr>")}</code>'
+
+
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     """A whole HTML document. style, script: of the page's own, after what all pages share."""
     shared, common = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))

@@ -22,6 +22,7 @@ from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.ui.compare import compare_page
 from starpod.ui.episodes import episode_page, episodes_page, group_page
 from starpod.ui.fleet import (
+    back_to_game,
     environment_page,
     fleet_page,
     fork_episode,
@@ -79,6 +80,7 @@ def create_app(index: Index, *, games: Games | None = None, hosts: Collection[st
         ("GET", "/fleet", fleet_page),
         ("GET", "/play/session/{game}", game_page),
         ("POST", "/play/session/{game}/{what}", game_action),
+        ("GET", "/play/session/{game}/{what}", back_to_game),
         ("GET", "/play/{environment}", environment_page),
         ("POST", "/play/{environment}", start_game),
         ("GET", "/picture", picture),

@@ -159,6 +159,11 @@ async def game_action(site: Site, request: Request) -> Response:
             return await _game_page(site, game, {}, str(error))
 
 
+async def back_to_game(site: Site, request: Request) -> Response:
+    """The page of a session whose refused form is loaded again."""
+    return _to(games_of(site).get(request.path_params["game"]))
+
+
 async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[str, str]) -> Response:
     """Raises HTTPException, NotPossible and StarpodError."""
     match what:

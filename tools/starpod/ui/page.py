@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starpod.report.charts import spark
 from starpod.report.figures import duration, show, signed
 from starpod.report.form import marked
+from starpod.report.page import dotted
 from starpod.report.site import Guard
 from starpod.ui.games import Games
 from starpod.ui.index import Index
@@ -120,6 +121,6 @@ def templates() -> Environment:
         ago=ago, duration=duration, interval=interval, query=query, run_link=run_link, show=show, signed=signed,
         tree=lambda lines, label: Markup(draw_tree(lines, label)),
         spark=lambda values, label, **size: Markup(spark(values, label, **size)),
-        marked=lambda text: Markup(marked(text)),
+        marked=lambda text: Markup(marked(text)), dotted=lambda key: Markup(dotted(key)),
     )  # fmt: skip
     return environment

@@ -13,6 +13,7 @@ from typing import Any
 
 from starpod.report.charts import COLOURS, Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show
+from starpod.report.page import dotted
 from starpod.trainer.output.words import METRICS, TASKS, Metric, is_graded, metric, return_with_interval, with_interval
 
 LEARNING = """
@@ -400,7 +401,7 @@ def configuration(facts: Mapping[str, Any]) -> str:
     if not differs:
         return '<h2>Configuration</h2><p class="muted">All defaults.</p>'
     rows = "".join(
-        f"<tr><td><code>{escape(key)}</code></td><td><code>{escape(plain(value))}</code></td>"
+        f"<tr><td>{dotted(key)}</td><td><code>{escape(plain(value))}</code></td>"
         f'<td class="muted"><code>{escape(plain(default))}</code></td></tr>'
         for key, (value, default) in differs.items()
     )
