@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from starpod.check.hub import measure
 from starpod.cli.main import starpod
+from tests.support import start_server
 
 GENEROUS = '''
 import random
@@ -37,6 +40,36 @@ class Generous(Environment):
     def expert_action(self) -> str | None:
         return None if self.asked else "Please"
 '''
+
+TAKING = """
+from dataclasses import replace
+
+from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome, Tool, ToolCall
+
+
+class Texts(Environment):
+    spec = EnvironmentSpec(
+        id="texts-v1", version="1.0.0", title="Texts", grammar="any text", limits=Limits(max_turns=3)
+    )
+    kind = str
+
+    def reset(self, rng):
+        self.taken = 0
+
+    def step(self, action):
+        if not isinstance(action, self.kind):
+            return Outcome(valid=False)
+        self.taken += 1
+        return Outcome()
+
+    def render(self, mode="text"):
+        return f"{self.taken} taken"
+
+
+class Calls(Texts):
+    spec = replace(Texts.spec, id="calls-v1", grammar="", tools=(Tool("add", "Adds.", {"type": "object"}),))
+    kind = ToolCall
+"""
 
 
 @pytest.mark.minutes
@@ -71,3 +104,13 @@ def test_a_wrong_name_is_the_callers_mistake(tmp_path: Path) -> None:
     done = CliRunner().invoke(starpod, ["hub", "bandid", "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert "bandit" in done.output
+
+
+@pytest.mark.parametrize("id", ["texts-v1", "calls-v1"])
+def test_steps_are_counted_where_no_action_has_a_name(id: str, tmp_path: Path) -> None:
+    file = tmp_path / "taking.py"
+    file.write_text(TAKING)
+    with start_server("--environment-module", str(file)) as server:
+        rate = asyncio.run(measure(server.address, id))
+    assert rate is not None
+    assert rate > 1

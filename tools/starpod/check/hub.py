@@ -20,14 +20,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from starpod.check.expectations import Unmet
 from starpod.check.hub_pages import Entry, write_pages
+from starpod.check.probe import Handle, Probe, Target
 from starpod.check.report import describe_results
 from starpod.check.requirement import Requirement
-from starpod.check.runner import EnvironmentReport, Unreachable, check
+from starpod.check.runner import EnvironmentReport, Unreachable, check, connect
 from starpod.check.suite import REQUIREMENTS, REWARD
-from starpod.client import StarpodError, SyncFleet, Want
 from starpod.client.catalog import expect_writable
 from starpod.client.programs import ServiceFailed, ServiceRefused, started
+from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -113,7 +115,7 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
             asyncio.run(_check_all(everything, start, at_once, told))
             progress.update(task, description="steps per second", completed=0)
             for entry in entries:
-                entry.rate = measure(entry.address, entry.spec.id)
+                entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
                 progress.advance(task)
     except KeyboardInterrupt:
         console.print("interrupted: what was checked by now")
@@ -209,22 +211,29 @@ async def _check_one(address: str, id: str, requirements: Sequence[Requirement])
     return report.environments[0]
 
 
-def measure(address: str, id: str) -> float | None:
-    """Steps per second of one session that takes valid actions at random; None where it cannot be played."""
-    rng = random.Random(0)
-    with SyncFleet(address) as fleet:
-        try:
-            (session,) = fleet.open(id, seed=1, want=Want(valid_actions=True))
-            observation, steps, seed, start = session.observation, 0, 1, time.perf_counter()
-            while (passed := time.perf_counter() - start) < MEASURED or not steps:
-                actions = observation.valid_actions
-                transition = session.step(rng.choice(actions) if actions else "1")
-                steps += 1
-                observation = transition.observation
-                if transition.done:
-                    seed += 1
-                    observation = session.reset(seed=seed)
-            session.close()
-        except StarpodError:
-            return None
+async def measure(address: str, id: str) -> float | None:
+    """Steps per second of one session that takes actions at random, valid ones where they are listed.
+
+    None where it cannot be played.
+    """
+    connection = connect(address, Transport(), CALL_SECONDS)
+    try:
+        server: pb.DescribeResponse = await connection.call(pb.DescribeRequest(environment_id=id))
+        target = Target(connection, server, server.environments[0])
+        probe = Probe(target)
+        rng, steps = random.Random(0), 0
+        handle = await target.begin(probe)
+        observation, start = handle.session.observation, time.perf_counter()
+        while (passed := time.perf_counter() - start) < MEASURED or not steps:
+            transition = await handle.step([rng.choice(probe.choices(observation))])
+            steps += 1
+            observation = transition.observation
+            if transition.end_reason:
+                reply = await connection.call(handle.reset_request(seed=steps))
+                handle, observation = Handle(connection, reply.session), reply.session.observation
+        await probe.clean_up()
+    except (Unmet, grpc.aio.AioRpcError):
+        return None
+    finally:
+        await connection.close()
     return steps / passed
