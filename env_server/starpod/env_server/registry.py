@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
 import importlib.util
 import inspect
+import io
 import logging
 import re
 import sys
@@ -279,7 +281,13 @@ class Registry:
         return ids
 
     def _add_one(self, flag: str, text: str, host: Callable[[str], type[Environment]]) -> str:
-        environment = host(text)
+        said = io.StringIO()  # such as the progress of a download: a reason that comes after it must not be lost in it
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                environment = host(text)
+        finally:
+            if said.getvalue():
+                logger.debug("%s %s wrote: %s", flag, text, said.getvalue().strip())
         id = environment.spec.id
         if id in self._versions:
             raise RegistryError(f"{flag} {text}: {id} is hosted already; give this one another id: #id=name-vN")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from typing import Any
 
@@ -87,6 +88,15 @@ class Pictures(Draws):
         return {"view": view, "board": board, "say": f"drew {self.drawn}"}
 
 
+class Noisy(Draws):
+    """Writes much, and cannot be made."""
+
+    def __init__(self, **arguments: Any) -> None:
+        print("Downloading a corpus ...")
+        print("... failed", file=sys.stderr)
+        raise OSError("there is no corpus")
+
+
 class Large(Draws):
     """Shows more numbers than can be read."""
 
@@ -99,6 +109,7 @@ for name, environment in (
     ("Uncopied", Uncopied),
     ("Wild", Wild),
     ("Pictures", Pictures),
+    ("Noisy", Noisy),
     ("Large", Large),
 ):
     gymnasium.register(f"strange/{name}-v2", entry_point=environment)

@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,7 @@ from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.state import StateError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.hosting.conftest import STRANGE
-from tests.support import ServerProcess, start_server
+from tests.support import ROOT, ServerProcess, start_server
 
 
 @pytest.fixture(scope="module")
@@ -314,3 +316,13 @@ def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
     with pytest.raises(HostingError, match=problem) as caught:
         host(wanted)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Noisy-v2", "Nois*"])
+def test_what_a_package_writes_hides_no_reason(name: str) -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", "--gymnasium", f"{STRANGE}/{name}", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "there is no corpus" in line

@@ -55,12 +55,14 @@ class ProbeResult:
 
     version: its package's. deterministic: equal seeds and actions gave equal episodes. copies: a deep copy went on as
     the original did, and left it alone. tools: what it listed, as [name, description, schema of the arguments].
+    expert: it knows good actions.
     """
 
     version: str = "0.0.0"
     deterministic: bool = False
     copies: bool = False
     tools: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
+    expert: bool = False
 
     def overridden(self, request: HostingRequest) -> ProbeResult:
         """Replaces `deterministic` with the operator's setting, if there is one."""
