@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Serving:
     seed: int = 0
 
     @asynccontextmanager
-    async def start(self, most_sessions: int) -> AsyncIterator[Records]:
+    async def start(self, most_sessions: int, idle_seconds: float) -> AsyncIterator[Records]:
         """The sessions, with those of before a restart. Raises ConfigError, ModelError, EngineError and ValueError."""
         config = EngineConfig(name=self.engine, urls=tuple(self.urls))
         if self.engine == "vllm_remote":
@@ -62,9 +63,13 @@ class Serving:
                 seed=self.seed,
                 temperature=self.temperature,
             )
-            records = Records(sampler, self.folder, most=most_sessions)
+            records = Records(sampler, self.folder, most=most_sessions, idle_seconds=idle_seconds)
             records.restore()
-            yield records
+            watching = asyncio.create_task(records.watch())
+            try:
+                yield records
+            finally:
+                watching.cancel()
         finally:
             await engine.close()
 
