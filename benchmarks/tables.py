@@ -6,6 +6,8 @@ python -m benchmarks.tables
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +49,16 @@ def percent(share: float) -> str:
 
 
 # Serving
+
+FAMILIES = {
+    "gymnasium": "Gymnasium and MiniGrid",
+    "reasoning": "Reasoning Gym",
+    "textarena": "TextArena",
+    "textworld": "TextWorld",
+    "openenv": "OpenEnv",
+    "verifiers": "verifiers",
+}
+"""Whose environments are hosted, by how their ids begin."""
 
 
 def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
@@ -236,6 +248,41 @@ def hosting() -> str:
             ]
             for name, each in figures("hosting")["results"].items()
         ],
+    )
+
+
+def hub() -> str:
+    """By family: the part of an id before its first dash, where several have it."""
+    measured = figures("hub")
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for each in measured["environments"]:
+        family = each["id"].partition("-")[0]
+        families.setdefault(family if family in FAMILIES else "starpod", []).append(each)
+    rows = [
+        [
+            FAMILIES.get(family, "Starpod"),
+            f"{len(found)}",
+            f"{sum(each['passed'] for each in found)}",
+            f"{median(each['seconds'] for each in found):.0f} s",
+            f"{median(each['steps_per_second'] or 0 for each in found):,.0f}",
+        ]
+        for family, found in sorted(families.items())
+    ]
+    failed = [each for each in measured["environments"] if not each["passed"]]
+    reasons = Counter((re.match(r"[A-Z]-\d+", each["problem"]) or [each["problem"]])[0] for each in failed)
+    why = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    planted = measured["planted"]
+    missed = [bug for bugs in planted["missed"].values() for bug in bugs]
+    total = sum(planted["planted"].values())
+    passed = len(measured["environments"]) - len(failed)
+    return "\n\n".join(
+        [
+            table(["Family", "Environments", "Pass", "A check, median", "Steps/s, median"], rows),
+            f"{passed} of {passed + len(failed)} pass in {measured['minutes']:.0f} minutes on "
+            f"{measured['machine']['cores']} cores. What the others fail: {why or 'nothing'}.",
+            f"Of {total} planted bugs {total - len(missed)} are found (missed: {', '.join(missed) or 'none'}); in "
+            f"{planted['good']} environments without one {sum(map(len, planted['wrong'].values())) or 'nothing'}.",
+        ]
     )
 
 
@@ -487,6 +534,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "The cost of hosting": hosting,
+            "Every environment that is installed": hub,
             "Thirty minutes": soak,
             "A thousand servers": placement,
         },

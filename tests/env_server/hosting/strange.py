@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from typing import Any
 
 import gymnasium
@@ -97,6 +98,16 @@ class Noisy(Draws):
         raise OSError("there is no corpus")
 
 
+class Busy(Draws):
+    """Computes much before it can be made."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+
+
 class Large(Draws):
     """Shows more numbers than can be read."""
 
@@ -110,6 +121,7 @@ for name, environment in (
     ("Wild", Wild),
     ("Pictures", Pictures),
     ("Noisy", Noisy),
+    ("Busy", Busy),
     ("Large", Large),
 ):
     gymnasium.register(f"strange/{name}-v2", entry_point=environment)

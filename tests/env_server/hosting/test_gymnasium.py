@@ -22,6 +22,7 @@ from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosting.gymnasium import host
 from starpod.env_server.hosting.hosted import MAX_REPLAYED_ACTIONS
 from starpod.env_server.hosting.request import HostingError
+from starpod.env_server.registry import NothingFits, Registry
 from starpod.env_server.state import StateError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.hosting.conftest import STRANGE
@@ -326,3 +327,11 @@ def test_what_a_package_writes_hides_no_reason(name: str) -> None:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert "there is no corpus" in line
+
+
+def test_a_pattern_leaves_out_what_takes_long_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starpod.env_server.registry.LONG_START", 0.1)
+    registry = Registry()
+    with pytest.raises(NothingFits, match=r"Busy-v2.*it takes more than 0.1 s to start: name it"):
+        registry.add_hosted("gymnasium", f"{STRANGE}/Bus*")
+    assert registry.add_hosted("gymnasium", f"{STRANGE}/Busy-v2#deterministic=yes") == ["gymnasium-strange-busy-v2"]

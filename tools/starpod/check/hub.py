@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +42,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "minigrid": ("--gymnasium", "minigrid:*"),
     "reasoning_gym": ("--reasoning-gym", "*"),
     "textarena": ("--textarena", "*"),
+    "textworld": ("--textworld", "*"),
+    "openenv": ("--openenv", "*"),
+    "verifiers": ("--verifiers", "*"),
 }
 """What `starpod serve` is told to host all environments of a package, by module: a server each."""
 PROCESSES = ("--workers", "2")
@@ -57,6 +62,8 @@ ENVIRONMENT_SECONDS = 600.0
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[WHAT TO SERVE]...", type=click.UNPROCESSED)
 @click.option("--list", "only_list", is_flag=True, help="Print the ids and check nothing.")
+@click.option("--serve", is_flag=True, help="Print the ids, check nothing, and serve them until Ctrl-C.")
+@click.option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="Of --serve; 0: any.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -71,35 +78,54 @@ ENVIRONMENT_SECONDS = 600.0
     show_default=True,
     help="Environments of one server that are checked at the same time.",
 )
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no check after so many minutes.")
 @click.pass_context
-def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Path, at_once: int) -> None:
-    """Check every environment that is installed, and write a page about each.
+def hub(
+    context: click.Context,
+    words: tuple[str, ...],
+    only_list: bool,
+    serve: bool,
+    port: int,
+    out: Path,
+    at_once: int,
+    minutes: float | None,
+) -> None:
+    """Check every environment that is installed, and write a page about each; or list them, or serve them.
 
-    Starpod's own, and those of Gymnasium, MiniGrid, Reasoning Gym and TextArena where these are installed: contract,
-    determinism, snapshots, rewards, steps per second. Or those of WHAT TO SERVE, in the words of `starpod serve`:
+    Starpod's own, and those of Gymnasium, MiniGrid, Reasoning Gym, TextArena, OpenEnv's packages and tasksets of
+    verifiers where these are installed, and the TextWorld games of this folder: contract, determinism, snapshots,
+    rewards, steps per second. Or those of WHAT TO SERVE, in the words of `starpod serve`:
 
     starpod hub bandit sokoban --reasoning-gym 'leg*'
 
     Exit status: 0 all pass, 1 one does not, 2 the call was wrong.
     """
+    everything = [words] if words else [served for module, served in SERVED.items() if find_spec(module)]
+    if serve:
+        _serve([word for served in everything for word in served], port)
+        return
     if not only_list:
         out.mkdir(parents=True, exist_ok=True)
         expect_writable(str(out / "hub.json"))
-    everything = [words] if words else [served for module, served in SERVED.items() if find_spec(module)]
     console = safe_console()
     entries: list[Entry] = []
     try:
         with contextlib.ExitStack() as servers:
 
-            def start(words: Sequence[str]) -> list[Place]:
-                program = started("the environment service", "serve", *PROCESSES, *words, "--port", "0")
-                return _places(servers.enter_context(program))
+            def start(served: Sequence[str]) -> list[Place]:
+                processes = () if only_list else PROCESSES
+                program = started("the environment service", "serve", *processes, *served, "--port", "0")
+                try:
+                    return _places(servers.enter_context(program))
+                except ServiceRefused as error:
+                    if words:
+                        raise
+                    console.print(f"{served[-2]}: {error.said}", highlight=False)  # nothing of it is installed
+                    return []
 
             if only_list:
                 with ThreadPoolExecutor(len(everything)) as pool:
-                    listed = [spec for places in pool.map(start, everything) for _, spec in places]
-                for spec in sorted(listed, key=lambda spec: spec.id):
-                    click.echo(f"{spec.id}  {spec.version}  {spec.title}")
+                    _list([spec for places in pool.map(start, everything) for _, spec in places])
                 return
             progress = servers.enter_context(_progress(console))
             task = progress.add_task("environments", total=0)
@@ -112,7 +138,8 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
                     line = f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}"
                     console.print(line, highlight=False)
 
-            asyncio.run(_check_all(everything, start, at_once, told))
+            until = time.monotonic() + 60 * minutes if minutes else math.inf
+            asyncio.run(_check_all(everything, start, told, at_once=at_once, until=until))
             progress.update(task, description="steps per second", completed=0)
             for entry in entries:
                 entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
@@ -129,6 +156,27 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
     passed = sum(entry.passed for entry in entries)
     console.print(f"{passed} of {len(entries)} pass; pages: {out / 'index.html'}", highlight=False)
     context.exit(0 if passed == len(entries) else 1)
+
+
+def _serve(words: Sequence[str], port: int) -> None:
+    """Serves in one process until it is interrupted. Prints what, and the address last."""
+    try:
+        with started("the environment service", "serve", *words, "--port", str(port)) as address:
+            places = _places(address)
+            _list([spec for _, spec in places])
+            click.echo(f"Serving {len(places)} environments on {address}")
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        return
+    except ServiceRefused as error:
+        raise click.UsageError(error.said) from error
+    except ServiceFailed as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _list(specs: Sequence[pb.EnvironmentSpec]) -> None:
+    for spec in sorted(specs, key=lambda spec: spec.id):
+        click.echo(f"{spec.id}  {spec.version}  {spec.title}")
 
 
 def _places(address: str) -> list[Place]:
@@ -166,12 +214,15 @@ def _summary(entry: Entry) -> dict[str, Any]:
 async def _check_all(
     everything: Sequence[Sequence[str]],
     start: Callable[[Sequence[str]], list[Place]],
-    at_once: int,
     told: Callable[..., None],
+    *,
+    at_once: int,
+    until: float,
 ) -> None:
     """Starts the servers at the same time, and checks what each hosts as soon as it is ready.
 
     told: called with the number of environments that a server hosts (found), and with each that was checked (entry).
+    until: by `time.monotonic`: no check begins after it.
     """
     pool = ThreadPoolExecutor(len(everything))
 
@@ -183,7 +234,11 @@ async def _check_all(
 
     async def one(room: asyncio.Semaphore, address: str, spec: pb.EnvironmentSpec) -> None:
         async with room:
-            told(entry=await _examine(address, spec))
+            if time.monotonic() > until:
+                nothing = EnvironmentReport(spec.id, spec.version)
+                told(entry=Entry(spec, address, nothing, nothing, problem="not checked: the time was over"))
+            else:
+                told(entry=await _examine(address, spec))
 
     with pool:
         await asyncio.gather(*map(serve, everything))

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic_core import to_jsonable_python
 
@@ -86,6 +87,17 @@ def package_version(module: str) -> str:
             continue
         return ".".join(map(str, (*release, 0, 0)[:3]))
     return "0.0.0"
+
+
+def dependents(*packages: str) -> list[str]:
+    """The modules of the distributions that need one of these packages, and not only with an extra."""
+    found = set()
+    for module, names in _distributions().items():
+        for name in names:
+            needed = map(Requirement, importlib.metadata.requires(name) or ())
+            if any(each.name in packages and "extra" not in str(each.marker) for each in needed):
+                found.add(module)
+    return sorted(module for module in found if module.isidentifier())
 
 
 @functools.cache
