@@ -207,6 +207,33 @@ def gateway() -> str:
     return table(["Sessions", "Replies", "Longest prompt", "p50 added", "p90", "p99", "CPU of a reply"], [row])
 
 
+def gateway_kills() -> str:
+    engines = {
+        "vllm_remote": "in front of a server that stands for vLLM",
+        "torch": "with the torch engine",
+        "collect.agent.command": "in a run on programs' episodes",
+    }
+    rows = []
+    for name, found in figures("gateway_kills")["results"].items():
+        kills = found["kills"]
+        environments = sum(count for killed, count in kills.items() if "environments" in killed)
+        others = ", ".join(
+            f"{count} {killed}" for killed, count in sorted(kills.items()) if "environments" not in killed
+        )
+        differ = found.get("steps_that_differ", 0) + found["traces_that_differ"]
+        rows.append(
+            [
+                f"A gateway {engines[name]}",
+                f"{sum(kills.values())}: {environments} environments, {others}",
+                f"{found['episodes']:,}",
+                f"{found['turns']:,}",
+                f"{found['episodes_lost']}",
+                f"{differ}",
+            ]
+        )
+    return table(["", "Kills", "Episodes", "Turns", "Lost", "Differ"], rows)
+
+
 def tail() -> str:
     return table(
         ["Share of the closed loop's rate", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"],
@@ -531,6 +558,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "A message of gRPC": polling,
             "JSON over HTTP": http,
             "A gateway before an engine": gateway,
+            "A gateway among kills": gateway_kills,
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "The cost of hosting": hosting,

@@ -40,6 +40,7 @@ PROGRAMS = {
     "serving.growth": Small("--seconds 0.05 --rounds 1 --json OUT/a.json", (*PLOT, "openenv"), "minutes"),
     "serving.hosting": Small("--steps 20 --sessions 2 --json OUT/a.json", ("gymnasium",)),
     "serving.gateway": Small("--sessions 2 --turns 2 --engine-seconds 0.01 --json OUT/a.json"),
+    "serving.gateway_kills": Small("--kills 2 --iterations 1 --json OUT/a.json", mark="minutes"),
     "serving.http": Small("--sessions 1 --seconds 0.1 --rounds 1 --json OUT/a.json"),
     "serving.hub": Small("--no-planted --minutes 0.001 bandit --json OUT/a.json"),
     "serving.languages": Small("--sessions 4 --messages 2 --rounds 1"),

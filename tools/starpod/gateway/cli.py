@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import click
 
@@ -97,6 +98,7 @@ def gateway(
         _serve(
             serving,
             token,
+            _claim_output(),
             host=host,
             port=port,
             hosts={host, *hosts},
@@ -110,6 +112,7 @@ def gateway(
 async def _serve(
     serving: Serving,
     token: str,
+    ready: TextIO,
     *,
     host: str,
     port: int,
@@ -133,8 +136,15 @@ async def _serve(
                 most_body_bytes=most_body_bytes,
                 more=endpoints(records, keys),
             )
-            print(link(listener, host).rstrip("/"), flush=True)
+            print(link(listener, host).rstrip("/"), file=ready, flush=True)
             await serve(app, listener)
+
+
+def _claim_output() -> TextIO:
+    """Standard output, for the address alone: what an engine prints goes to standard error."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return output
 
 
 def _is_loopback(host: str) -> bool:
