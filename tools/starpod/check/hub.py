@@ -74,9 +74,9 @@ ENVIRONMENT_SECONDS = 600.0
 @click.option(
     "--at-once",
     type=click.IntRange(1),
-    default=2,
+    default=4,
     show_default=True,
-    help="Environments of one server that are checked at the same time.",
+    help="Environments that are checked at the same time.",
 )
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no check after so many minutes.")
 @click.pass_context
@@ -224,15 +224,14 @@ async def _check_all(
     told: called with the number of environments that a server hosts (found), and with each that was checked (entry).
     until: by `time.monotonic`: no check begins after it.
     """
-    pool = ThreadPoolExecutor(len(everything))
+    pool, room = ThreadPoolExecutor(len(everything)), asyncio.Semaphore(at_once)
 
     async def serve(words: Sequence[str]) -> None:
         places = await asyncio.get_running_loop().run_in_executor(pool, start, words)
         told(found=len(places))
-        room = {address: asyncio.Semaphore(at_once) for address, _ in places}
-        await asyncio.gather(*(one(room[address], address, spec) for address, spec in places))
+        await asyncio.gather(*(one(address, spec) for address, spec in places))
 
-    async def one(room: asyncio.Semaphore, address: str, spec: pb.EnvironmentSpec) -> None:
+    async def one(address: str, spec: pb.EnvironmentSpec) -> None:
         async with room:
             if time.monotonic() > until:
                 nothing = EnvironmentReport(spec.id, spec.version)
