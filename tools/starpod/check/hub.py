@@ -200,7 +200,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
         "version": entry.spec.version,
         "title": entry.spec.title,
         "passed": entry.passed,
-        "problem": entry.problem,
+        "problem": entry.first_problem,
         "deterministic": capabilities.deterministic,
         "fork": capabilities.fork,
         "snapshot": capabilities.snapshot,

@@ -21,7 +21,7 @@ from typing import Any, cast, get_args
 
 from starpod.gateway.requests import Refused, bad_request
 from starpod.gateway.session import NAME, Replied, Sampler, Session
-from starpod.trainer.data.episode import End, Episode
+from starpod.trainer.data.episode import EXTERNAL, End, Episode
 from starpod.trainer.data.files import read_episodes, write_episodes
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Records:
             raise Refused(
                 HTTPStatus.TOO_MANY_REQUESTS, "too_many_sessions", f"{self.most} sessions run: end some first"
             )
-        begun = {"group": self._groups, "member": 0, "environment": "external", **values}
+        begun = {"group": self._groups, "member": 0, "environment": EXTERNAL, **values}
         record = self._add(name, begun)
         record.log("begin", **begun)
         return record

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Finish = Literal["stop", "length"]
 """Why a reply ended: the policy sampled an end token, or a limit on tokens cut it."""
 
+EXTERNAL = "external"
+"""The environment of episodes that were played elsewhere: their seeds say nothing of start states."""
+
 End = Literal["", "terminal", "max_turns", "max_actions", "environment_limit", "context", "failed"]
 """Why an episode ended: the environment's own end reasons in lower case; `context`: too few tokens were left for
 another reply; `failed`: the infrastructure did, and nothing may be learnt from it. Empty while it goes on."""
