@@ -258,6 +258,23 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     assert regardless.reason_to_stop() == ""
 
 
+async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 10**6})
+    run.begin_step()
+    sampled = sum(episode.sampled_tokens for group in await run.collect() for episode in group.episodes)
+    assert run.tokens == sampled > 0
+    run.save()
+
+    again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
+    loaded = again.output.checkpoints.latest()
+    assert loaded is not None
+    again.restore(loaded)
+    assert again.reason_to_stop() == ""
+    again.begin_step()
+    await again.collect()
+    assert again.reason_to_stop() == f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}"
+
+
 async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> None:
     def draw() -> list[float]:
         return [torch.rand(1).item(), float(np.random.random()), random.random()]

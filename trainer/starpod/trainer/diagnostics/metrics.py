@@ -68,6 +68,14 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
+def tokens_spent(groups: Sequence[Group]) -> int:
+    """Tokens that were sampled for the groups, what a search threw away included."""
+    return sum(
+        group.spent.tokens if group.spent is not None else sum(episode.sampled_tokens for episode in group.members)
+        for group in groups
+    )
+
+
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
     """The metrics of each environment of several, as `environments/<name>/<metric>`."""
     metrics: dict[str, float] = {}
