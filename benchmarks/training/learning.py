@@ -15,8 +15,10 @@
     python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
     python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
     python -m benchmarks.training.learning visual_sokoban --seeds 1    a room of Sokoban as a picture
-    python -m benchmarks.training.learning lock --seeds 2    searches on branches, where nearly all episodes fail
-    python -m benchmarks.training.learning team --seeds 2    two agents with rewards of different size
+    python -m benchmarks.training.learning lock              searches on branches, one episode of a hundred succeeds
+    python -m benchmarks.training.learning long_lock         none does, and the search sees how far it came
+    python -m benchmarks.training.learning hinted_lock --seeds 5       hardly any does, and no search sees how far
+    python -m benchmarks.training.learning team              two agents with rewards of different size
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
@@ -44,7 +46,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, TOKENS, spent_by, write_comparison
+from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, spent_by, write_comparison
 from starpod.trainer.algorithms.terms import TERMS
 from starpod.trainer.config import load_config
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
@@ -74,7 +76,21 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
+LONG_LOCK = "benchmarks/training/long_lock.yaml"
+HINTS = ("warm_start.actions=expert", "warm_start.noise=0.8", "warm_start.imitate_noise=true", "warm_start.steps=80")
+"""A policy that opens a step of the lock in 38 % of its tries, and so the lock about once in all that it may sample."""
+Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
+DEEP_GRPO = ("collect.search.strategy=pivots", "collect.search.width=4", "collect.search.most_branches=64")
 TOOLS = "benchmarks/training/tools.yaml"
+VAGEN = (
+    "rewards.reasoning.weight=0",
+    "prompt.thinking=false",
+    "prompt.blocks=[description,prediction]",
+    "warm_start.blocks={description: '{relations}', prediction: '{next_relations}'}",
+    "rewards.relations={description: 0.05, prediction: 0.05}",
+    "sampling.max_reply_tokens=80",
+    "sampling.max_episode_tokens=120",
+)
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
 HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
@@ -111,6 +127,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "visual_lake": (
         Variant("success and true claims", "visual_lake"),
         Variant("success alone", "visual_lake", ("rewards.reasoning.weight=0",)),
+        Variant("descriptions and predictions by F1", "visual_lake", VAGEN),
     ),
     "visual_sokoban": (Variant("StarPO-S", "visual_sokoban"),),
     "mixture": (
@@ -186,6 +203,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, "benchmarks/training/subgoals.yaml", (f"algorithm.advantage={advantage}", *more))
         for name, advantage, *more in (
             ("GAE", "gae"),
+            ("bi-level GAE", "bilevel_gae"),
             ("HiPER", "hae"),
         )
     ),
@@ -193,8 +211,10 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, "benchmarks/training/process.yaml", (f"algorithm.advantage={advantage}", *more))
         for name, advantage, *more in (
             ("RLOO", "rloo"),
+            ("GiGPO", "gigpo"),
             ("iStar", "istar", "scorer=implicit", "scorer.lr=0.001"),
-            ("AgentPRM", "agent_prm", "scorer=q", "scorer.lr=0.001", "evaluation.best_of=4"),
+            ("AgentPRM", "agent_prm", *Q),
+            ("AgentPRM, branches", "agent_prm", *Q, "collect.search.strategy=pivots", "collect.search.width=4"),
         )
     ),
     # A search samples more in an iteration, so it has fewer of them: about as many tokens for all.
@@ -207,6 +227,28 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("TSR, beam", "beam", 14, 2),
             ("DEEP-GRPO", "pivots", 16, 4),
         )
+    ),
+    # All sample as many tokens; one evaluates about as often as another.
+    "long_lock": tuple(
+        Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}"))
+        for name, every, *changes in (
+            ("Dr. GRPO", 40),
+            ("StarPO-S", 40, "algorithm=starpo-s"),
+            ("Dr. GRPO, paid for each step", 20, "environment.options.graded=true"),
+            ("best of 4", 10, "collect.search.strategy=best_of", "collect.search.width=4"),
+            (
+                "TSR",
+                2,
+                "collect.search.strategy=beam",
+                "collect.search.width=4",
+                "collect.search.keep=1",
+                "collect.search.naive=0.25",
+            ),
+        )
+    ),
+    "hinted_lock": (
+        Variant("Dr. GRPO", LONG_LOCK, (*HINTS, "evaluation.every=30")),
+        Variant("DEEP-GRPO", LONG_LOCK, (*HINTS, *DEEP_GRPO, "evaluation.every=5")),
     ),
     "team": tuple(
         Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]",))
@@ -240,10 +282,13 @@ METRICS = {
     "trees": (RETURN, EVALUATION),
     "attempts": (RETURN, "reward/attempt"),
     "tools": (EVALUATION, "collect/turns_mean"),
+    "visual_lake": (EVALUATION,),
     "echo_trap": TRAP,
-    "echo_trap_others": TRAP,
+    "echo_trap_others": (EVALUATION, "collect/reward_std_in_group"),
     "echo_trap_parts": TRAP,
     "lock": (EVALUATION, "collect/success"),
+    "long_lock": (EVALUATION, "collect/success"),
+    "hinted_lock": (EVALUATION, "collect/success"),
     "process": (EVALUATION, "scorer/score_correlation"),
     "subgoals": (EVALUATION, "collect/segment_turns"),
     "team": (RETURN, *(f"gradients/agents/{name}/task" for name in ("solver", "verifier"))),
@@ -251,16 +296,25 @@ METRICS = {
     "webshop": (RETURN, EVALUATION),
 }
 """What the picture shows where success alone does not tell it."""
-OVER = {
-    "horizons": (STEPS, "environment steps"),
-    "blocks": (TOKENS,),
-    "credit": tuple(SPENT),
-    "lock": tuple(SPENT),
-    "process": tuple(SPENT),
-    "trees": tuple(SPENT),
-    "subgoals": tuple(SPENT),
+BY_COST = {
+    "attempts",
+    "blocks",
+    "credit",
+    "critics",
+    "echo_trap_others",
+    "hinted_lock",
+    "horizons",
+    "lock",
+    "long_lock",
+    "process",
+    "subgoals",
+    "team",
+    "tools",
+    "trees",
+    "turn_order",
+    "visual_lake",
 }
-"""Quantities that it is drawn over, where those are not the iterations."""
+"""Comparisons of methods: drawn over what each has spent, instead of the iterations."""
 TRANSFER = {"reasoning_llm": {"split": "test"}}
 """Options of the environment that the final policy is evaluated on as well."""
 
@@ -297,7 +351,8 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         },
         "last": evaluations[-1]["success"],
         "curve": [
-            {"success": each["success"]} | {axis: round(at_step(each["step"])) for axis, at_step in spent.items()}
+            {"success": each["success"], "return_mean": each["return_mean"]}
+            | {axis: round(at_step(each["step"])) for axis, at_step in spent.items()}
             for each in evaluations
         ],
         "greedy": (final.get("greedy") or {}).get("success"),
@@ -356,7 +411,7 @@ def main() -> None:
         (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
         page = arguments.runs / name / f"learning_{name}.html"
         _, together, *charts = write_comparison(
-            folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=OVER.get(name, (STEPS,))
+            folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=tuple(SPENT) if name in BY_COST else (STEPS,)
         )
         for chart in (together,) if name in METRICS else charts:
             shutil.copy(chart, arguments.out)
