@@ -83,6 +83,7 @@ Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
 DEEP_GRPO = ("collect.search.strategy=pivots", "collect.search.width=4", "collect.search.most_branches=64")
 TOOLS = "benchmarks/training/tools.yaml"
 VAGEN = (
+    "environment.options.observation=grid",
     "rewards.reasoning.weight=0",
     "prompt.thinking=false",
     "prompt.blocks=[description,prediction]",
