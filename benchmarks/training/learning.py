@@ -18,7 +18,7 @@
     python -m benchmarks.training.learning lock              searches on branches, one episode of a hundred succeeds
     python -m benchmarks.training.learning long_lock         none does, and the search sees how far it came
     python -m benchmarks.training.learning hinted_lock --seeds 5       hardly any does, and no search sees how far
-    python -m benchmarks.training.learning team              two agents with rewards of different size
+    python -m benchmarks.training.learning team              two agents with rewards of different size, and weights
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
@@ -252,8 +252,12 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("DEEP-GRPO", LONG_LOCK, (*HINTS, *DEEP_GRPO, "evaluation.every=5")),
     ),
     "team": tuple(
-        Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]",))
-        for name, key in (("one scale", ""), ("Dr. MAS", ", key: [agent]"))
+        Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]", *more))
+        for name, key, *more in (
+            ("one scale", ""),
+            ("Dr. MAS", ", key: [agent]"),
+            ("Dr. MAS, own weights", ", key: [agent]", "script.policies=[solver,verifier]"),
+        )
     ),
     "echo_trap": (
         Variant("GRPO", "echo_trap"),
@@ -359,6 +363,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         "greedy": (final.get("greedy") or {}).get("success"),
         "best_of": (final.get("best_of") or {}).get("success"),
         "reference": first.get("reference", {}),
+        "factors": _factors(steps),
         "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
         "warnings": [
             {"step": step["step"], "text": text.partition(". To do")[0]}
@@ -366,6 +371,15 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
             for text in step.get("warnings", ())
         ],
     }
+
+
+def _factors(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means of what one scale of rewards does to squared gradients, by agent: predicted and measured."""
+    found: dict[str, list[float]] = {}
+    for name, value in (item for step in steps for item in step["metrics"].items()):
+        if name.startswith("gradients/agents/") and name.endswith("_factor"):
+            found.setdefault(name.removeprefix("gradients/agents/"), []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
 
 
 def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
@@ -437,6 +451,9 @@ def _table(name: str, results: list[dict[str, object]]) -> Table:
         if len(ends) > 1:
             spread = f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}"
             table.add_row(str(variant), "mean", "", spread)
+    for result in results:
+        for name, value in result["factors"].items():  # type: ignore[attr-defined]
+            table.add_row(f"{result['variant']}: {name}", str(result["seed"]), "", f"{value:.2f}")
     for policy, summary in results[0]["reference"].items():  # type: ignore[attr-defined]
         table.add_row(f"reference: {policy}", "", "", _interval(summary))
     return table

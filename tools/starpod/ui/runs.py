@@ -59,6 +59,7 @@ def run_page(site: Site, request: Request) -> Response:
         sections.evaluation(shown, curve.lines),
         sections.environments(curve.lines, shown, final or None),
         sections.learning(curve.lines),
+        sections.agents(curve.lines),
         sections.echo_trap(curve.lines),
         sections.information(curve.lines),
         sections.time_spent(curve.lines),

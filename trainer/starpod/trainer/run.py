@@ -19,7 +19,7 @@ from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scal
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of, turns_of
 from starpod.trainer.data.images import by_key
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
 from starpod.trainer.data.updates import UpdateRecord
@@ -38,7 +38,9 @@ from starpod.trainer.diagnostics.metrics import (
 )
 from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out_figures, numbered, overall
 from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import Mixture
+from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder
@@ -90,8 +92,8 @@ class Run:
         config: Config,
         *,
         collector: Collector[EngineAgents],
-        sampler: Policy,
-        learner: Learner,
+        sampler: Policy | Policies,
+        learner: Learner | Learners,
         output: Output,
         parallel: Parallel,
         interrupts: Interrupts,
@@ -266,28 +268,29 @@ class Run:
         if self._configs[-1].needs_reference:
             self.learner.freeze_reference(None)
         if self.scorer is not None:
-            self.scorer.begin(self.learner.policy)
+            self.scorer.begin(self.learner.by_agent[""].policy)
 
     async def _imitate(self) -> None:
         config = self.config.warm_start
         self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
 
-        def progress(step: int, loss: float) -> None:
+        def progress(agent: str, step: int, loss: float) -> None:
             if step % 10 == 0 or step == config.steps:
-                self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token")
+                self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
-        await self.parallel.in_thread(
-            imitate,
-            self.learner.policy,
-            self.demonstrations,
-            config,
-            self.parallel,
-            lr=config.rate(self.config.model),
-            micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
-            temperature=self.config.sampling.temperature,
-            seed=derive(self.config.seed, "imitation"),
-            progress=progress,
-        )
+        for agent, learner in self.learner.by_agent.items():
+            await self.parallel.in_thread(
+                imitate,
+                learner.policy,
+                [turns_of(demonstration, agent) for demonstration in self.demonstrations],
+                config,
+                self.parallel,
+                lr=config.rate(self.config.model),
+                micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
+                temperature=self.config.sampling.temperature,
+                seed=derive(self.config.seed, "imitation"),
+                progress=partial(progress, agent),
+            )
         self.version += 1
 
     def begin_step(self) -> None:
@@ -565,7 +568,7 @@ class Run:
             images = by_key(turn.image for episode in episodes for turn in episode.turns)
             self.metrics |= self.information.measure(
                 episodes,
-                partial(self.learner.log_likelihoods, images=images),
+                partial(self.learner.by_agent[""].log_likelihoods, images=images),
                 lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
                 torch.Generator().manual_seed(derive(self.config.seed, "information", self.step)),
             )

@@ -300,6 +300,7 @@ class DemonstrationWriter:
                     logprobs=[0.0] * len(ids),
                     versions=[0] * len(ids),
                     text=said.text,
+                    agent_id=said.speaker or said.turn.agent_id,
                     reward=float(said.imitate),
                 )
             )

@@ -122,7 +122,8 @@ def show_turn(turn: Turn, number: int, total: float) -> RenderableType:
     if remark := _remark(turn):
         facts.add_row("", Text(remark, style="yellow"))
     facts.add_row("reward", _reward(turn, total))
-    state = Panel(_text(turn.observation), title=f"turn {number}", title_align="left", padding=(0, 1), expand=False)
+    title = f"turn {number}" + f", {turn.agent_id}" * bool(turn.agent_id)
+    state = Panel(_text(turn.observation), title=_text(title), title_align="left", padding=(0, 1), expand=False)
     return Group(state, facts)
 
 

@@ -6,7 +6,7 @@ import base64
 import html
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
@@ -305,6 +305,11 @@ def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
     for group in groups:
         kinds.setdefault(group.kind, []).append(group)
     return kinds
+
+
+def turns_of(episode: Episode, agent: str) -> Episode:
+    """The turns of one agent as an episode; of the agent "" all."""
+    return episode if not agent else replace(episode, turns=[turn for turn in episode.turns if turn.agent_id == agent])
 
 
 def episodes_of(groups: Sequence[Group]) -> list[Episode]:

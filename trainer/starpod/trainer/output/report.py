@@ -17,6 +17,7 @@ from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.pictures import Shown, in_order, read_pictures, shown_files
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sections import (
+    agents,
     configuration,
     echo_trap,
     environments,
@@ -58,6 +59,7 @@ def write_report(run_dir: Path | str) -> Path:
         evaluation(evaluations, lines),
         environments(lines, evaluations, final),
         learning(lines),
+        agents(lines),
         echo_trap(lines),
         information(lines),
         time_spent(lines),

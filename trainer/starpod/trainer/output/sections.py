@@ -14,7 +14,16 @@ from typing import Any
 from starpod.report.charts import COLOURS, Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show
 from starpod.report.page import dotted
-from starpod.trainer.output.words import METRICS, TASKS, Metric, is_graded, metric, return_with_interval, with_interval
+from starpod.trainer.output.words import (
+    AGENTS,
+    METRICS,
+    TASKS,
+    Metric,
+    is_graded,
+    metric,
+    return_with_interval,
+    with_interval,
+)
 
 LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
@@ -249,6 +258,33 @@ def environments(
         "The figures above are means in which each environment counts alike; the best checkpoint is the one with the "
         "highest mean success.",
         f'{table}<div class="wide">{chart}</div>{small}',
+    )
+
+
+def agents(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What was measured by agent: of policies of their own, and of gradients; nothing for a run without either."""
+    logged = sorted({name for line in lines for name in line["metrics"]})
+    own = dict.fromkeys(name.split("/")[1] for name in logged if name.startswith(f"{AGENTS}/"))
+    followed = ("policy/entropy", "policy/kl", "update/grad_norm")
+    small = small_charts(lines, [f"{AGENTS}/{name}/{each}" for each in followed for name in own])
+    measured = dict.fromkeys(name.split("/")[2] for name in logged if name.startswith(f"gradients/{AGENTS}/"))
+    charts = [
+        line_chart(
+            f"{name}: growth of its squared gradients with one scale of rewards for all",
+            [
+                Series(label, curve(lines, f"gradients/{AGENTS}/{name}/{factor}"), colour)
+                for colour, (label, factor) in enumerate(
+                    (("predicted", "pooled_factor"), ("measured", "measured_factor"))
+                )
+            ],
+        )
+        for name in measured
+    ]
+    found = "".join(f"<div>{chart}</div>" for chart in charts if chart)
+    return section(
+        "Agents",
+        "Each agent's policy by itself, and what sharing one mean and deviation of rewards would do to its gradients.",
+        small + (found and f'<div class="charts">{found}</div>'),
     )
 
 

@@ -101,17 +101,18 @@ time/share_outside
 def metric(name: str) -> Metric:
     """The metric of that name; an unknown one has its name as its label.
 
-    Those of one of several environments, `environments/<name>/<metric>`, are as `collect/<metric>`.
+    Those of one of several environments, `environments/<name>/<metric>`, are as `collect/<metric>`; those of one of
+    several policies, `agents/<agent>/<metric>`, as `<metric>`.
     """
     prefix, _, rest = name.partition("/")
-    task, _, last = rest.partition("/")
-    if prefix == TASKS and (known := METRICS.get(f"collect/{last}")):
-        return replace(known, name=name, label=f"{task}: {known.label[0].lower()}{known.label[1:]}")
+    whose, _, last = rest.partition("/")
+    if known := METRICS.get({TASKS: f"collect/{last}", AGENTS: last}.get(prefix, "")):
+        return replace(known, name=name, label=f"{whose}: {known.label[0].lower()}{known.label[1:]}")
     return METRICS.get(name) or Metric(name, name)
 
 
-TASKS = "environments"
-"""Prefix of the names of metrics of one of several environments."""
+TASKS, AGENTS = "environments", "agents"
+"""Prefixes of the names of metrics of one of several environments, and of one of several policies."""
 
 
 def by_task(summary: Mapping[str, Any]) -> str:
