@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from starpod.trainer.checkpoints.checkpoint import MANIFEST, CheckpointError, Checkpoints, Loaded, load_checkpoint
 from starpod.trainer.checkpoints.state import split_parts
 from starpod.trainer.models.config import TINY, ModelConfig
@@ -62,10 +64,13 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     else:
         first = build_policy(model, texts=None, critic="none", seed=0)
     first.critic, first.critic_kind = None, "none"
-    policy: Policy | Policies = first
-    states = {"": {name: each for name, each in loaded.tensors["policy"].items() if not name.startswith("critic.")}}
+    policy: Policy | Policies
+    states: Mapping[str, Mapping[str, Tensor]]
+    tensors = loaded.tensors["policy"]
     if agents := config.get("script", {}).get("policies"):
-        policy, states = Policies.of(agents, first), split_parts(loaded.tensors["policy"])
+        policy, states = Policies.of(agents, first), split_parts(tensors)
+    else:
+        policy, states = first, {"": {name: each for name, each in tensors.items() if not name.startswith("critic.")}}
     for agent, own in policy.by_agent.items():
         Parallel().load_full_state_dict(own, states[agent], without=own.frozen())
     return Trained(policy, config, loaded.step, loaded.score, loaded.path, run)
