@@ -15,7 +15,7 @@ from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import RolloutBatch, split
 from starpod.trainer.data.episode import Group
-from starpod.trainer.parallel import whole
+from starpod.trainer.parallel import reshard, whole
 
 COMPONENTS = ("task", "entropy", "kl")
 POOLED = CreditTerm(unit="agent", score="reward", scale="std")
@@ -67,6 +67,7 @@ def gradient_report(
 
 def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
     """Norm of the gradient that `backward` adds to the parameters, which is left there. What was there is lost."""
+    reshard(model)  # gradients are on the shards
     model.zero_grad(set_to_none=True)
     backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

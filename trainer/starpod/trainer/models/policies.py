@@ -17,21 +17,23 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Policies(nn.Module):
-    """A policy for each agent. All are of one shape, with one tokenizer and without a critic.
-
-    model: their language models, in the order of the agents.
-    """
+    """A policy for each agent. All are of one shape, with one tokenizer and without a critic."""
 
     def __init__(self, by_agent: Mapping[str, Policy]) -> None:
         super().__init__()
         self.by_agent = dict(by_agent)
-        self.model = nn.ModuleList(policy.model for policy in self.by_agent.values())
+        self.policies = nn.ModuleList(self.by_agent.values())
 
     @classmethod
     def of(cls, agents: Iterable[str], policy: Policy) -> Policies:
         """Each agent begins as this policy, which is the first one's. What is frozen they share."""
         first, *others = agents
         return cls({first: policy, **{agent: copy_trained(policy) for agent in others}})
+
+    @property
+    def model(self) -> nn.ModuleList:
+        """Their language models, in the order of the agents."""
+        return nn.ModuleList(policy.model for policy in self.by_agent.values())
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
