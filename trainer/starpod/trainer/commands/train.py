@@ -152,6 +152,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     from starpod.trainer.section import ConfigError
     from starpod.trainer.setup import open_run
 
+    wrong = (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion)
     torch.set_num_threads(config.threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -163,12 +164,16 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts
             ) as run:
                 return await loop(run)
-        except (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion) as error:
-            if run is not None and run.step:
-                raise
-            raise click.UsageError(str(error)) from error
         except Unreachable as error:
             raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
+        except Exception as error:
+            if isinstance(error, wrong) and (run is None or not run.step):
+                raise click.UsageError(str(error)) from error
+            if run is None or run.rescued is None:
+                raise
+            raise click.ClickException(
+                f"{error}; the run is saved as of step {run.rescued}, go on with: {commands(path, config)['go on']}"
+            ) from error
 
     parallel = Parallel.start(config.device)
     with (
