@@ -1,5 +1,6 @@
 """A stand-in for the package vllm: the classes that the engine in process uses, with their signatures."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class AsyncLLM:
         self.core = FakeCore(Path(arguments.model))
         self.shut_down = False
         self.errored = False
+        self.hung = False
+        self.checks = 0
         AsyncLLM.made.append(self)
 
     @classmethod
@@ -113,6 +116,12 @@ class AsyncLLM:
 
     async def resume_generation(self) -> None:
         self.core.resume()
+
+    async def is_sleeping(self) -> bool:
+        if self.hung:
+            await asyncio.Event().wait()
+        self.checks += 1
+        return False
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -2,7 +2,10 @@
 
 import asyncio
 import inspect
+import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -24,6 +27,7 @@ from tests.support import ROOT
 from tests.trainer.engines import fake_vllm, vllm_facts
 from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.trainer.engines.fake_vllm import AsyncLLM
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -142,6 +146,83 @@ async def test_a_dead_core_is_started_again_with_the_weights_that_it_had(
     monkeypatch.setattr(AsyncLLM.made[1].core, "sample", hang)
     with pytest.raises(EngineError, match="engine core died"):
         await engine.generate(ask([1, 2]))
+    await engine.close()
+
+
+async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(
+    patched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers between two steps; in a long step it answers nothing, and computes."""
+    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
+    looks, working, released = 0, True, asyncio.Event()
+
+    def is_working(_: LocalVllm) -> bool:
+        nonlocal looks
+        looks += 1
+        return working
+
+    async def hang(*_: Any, **__: Any) -> Any:
+        await released.wait()
+        return await sample(*_, **__)
+
+    monkeypatch.setattr(LocalVllm, "_is_working", is_working)
+    config = EngineConfig(name="vllm", health_timeout=0.1, restarts=0)
+    engine = build_engine(config, make_policy(), max_context=MAX_CONTEXT)
+    core, sample = AsyncLLM.made[0], AsyncLLM.made[0].core.sample
+    monkeypatch.setattr(core.core, "sample", hang)
+    call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+    await eventually(lambda: core.checks > 20)
+    core.hung = True
+    await eventually(lambda: looks > 20)
+    assert not call.done()
+    working = False
+    with pytest.raises(EngineError, match=r"core hangs: it has answered no health check for 0.1 s \(engine.health_t"):
+        await call
+    core.hung = False
+    released.set()
+    assert len((await engine.generate(ask([1, 2]))).tokens) == 8
+    await engine.close()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+async def test_a_core_works_where_it_computes_and_none_of_its_processes_is_stopped(
+    patched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.0)
+    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+    assert isinstance(engine, LocalVllm)
+
+    async def worked() -> bool:
+        looks = []
+        for _ in range(30):
+            await asyncio.sleep(0.01)
+            looks.append(engine._is_working())
+        return any(looks)
+
+    assert not await worked()
+    cores = [multiprocessing.Process(target=work, name=f"EngineCore_{work.__name__}") for work in (signal.pause, spin)]
+    for core in cores:
+        core.start()
+    idle, busy = cores
+    try:
+        await eventually(engine._is_working)
+        assert idle.pid is not None
+        os.kill(idle.pid, signal.SIGSTOP)
+        assert not await worked()
+        os.kill(idle.pid, signal.SIGCONT)
+        await eventually(engine._is_working)
+        busy.kill()
+        busy.join()
+        engine._is_working()
+        assert not await worked()
+    finally:
+        for core in cores:
+            core.kill()
+            core.join()
     await engine.close()
 
 

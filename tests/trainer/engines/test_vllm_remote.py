@@ -28,6 +28,11 @@ def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starpod.trainer.engines.vllm_remote.FIRST_WAIT", 0.001)
 
 
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starpod.trainer.engines.vllm_remote.LOOK_SECONDS", 0.01)
+
+
 def copy_of(policy: Policy) -> Any:
     """A model of the server's own, with the same weights."""
     import copy
@@ -172,14 +177,52 @@ async def test_a_server_that_is_gone_is_an_error(policy: Policy) -> None:
     await engine.close()
 
 
-async def test_a_server_that_does_not_answer_is_an_error(policy: Policy) -> None:
+async def test_a_server_that_hangs_is_given_up_and_not_asked_again(policy: Policy, quick_looks: None) -> None:
     core = FakeCore(model=copy_of(policy))
     core.tick = lambda: asyncio.sleep(3600)
-    async with FakeServer(core).serve() as url:
-        engine = connect(url, retries=0, timeout=0.2)
-        with pytest.raises(EngineError, match="did not answer"):
+    server = FakeServer(core)
+    async with server.serve() as url:
+        engine = connect(url, health_timeout=0.2)
+        calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(3)]
+        await eventually(lambda: len(core.running) == 3)
+        server.hung = True
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(result, EngineError)
+            assert str(result) == (
+                f"the vLLM server at {url} hangs: it has answered no health check for 0.2 s (engine.health_timeout)"
+            )
+        assert server.asked == 3
+        with pytest.raises(EngineError, match="hangs"):
+            await engine.pause()
+        await engine.close()
+
+
+async def test_a_slow_server_is_waited_for(policy: Policy, quick_looks: None) -> None:
+    """As long as it answers health checks, however long a reply takes."""
+    core, released = FakeCore(model=copy_of(policy)), asyncio.Event()
+    core.tick = released.wait
+    server = FakeServer(core)
+    async with server.serve() as url:
+        engine = connect(url, health_timeout=0.2)
+        call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+        await eventually(lambda: server.checks > 40)
+        assert not call.done() and server.asked == 1
+        released.set()
+        assert len((await call).tokens) == 8
+        await engine.close()
+
+
+async def test_a_server_that_ends_no_reply_is_an_error(policy: Policy, quick_looks: None) -> None:
+    """A reply may be lost on its way; asking again would cost the same time once more."""
+    core = FakeCore(model=copy_of(policy))
+    core.tick = lambda: asyncio.sleep(3600)
+    server = FakeServer(core)
+    async with server.serve() as url:
+        engine = connect(url, timeout=0.2)
+        with pytest.raises(EngineError, match=r"lives, but brought no call to its end in 0\.2 s \(engine\.timeout\)"):
             await engine.generate(ask([1, 2]))
         await engine.close()
+    assert server.asked == 1
 
 
 async def test_a_cancelled_call_stops_the_server(policy: Policy) -> None:

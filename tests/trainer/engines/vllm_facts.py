@@ -15,6 +15,7 @@ SIGNATURES = {
     "AsyncLLM.resume_generation": "self",
     "AsyncLLM.collective_rpc": "self method timeout args kwargs",
     "AsyncLLM.shutdown": "self timeout",
+    "AsyncLLM.is_sleeping": "self",
     "Worker.reload_weights": "weights_iterator weights_path is_checkpoint_format",
     "StatelessProcessGroup.create": "host port rank world_size",
     "PyNcclCommunicator.__init__": "self group device",

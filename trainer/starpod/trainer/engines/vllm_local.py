@@ -11,6 +11,7 @@ import contextlib
 import gc
 import itertools
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_worker import pack_handles
+from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 from starpod.trainer.models.trunk import plain
 
@@ -30,6 +32,8 @@ MISSING = "engine vllm needs the package vllm; from a clone of the repository: p
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
 LOOK_SECONDS = 1.0
 """Interval in which a call checks that the engine core still lives: a dead one answers nothing."""
+WORKING_SHARE = 0.05
+"""Of one core's time: what an engine core uses at least while it computes."""
 
 T = TypeVar("T")
 
@@ -94,6 +98,19 @@ class LocalVllm(ServedEngine):
         }
         self._model = model
         self._llm: Any = None
+        self._cpu_seconds = 0.0
+        name, look = "the vLLM engine core", LOOK_SECONDS
+        self._watch = Watch(
+            name,
+            look=look,
+            check=self._check_alive,
+            # Answered between two steps of the core.
+            ask=lambda: self._llm.is_sleeping(),
+            working=self._is_working,
+            health=config.health_timeout,
+            hung=EngineLost,
+        )
+        self._watch_loading = Watch(name, look=look, check=self._check_alive)
         try:
             self._start()
         except BaseException:
@@ -130,7 +147,7 @@ class LocalVllm(ServedEngine):
             return last
 
         try:
-            last = await self._while_alive(sample())
+            last = await self._watch.guard(sample())
         except EngineError:
             raise
         except Exception as error:
@@ -157,14 +174,14 @@ class LocalVllm(ServedEngine):
                 weights = [(name, weight.contiguous()) for name, weight in weights_of(model)]
                 torch.cuda.synchronize()
                 call = self._llm.collective_rpc("starpod_receive", args=(pack_handles(weights),))
-                await self._ask(call, "new weights")
+                await self._ask(call, "new weights", loads=True)
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
                 return
             folder = self._folder / f"weights-{version}"
             try:
                 await asyncio.to_thread(write_weights, model, folder)
                 call = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-                await self._ask(call, "new weights")
+                await self._ask(call, "new weights", loads=True)
                 # Not before: the core reads it as long as it starts.
                 shutil.rmtree(self._folder / "start", ignore_errors=True)
             finally:
@@ -191,10 +208,14 @@ class LocalVllm(ServedEngine):
 
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
-    async def _ask(self, call: Coroutine[Any, Any, T], what: str) -> T:
-        """The result of a control call. Raises EngineLost where the engine core is dead or hangs."""
+    async def _ask(self, call: Coroutine[Any, Any, T], what: str, *, loads: bool = False) -> T:
+        """The result of a control call. Raises EngineLost where the engine core is dead or hangs.
+
+        loads: it keeps the core busy, which answers nothing meanwhile.
+        """
+        watch = self._watch_loading if loads else self._watch
         try:
-            return await asyncio.wait_for(self._while_alive(call), self._timeout)
+            return await asyncio.wait_for(watch.guard(call), self._timeout)
         except TimeoutError:
             raise EngineLost(
                 f"the vLLM engine core did not answer {what} in {self._timeout:g} s (engine.timeout)"
@@ -205,16 +226,26 @@ class LocalVllm(ServedEngine):
             kind = EngineLost if self._llm is None or self._llm.errored else EngineError
             raise kind(f"vLLM failed at {what}: {type(error).__name__}: {error}") from error
 
-    async def _while_alive(self, call: Coroutine[Any, Any, T]) -> T:
-        """The result of the call. Raises EngineLost once the engine core is dead: some calls would wait for ever."""
-        task = asyncio.ensure_future(call)
-        try:
-            while not (await asyncio.wait((task,), timeout=LOOK_SECONDS))[0]:
-                if self._llm is None or self._llm.errored:
-                    raise EngineLost("the vLLM engine core died; its messages above say why")
-            return task.result()
-        finally:
-            task.cancel()
+    def _check_alive(self) -> None:
+        if self._llm is None or self._llm.errored:
+            raise EngineLost("the vLLM engine core died; its messages above say why")
+
+    def _is_working(self) -> bool:
+        """Whether the core's processes compute: one that is stopped may keep others busy with waiting for it."""
+        import psutil
+
+        used = 0.0
+        for core in multiprocessing.active_children():
+            if core.name.startswith("EngineCore"):
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(core.pid)
+                    for each in (process, *process.children(recursive=True)):
+                        if each.status() == psutil.STATUS_STOPPED:
+                            return False
+                        times = each.cpu_times()
+                        used += times.user + times.system
+        before, self._cpu_seconds = self._cpu_seconds, used
+        return used - before > WORKING_SHARE * LOOK_SECONDS
 
 
 def _check_head_size(model: torch.nn.Module) -> None:
