@@ -179,10 +179,11 @@ async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
 async def test_the_rate_of_sampling_is_that_of_all_ranks(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.parallel = TwoRanks(False)
-    stats = iter([EngineStats(), EngineStats(sampled=30, seconds=2.0)])
+    stats = iter([EngineStats(reused=5), EngineStats(sampled=30, reused=20, prefilled=45, seconds=2.0)])
     cast(Any, run.collector.agents.engine).stats = lambda: next(stats)
     await run.collect()
     assert run.metrics["rate/sampled_tokens_per_s"] == 30.0
+    assert run.metrics["rate/prompt_reused"] == 0.25
 
 
 # --- offline ----------------------------------------------------------------------------------------------------------

@@ -28,10 +28,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
-SERVE = (
-    f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512 "
-    "--enable-prompt-tokens-details"
-).split()
+SERVE = (f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512").split()
 START_SECONDS = 240
 
 

@@ -423,7 +423,8 @@ class Run:
         self._collected_at = perf_counter()
         generating = after.seconds - before.seconds
         # Each rank samples its share; the clock is this one's.
-        sampled = sum(self.parallel.gather_objects(after.sampled - before.sampled))
+        counted = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
+        sampled, reused, prefilled = map(sum, zip(*self.parallel.gather_objects(counted), strict=True))
         turns = sum(len(episode.turns) for group in played for episode in group.episodes)
         self.metrics |= episode_metrics(played) | latency_metrics(whole.latencies) | diversity(episodes_of(played))
         self.metrics |= {
@@ -434,6 +435,7 @@ class Run:
             "time/generate_wait": generating,
             "time/environment_wait": max(seconds - generating, 0.0),
             "rate/sampled_tokens_per_s": sampled / max(generating, 1e-9),
+            "rate/prompt_reused": reused / max(reused + prefilled, 1),
             "rate/environment_steps_per_s": turns / max(span, 1e-9),
             "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(span, 1e-9),
         }

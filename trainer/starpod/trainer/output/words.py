@@ -80,6 +80,7 @@ METRICS = {
         Metric("time/share_outside", "Outside generation and update", "share", -1),
         Metric("rate/sampled_tokens_per_s", "Sampled tokens/s", "rate", 1),
         Metric("rate/trained_tokens_per_s", "Trained tokens/s", "rate", 1),
+        Metric("rate/prompt_reused", "Prompt tokens found in the cache", "share", 1),
         Metric("rate/environment_steps_per_s", "Environment steps/s", "rate", 1),
         Metric("rate/episodes_per_s", "Episodes/s", "rate", 1),
         Metric("environment/latency_p50", "Environment latency p50", "seconds", -1),
