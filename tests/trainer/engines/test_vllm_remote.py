@@ -1,8 +1,9 @@
 """vLLM over HTTP: against a strict stand-in on a real socket."""
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -290,6 +291,7 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
         assert src == 0 and tensor.is_contiguous()
+        assert stream == "the stream of cuda:1", "the weights are made on another one"
         Group.sent.append(tensor.clone())
 
 
@@ -307,11 +309,20 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(name)
         module.__dict__.update(values)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("torch.cuda.current_stream", lambda: None)
+    devices = ["cuda:0"]  # a thread begins on the first GPU
+
+    @contextlib.contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        devices.append(str(device))
+        yield
+        devices.pop()
+
+    monkeypatch.setattr("torch.cuda.device", on)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: f"the stream of {devices[-1]}")
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr(Group, "made", [])
     monkeypatch.setattr(Group, "sent", [])
-    monkeypatch.setattr(NcclSender, "_device_of", lambda self, model: torch.device("cuda"))
+    monkeypatch.setattr(NcclSender, "_device_of", lambda self, model: torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize("new_updates", [True, False], ids=["start and finish", "update alone"])

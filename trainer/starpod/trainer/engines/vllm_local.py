@@ -14,8 +14,7 @@ import math
 import multiprocessing
 import os
 import shutil
-import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +22,7 @@ import torch
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
-from starpod.trainer.engines.vllm_worker import pack_handles
+from starpod.trainer.engines.vllm_worker import gpu_of, own_session, sent_by_handles
 from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 from starpod.trainer.models.trunk import plain
@@ -66,10 +65,13 @@ class LocalVllm(ServedEngine):
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._timeout = config.timeout
         self._ids = itertools.count()
-        on_gpu = next(model.parameters()).is_cuda
-        self._ipc = config.handover == "ipc" or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
-        if self._ipc and (on_cpu or not on_gpu):
+        on_gpu = device_of(model).type == "cuda"
+        if (only_ipc := config.handover == "ipc") and (on_cpu or not on_gpu):
             raise EngineError("engine.handover ipc reads the policy's GPU memory, and the policy is on the CPU")
+        self._only_ipc = only_ipc
+        # None: as soon as it is known which GPU vLLM has.
+        possible = only_ipc or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
+        self._ipc: bool | None = None if possible else False
         self._folder = make_folder(config.handover_folder)
         arguments: dict[str, Any] = {}
         if on_cpu:
@@ -126,7 +128,7 @@ class LocalVllm(ServedEngine):
         shutil.rmtree(folder, ignore_errors=True)
         try:
             write_weights(self._model, folder)
-            with _without_interrupts():
+            with own_session():
                 self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
         except Exception as error:
             raise EngineError(f"vLLM did not start: {error}") from error
@@ -169,13 +171,12 @@ class LocalVllm(ServedEngine):
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
         self._model = model
         try:
+            if self._ipc is None:
+                self._ipc = await self._is_on_gpu_of(model)
             if self._ipc:
-                # Held until the workers have copied them: a handle does not keep its memory.
-                weights = [(name, weight.contiguous()) for name, weight in weights_of(model)]
-                torch.cuda.synchronize()
-                call = self._llm.collective_rpc("starpod_receive", args=(pack_handles(weights),))
-                await self._ask(call, "new weights", loads=True)
-                torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+                async with sent_by_handles(weights_of(model)) as address:
+                    call = self._llm.collective_rpc("starpod_receive", args=(address,))
+                    await self._ask(call, "new weights", loads=True)
                 return
             folder = self._folder / f"weights-{version}"
             try:
@@ -190,6 +191,17 @@ class LocalVllm(ServedEngine):
             raise
         except Exception as error:
             raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
+
+    async def _is_on_gpu_of(self, model: torch.nn.Module) -> bool:
+        """Whether vLLM can open the policy's memory. Raises EngineError where it has to."""
+        mine = gpu_of(device_of(model))
+        (other,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
+        if self._only_ipc and other != mine:
+            raise EngineError(
+                f"engine.handover ipc is for one GPU, and the policy is on {mine}, vLLM on {other}: give both the "
+                "same, or set engine.handover to disk"
+            )
+        return bool(other == mine)
 
     async def _go_on(self) -> None:
         await self._ask(self._llm.resume_generation(), "resuming")
@@ -248,6 +260,11 @@ class LocalVllm(ServedEngine):
         return used - before > WORKING_SHARE * LOOK_SECONDS
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where the policy's weights are."""
+    return next(model.parameters()).device
+
+
 def _check_head_size(model: torch.nn.Module) -> None:
     """Raises EngineError for attention heads that vLLM's CPU kernels do not take."""
     config: Any = plain(model).config
@@ -278,13 +295,3 @@ def _use_whole_cpu(cache_gibibytes: int) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gibibytes))
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are begun meanwhile never get SIGINT: Ctrl-C is for the trainer, which saves and ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

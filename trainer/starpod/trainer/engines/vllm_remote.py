@@ -163,7 +163,8 @@ class RemoteVllm(ServedEngine):
         self._written: Path | None = None
         folder = make_folder(config.handover_folder) if self._parallel.is_main else Path()
         self._folder = self._parallel.broadcast_object(folder)
-        self._nccl = NcclSender(self._servers, config.nccl_address) if config.handover == "nccl" else None
+        nccl = config.handover == "nccl"
+        self._nccl = NcclSender(self._servers, config.nccl_address, self._parallel) if nccl else None
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         await self._check()
@@ -319,8 +320,9 @@ class NcclSender:
     servers reach the trainer at. Needs vllm here too, for its communicator, and a policy on a GPU.
     """
 
-    def __init__(self, servers: list[VllmServer], address: str) -> None:
+    def __init__(self, servers: list[VllmServer], address: str, parallel: Parallel) -> None:
         self._servers = servers
+        self._parallel = parallel
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._group: Any = None
@@ -338,7 +340,7 @@ class NcclSender:
         framed = await self._frame("/start_weight_update")
         # The servers wait for the broadcast inside this call.
         calls = [asyncio.ensure_future(server.post("/update_weights", update, once=True)) for server in self._servers]
-        await self._together(calls, asyncio.to_thread(self._broadcast, model))
+        await self._together(calls, self._parallel.in_thread(self._broadcast, model, device))
         if framed:
             await self._frame("/finish_weight_update")
 
@@ -374,7 +376,7 @@ class NcclSender:
             call = server.post("/init_weight_transfer_engine", {"init_info": place}, once=True)
             calls.append(asyncio.ensure_future(call))
             first += size
-        return await self._together(calls, asyncio.to_thread(rendezvous))
+        return await self._together(calls, self._parallel.in_thread(rendezvous))
 
     async def _together(self, calls: Sequence[asyncio.Future[Any]], work: Any) -> Any:
         """The servers' calls and the trainer's part of them, at once. What a server says comes first: the trainer's
@@ -388,7 +390,10 @@ class NcclSender:
                 raise error
         return mine.result()
 
-    def _broadcast(self, model: torch.nn.Module) -> None:
-        for _, weight in weights_of(model):
-            self._group.broadcast(weight.contiguous(), src=0, stream=torch.cuda.current_stream())
-        torch.cuda.synchronize()
+    def _broadcast(self, model: torch.nn.Module, device: torch.device) -> None:
+        # The stream on which the weights are made: else they could be sent before they are there.
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream()
+            for _, weight in weights_of(model):
+                self._group.broadcast(weight.contiguous(), src=0, stream=stream)
+            torch.cuda.synchronize()
