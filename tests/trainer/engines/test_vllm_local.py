@@ -1,6 +1,7 @@
 """vLLM in process: against a stand-in whose signatures are those of the real package."""
 
 import asyncio
+import dataclasses
 import inspect
 import multiprocessing
 import os
@@ -514,27 +515,29 @@ def test_the_stand_in_takes_no_arguments_that_the_package_does_not() -> None:
     assert set(inspect.signature(fake_vllm.SamplingParams).parameters) <= vllm_facts.SAMPLING_PARAMETERS
 
 
-@pytest.mark.gpu
+@pytest.mark.vllm
 def test_the_installed_package_has_the_recorded_signatures() -> None:
-    pytest.importorskip("vllm")
-    from dataclasses import fields
-
     from vllm import SamplingParams
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.distributed.utils import StatelessProcessGroup
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM as RealLLM
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     owners = {
         "AsyncLLM": RealLLM,
+        "EngineCoreProc": EngineCoreProc,
+        # The worker's own hands its arguments on to it.
+        "Worker": GPUModelRunner,
         "StatelessProcessGroup": StatelessProcessGroup,
         "PyNcclCommunicator": PyNcclCommunicator,
     }
     for name, recorded in vllm_facts.SIGNATURES.items():
         owner, _, method = name.partition(".")
-        if owner in owners:
-            vllm_facts.check_signature(getattr(owners[owner], method), recorded)
-    assert {field.name for field in fields(AsyncEngineArgs)} >= vllm_facts.ENGINE_ARGUMENTS
+        vllm_facts.check_signature(getattr(owners[owner], method), recorded)
+    arguments = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert arguments >= vllm_facts.ENGINE_ARGUMENTS
     assert set(SamplingParams.__struct_fields__) >= vllm_facts.SAMPLING_PARAMETERS
 
 

@@ -17,7 +17,7 @@ SIGNATURES = {
     "AsyncLLM.shutdown": "self timeout",
     "AsyncLLM.is_sleeping": "self",
     "EngineCoreProc.run_engine_core": "args | dp_rank local_dp_rank kwargs",
-    "Worker.reload_weights": "weights_iterator weights_path is_checkpoint_format",
+    "Worker.reload_weights": "self weights_iterator weights_path is_checkpoint_format",
     "StatelessProcessGroup.create": "host port rank world_size",
     "PyNcclCommunicator.__init__": "self group device",
     "PyNcclCommunicator.broadcast": "self tensor src stream",

@@ -139,10 +139,10 @@ class LocalVllm(ServedEngine):
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         settings = sampling_parameters(request, limit, seed)
-        parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
-        tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
 
         async def sample() -> Any:
+            parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
+            tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
             last: Any = None
             async for output in self._llm.generate(tokens, parameters, request_id=f"{self._name}-{next(self._ids)}"):
                 last = output
