@@ -23,6 +23,13 @@
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
     python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
+    python -m benchmarks.training.learning swapped_llm --seeds 1       the same where names mislead
+    python -m benchmarks.training.learning filter_llm --seeds 1        the share of groups that the filter keeps
+    python -m benchmarks.training.learning reuse_llm --seeds 1         updates on each collection: online-1, 2, 5
+    python -m benchmarks.training.learning starts_llm --seeds 1        many start states, or many episodes of each
+    python -m benchmarks.training.learning echo_trap_llm --seeds 1     GRPO and StarPO-S over several turns
+    python -m benchmarks.training.learning actions_llm --seeds 1       actions of a turn
+    python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
@@ -33,6 +40,7 @@ Every run is a process of its own, `starpod train`, as a user would start it, wi
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import statistics
@@ -66,6 +74,11 @@ class Variant:
     config: str
     changes: tuple[str, ...] = ()
 
+    @property
+    def slug(self) -> str:
+        """Names the folders of its runs: the same for the same run in several experiments."""
+        return f"{Path(self.config).stem}-{hashlib.sha256(repr(self.changes).encode()).hexdigest()[:8]}"
+
 
 KEYS = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
 """What is kept of an evaluation."""
@@ -95,6 +108,11 @@ VAGEN = (
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
 HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
+SWAPPED = "environment.options.swapped=true"
+TEN, EIGHT = ("stop.iterations=10", "evaluation.every=2"), ("stop.iterations=8", "evaluation.every=2")
+JOINED = ("environment.max_actions_per_turn={}", "warm_start.actions_per_turn={}")
+SEEN = "warm_start.thought='{words[6]} {words[7]} Left {words[8]} Down {words[9]} Right {words[10]} Up {words[11]}'"
+"""All that the policy is shown of a lake, before it moves."""
 SHORT = ("stop.iterations=24", "evaluation.every=8")
 TWO_ROOMS = ("environment.options.rooms=2", "environment.max_turns=2", "script=attempts", "algorithm=score", *SHORT)
 FIRST_STAGE = (
@@ -122,6 +140,41 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "reasoning_llm": (
         Variant("reasoning", "bandit_llm"),
         Variant("no reasoning", "bandit_llm", ("prompt.thinking=false",)),
+    ),
+    "swapped_llm": tuple(
+        Variant(name, "bandit_llm", (SWAPPED, *more))
+        for name, more in (("reasoning", ()), ("no reasoning", ("prompt.thinking=false",)))
+    ),
+    "filter_llm": tuple(
+        Variant(f"{share:.0%} kept", "bandit_llm", (*TEN, f"algorithm.filter.value={share}"))
+        for share in (0.25, 0.5, 0.75, 1.0)
+    ),
+    # As many updates for all.
+    "reuse_llm": tuple(
+        Variant(f"online-{reuse}", "bandit_llm", (f"replay.reuse={reuse}", *updates))
+        for reuse, updates in (
+            (1, TEN),
+            (2, ("stop.iterations=5", "evaluation.every=1")),
+            (5, ("stop.iterations=2", "evaluation.every=1")),
+        )
+    ),
+    "starts_llm": tuple(
+        Variant(f"{groups} x {size}", "bandit_llm", (*TEN, f"collect.groups={groups}", f"collect.group_size={size}"))
+        for groups, size in ((36, 4), (12, 12), (4, 36))
+    ),
+    "echo_trap_llm": (
+        Variant("StarPO-S", "frozen_lake_llm", EIGHT),
+        Variant("GRPO", "frozen_lake_llm", (*EIGHT, "algorithm=starpo-grpo")),
+    ),
+    "actions_llm": tuple(
+        Variant(
+            f"up to {most}", "frozen_lake_llm", (*EIGHT, *(each.format(most) for each in JOINED)) if most > 1 else EIGHT
+        )
+        for most in (1, 2, 4)
+    ),
+    "claims_llm": tuple(
+        Variant(name, "frozen_lake_llm", (*EIGHT, SEEN, f"rewards.reasoning={{weight: {weight}, claims: 4}}"))
+        for name, weight in (("success alone", 0), ("true claims, too", 0.1))
     ),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
@@ -316,7 +369,7 @@ BY_COST = {
     "visual_lake",
 }
 """Comparisons of methods: drawn over what each has spent, instead of the iterations."""
-TRANSFER = {"reasoning_llm": {"split": "test"}}
+TRANSFER = {"reasoning_llm": {"split": "test"}, "swapped_llm": {"split": "test", "swapped": "true"}}
 """Options of the environment that the final policy is evaluated on as well."""
 
 
@@ -402,15 +455,14 @@ def main() -> None:
         results, folders = [], {}
         for variant in EXPERIMENTS[name]:
             for seed in range(1, arguments.seeds + 1):
-                slug = "".join(letter if letter.isalnum() else "-" for letter in variant.name.lower())
-                folder = arguments.runs / name / f"{slug}-{seed}"
+                folder = arguments.runs / f"{variant.slug}-{seed}"
                 results.append(run(variant, seed, folder, arguments.set))
                 if name in TRANSFER:
                     results[-1]["transfer"] = transfer(folder, TRANSFER[name])
                 folders.setdefault(variant.name, []).append(folder)
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
-        page = arguments.runs / name / f"learning_{name}.html"
+        page = arguments.runs / f"learning_{name}.html"
         _, together, *charts = write_comparison(
             folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=tuple(SPENT) if name in BY_COST else (STEPS,)
         )

@@ -42,7 +42,9 @@ class StopConfig(Section):
 
     iterations: int = Field(default=200, ge=0, description="Collections and updates.")
     minutes: float | None = Field(default=None, gt=0, description="Minutes of training; null: no limit.")
-    tokens: int | None = Field(default=None, ge=1, description="Tokens sampled in training, those of a search included.")
+    tokens: int | None = Field(
+        default=None, ge=1, description="Tokens sampled in training, those of a search included."
+    )
     success: float | None = Field(default=None, gt=0, le=1, description="Success of an evaluation that ends the run.")
 
 

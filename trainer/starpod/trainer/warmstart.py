@@ -71,6 +71,9 @@ class WarmStartConfig(Section):
         default=False,
         description="Imitates these moves too.",
     )
+    actions_per_turn: int = Field(
+        default=1, ge=1, description="Moves of a demonstrated turn at most; how many is drawn for each turn."
+    )
     thought: str = Field(
         default="{action}",
         description="Thought of a demonstration: a format string with `action`, `words` (of the observation) and "
@@ -171,7 +174,14 @@ async def collect_demonstrations(
             await session.close()
         if episode.failed:
             raise StarpodError(f"a demonstration from seed {seed} failed: {episode.error}")
-        return Demonstration(episode, session.limits, demonstrator.imitate)
+        most, allowed = config.actions_per_turn, session.limits.max_actions_per_turn
+        if allowed and most > allowed:
+            raise ConfigError(
+                f"warm_start.actions_per_turn is {most}, and a turn of {task.environment} may have {allowed}: "
+                "lower it, or raise environment.max_actions_per_turn"
+            )
+        demonstration = Demonstration(episode, session.limits, demonstrator.imitate)
+        return join_turns(demonstration, most, random.Random(f"joined/{seed}{attempt}"))
 
     async def with_earlier(seed: int) -> Demonstration:
         *earlier, last = await asyncio.gather(
@@ -180,6 +190,23 @@ async def collect_demonstrations(
         return replace(last, earlier=tuple(earlier))
 
     return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
+
+
+def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> Demonstration:
+    """The same moves in fewer turns: 1 to `most` of them in each. A turn is imitated if all of its moves are."""
+    turns: list[Turn] = []
+    imitate: list[bool] = []
+    room = 0
+    for turn, imitated in zip(demonstration.episode.turns, demonstration.imitate, strict=True):
+        if room:
+            turns[-1] = replace(turns[-1], actions=[*turns[-1].actions, *turn.actions])
+            imitate[-1] = imitate[-1] and imitated
+        else:
+            turns.append(turn)
+            imitate.append(imitated)
+            room = rng.randint(1, most)
+        room -= 1
+    return replace(demonstration, episode=replace(demonstration.episode, turns=turns), imitate=imitate)
 
 
 def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
