@@ -287,7 +287,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}"))
         for name, every, *changes in (
             ("Dr. GRPO", 40),
-            ("StarPO-S", 40, "algorithm=starpo-s"),
+            ("StarPO-S", 40, "algorithm=starpo-s", "monitor.early_stop.empty_filter=false"),
             ("Dr. GRPO, paid for each step", 20, "environment.options.graded=true"),
             ("best of 4", 10, "collect.search.strategy=best_of", "collect.search.width=4"),
             (
@@ -412,7 +412,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         "greedy": (final.get("greedy") or {}).get("success"),
         "best_of": (final.get("best_of") or {}).get("success"),
         "reference": first.get("reference", {}),
-        "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
+        "signals": {signal.name: found for signal in SIGNALS if (found := _signal(signal, steps))},
         "warnings": [
             {"step": step["step"], "text": text.partition(". To do")[0]}
             for step in steps
@@ -435,8 +435,11 @@ def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five."""
+    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five; empty where
+    no step has it."""
     values = [step["metrics"][signal.metric] for step in steps if step["metrics"].get(signal.metric) is not None]
+    if not values:
+        return {}
     medians = [statistics.median(values[max(0, end - 5) : end]) for end in range(1, len(values) + 1)]
     worst = max(medians) if signal.rises else min(medians)
     return {"start": statistics.fmean(values[:10]), "worst": worst, "end": medians[-1]}
