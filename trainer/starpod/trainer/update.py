@@ -307,6 +307,7 @@ class Learner:
             criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
             blocks_BT=batch.blocks_BT() if self.algorithm.blocks else None,
             switches_BT=batch.switches_BT() if self.algorithm.value_heads > 1 else None,
+            weights_BT=batch.weights_BT(),
         )
 
     def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:
@@ -549,6 +550,8 @@ class Learner:
             if record is not None and mine:
                 record.add(own, inside_RT, result, weights_BT[own] * correction_RT != 0)
             per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
+            if rollout.weights_BT is not None:
+                per_token_RT = per_token_RT * rollout.weights_BT[own]
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
                 per_token_RT = per_token_RT + (kl[own] if isinstance(kl, Tensor) else kl) * divergence_RT

@@ -43,6 +43,7 @@ class Turn:
     progress: change of the environment's score over the turn; None where it was not asked for or is not known.
     info: the environment's side data.
     value: of the state before the turn, where a search has estimated it: what is earned from there on.
+    weight: of its reply in the policy's loss, where a search chose it and that is corrected.
     generating, stepping: seconds spent waiting for the engine and for the environment.
     """
 
@@ -71,6 +72,7 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     agent_id: str = ""
     value: float | None = None
+    weight: float = 1.0
     generating: float = 0.0
     stepping: float = 0.0
 

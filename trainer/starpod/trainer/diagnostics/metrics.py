@@ -57,6 +57,9 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "search/sampled_tokens": float(sum(each.tokens for each in spent)),
         "search/forks": float(sum(each.forks for each in spent)),
     }
+    corrected = [turn.weight for episode in episodes_of(groups) for turn in episode.own_turns if turn.weight != 1]
+    if corrected:
+        metrics["search/weight"] = statistics.fmean(corrected)
     branches = [branch for group in groups for branch in group.branches]
     if branches:
         turns = {(group.id, episode.member): len(episode.turns) for group in groups for episode in group.episodes}

@@ -50,6 +50,7 @@ METRICS = {
         Metric("search/environment_steps", "Environment steps, with those of a search", "count"),
         Metric("search/sampled_tokens", "Sampled tokens, with those of a search", "count"),
         Metric("search/forks", "Forks", "count"),
+        Metric("search/weight", "Weight of replies that a search chose"),
         Metric("search/branches", "Branches", "count"),
         Metric("search/branch_return", "Return of branches", "number", 1),
         Metric("search/branch_depth", "Where branches begin", "share"),
