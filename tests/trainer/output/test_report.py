@@ -15,7 +15,7 @@ from benchmarks.training.comparison import EVALUATION, RETURN, write_comparison
 from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
-from tests.trainer.diagnostics.synthetic import WARNING, write_run
+from tests.trainer.diagnostics.synthetic import WARNING, episode, write_run
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -83,6 +83,31 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         assert words in page.text, words
     assert page.tags.count("svg") >= 12
     assert "prefers-color-scheme: dark" in source
+
+
+def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=2)
+    folder = RunFolder(tmp_path)
+    parent, won = episode(7, solved=False, group=3), episode(7, solved=True, turns=4, group=3, member=2)
+    won.turns[:2], won.turns[2].actions, won.parent = parent.turns[:2], ["Up"], (0, 2)
+    lone = episode(8, solved=True, group=4)
+    for step in (1, 2):
+        folder.write_rollouts(step, [parent, won, lone], most=10**9)
+    assert "Branches" not in read(write_report(tmp_path)).text
+    searched = folder.read_config() | {"collect": {"search": {"strategy": "pivots"}}}
+    folder.config.write_text(json.dumps(searched))
+    page = read(write_report(tmp_path))
+    for words in (
+        "Branches Groups of episodes/train-000002.jsonl.gz",
+        "group 3, seed 7 · 1 of 2 solved",
+        "0: not solved",
+        "2: solved",
+        "before turn 3 of member 0: 2",
+    ):
+        assert words in page.text, words
+    assert "group 4" not in page.text
+    folder.episodes.joinpath("train-000002.jsonl.gz").write_bytes(b"torn")
+    assert "Branches" not in read(write_report(tmp_path)).text
 
 
 def test_warnings_are_told_and_marked(tmp_path: Path) -> None:

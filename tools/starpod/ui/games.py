@@ -25,13 +25,13 @@ from starpod.client import (
     Want,
 )
 from starpod.client.transport import Transport
+from starpod.report.tree import Continuation
 from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import SavedStart
 from starpod.trainer.statistics import wilson_interval
-from starpod.ui.tree import Continuation
 from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:

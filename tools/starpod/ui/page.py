@@ -22,11 +22,11 @@ from starpod.report.figures import duration, show, signed
 from starpod.report.form import marked
 from starpod.report.page import dotted
 from starpod.report.site import Guard
+from starpod.report.tree import draw_tree
 from starpod.ui.games import Games
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.reading import find_run
-from starpod.ui.tree import draw_tree
 
 OWN = files(__package__) / "assets"
 BIGGEST = 2**53

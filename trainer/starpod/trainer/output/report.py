@@ -12,7 +12,9 @@ from typing import Any
 
 from starpod.report import page as shared
 from starpod.report.figures import signed
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.report.tree import Continuation, draw_tree
+from starpod.trainer.data.episode import Episode, Group, Turn, siblings_of
+from starpod.trainer.data.files import BadEpisodes, branching_groups
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.pictures import Shown, in_order, read_pictures, shown_files
 from starpod.trainer.output.run_folder import RunFolder
@@ -35,6 +37,8 @@ SCRIPT = (files(__package__) / "assets" / "report.js").read_text(encoding="utf-8
 
 _SIZE = 132
 """Pixels of a picture, whose sides may be shorter."""
+_TREES = 3
+"""Groups whose branches are drawn."""
 
 
 def page(title: str, body: str, *, script: str = "") -> str:
@@ -61,6 +65,7 @@ def write_report(run_dir: Path | str) -> Path:
         echo_trap(lines),
         information(lines),
         time_spent(lines),
+        _branches(folder),
         _episodes(folder),
         configuration(facts),
         provenance(facts, lines),
@@ -116,6 +121,40 @@ def _episodes(folder: RunFolder) -> str:
     kinds = list(dict.fromkeys(episode.kind for _, episode in shown))
     return section(
         "Episodes", said, pictures.shared() + _filter(list(dict.fromkeys(files.values())), kinds) + "".join(parts)
+    )
+
+
+def _branches(folder: RunFolder) -> str:
+    """Trees of some groups of the last collection whose episodes branch, first of those that are of two minds."""
+    files = folder.episode_files("train")
+    if not files or folder.read_config().get("collect", {}).get("search", {}).get("strategy", "none") == "none":
+        return ""
+    try:
+        groups = branching_groups(files[-1])
+    except BadEpisodes:
+        return ""
+    groups.sort(key=lambda group: -len({episode.success is True for episode in group.members}))
+    said = f"Groups of episodes/{files[-1].name}: what members played alike is one way, and each ends with its number."
+    return section("Branches", said, "".join(_tree(group, opened=group is groups[0]) for group in groups[:_TREES]))
+
+
+def _tree(group: Group, *, opened: bool) -> str:
+    members = [episode for episode in group.members if not episode.failed]
+    label = f"group {group.id}, seed {members[0].seed}" if members else f"group {group.id}"
+    ways = [
+        Continuation([" ".join(turn.actions) for turn in each.turns], each.total_reward, each.success, str(each.member))
+        for each in members
+    ]
+    solved = sum(each.success is True for each in members)
+    grown = "".join(
+        f"<li>before turn {turn + 1} of member {parent}: {', '.join(str(each.member) for each in own)}</li>"
+        for (parent, turn), own in siblings_of(members).items()
+    )
+    return (
+        f'<details class="group"{" open" if opened else ""}><summary>{label} <span class="muted">· {solved} of '
+        f'{len(members)} solved</span></summary><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="Tree of {label}">{draw_tree(ways, label.capitalize())}</div>'
+        f'<div class="muted">Branches</div><ul class="muted">{grown}</ul></details>'
     )
 
 

@@ -247,7 +247,7 @@ class RunFolder:
 
     def episode_files(self, kind: str = "eval") -> list[Path]:
         """In the order of their steps."""
-        return sorted(self.episodes.glob(f"{kind}-*.jsonl"), key=_step_of)
+        return sorted(self.episodes.glob(f"{kind}-*.jsonl*"), key=_step_of)
 
     def cut_after(self, step: int) -> None:
         """Drops what was written after a step, so that the folder is as it was when the step's checkpoint was saved.

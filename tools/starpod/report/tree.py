@@ -12,17 +12,21 @@ COLUMN, ROW, MARGIN = 132, 30, 20
 """Pixels of a turn, of a leaf, and around them."""
 DEPTH = 12
 """Turns that are drawn; what comes later is told in words at the leaf."""
+NAMED = 3
+"""Names that an end shows at most."""
 LABEL = 17
 """Characters of an action that are shown beside its branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One of several ways on from a state. turns: the actions of each. value: the return from there on."""
+    """One of several ways on from a state. turns: the actions of each. value: the return from there on. name: shown
+    where it ends."""
 
     turns: Sequence[str]
     value: float
     success: bool | None
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -33,6 +37,7 @@ class _Node:
     count: int = 0
     solved: int = 0
     longest: int = 0
+    names: list[str] = field(default_factory=list)
     children: dict[str, _Node] = field(default_factory=dict)
     x: float = 0.0
     y: float = 0.0
@@ -77,6 +82,7 @@ def _add(root: _Node, continuation: Continuation) -> None:
     for depth in range(len(path) + 1):
         node.count += 1
         node.solved += solved
+        node.names += [continuation.name] * bool(continuation.name)
         node.longest = max(node.longest, len(continuation.turns) - depth)
         if depth < len(path):
             node = node.children.setdefault(path[depth], _Node(path[depth]))
@@ -116,6 +122,8 @@ def _dot(node: _Node) -> str:
     told = f"{node.solved} of {node.count}"
     if ends and node.count == 1:
         told = "solved" if node.solved else "not solved"
+    if ends and 0 < len(node.names) <= NAMED:
+        told = f"{', '.join(node.names)}: {told}"
     if ends and node.longest:
         told += f", {node.longest} more turn{'s' if node.longest > 1 else ''}"
     # Below the branch that comes in, where none goes out; the first node has none.
