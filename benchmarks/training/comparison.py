@@ -31,9 +31,14 @@ _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "retur
 
 STEPS = "step"
 TOKENS = "sampled tokens"
-SPENT = {"environment steps": ("turns_mean",), TOKENS: ("turns_mean", "tokens_per_turn")}
-"""Quantities that charts can be drawn over beside STEPS: all that was collected so far, as episodes times metrics, or
-what a search has counted."""
+FORKS = "forks"
+SPENT: dict[str, tuple[str, ...]] = {
+    "environment steps": ("episodes", "turns_mean"),
+    TOKENS: ("episodes", "turns_mean", "tokens_per_turn"),
+    FORKS: (FORKS,),
+}
+"""Quantities that charts can be drawn over beside STEPS: all that was collected so far, as a product of metrics, or
+what a search has counted. Runs that spent nothing of one have no line over it."""
 
 DEFAULT_METRICS = (
     EVALUATION,
@@ -98,6 +103,8 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     if not curves:
         return None
     spent = [spent_by(folder, axis) for folder, _ in drawn]
+    if axis != STEPS and not any(at_step(x) for at_step, points in zip(spent, curves, strict=True) for x, _ in points):
+        return None
     dots = _figure(name) in _EVALUATED
     if not dots:
         curves = [smooth(points) for points in curves]
@@ -132,7 +139,7 @@ def spent_by(folder: RunFolder, axis: str) -> Callable[[float], float]:
     total, found = 0.0, {0.0: 0.0}
     for line in folder.read_metrics():
         values = line["metrics"]
-        own = math.prod(values.get(f"collect/{name}") or 0.0 for name in ("episodes", *SPENT[axis]))
+        own = math.prod(values.get(f"collect/{name}") or 0.0 for name in SPENT[axis])
         total += values.get(f"search/{axis.replace(' ', '_')}", own)
         found[line["step"]] = total
     return lambda step: found[step]

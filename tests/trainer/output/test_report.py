@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.training.comparison import EVALUATION, RETURN, write_comparison
+from benchmarks.training.comparison import EVALUATION, FORKS, RETURN, write_comparison
 from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
@@ -248,6 +248,23 @@ def test_curves_over_what_was_collected(tmp_path: Path) -> None:
     for chart, axis_name, factor in zip(hovered, axes, (1, 5), strict=True):
         ends = {line["label"]: line["points"][-1][2] for line in chart["lines"]}
         assert (chart["x"], ends) == (axis_name, {"few": 50 * 64 * 2 * factor, "both": 50 * 96 * 2 * factor})
+
+
+def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -> None:
+    runs = {name: [write_run(tmp_path / name, steps=50).path] for name in ("plain", "searched")}
+    metrics = RunFolder(runs["searched"][0]).metrics
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text(
+        "".join(json.dumps({**x, "metrics": x["metrics"] | {"search/forks": 3.0}}) + "\n" for x in lines)
+    )
+    written = write_comparison(runs, tmp_path / "a.html", metrics=[EVALUATION], over=(FORKS,))
+    assert [path.name for path in written[2:]] == ["a-evaluation-success-forks.svg"]
+    (found,) = re.finditer(r'\{"x":', page := html.unescape(written[0].read_text()))
+    chart, _ = json.JSONDecoder().raw_decode(page, found.start())
+    assert [(line["label"], line["points"][-1][2]) for line in chart["lines"]] == [("searched", 150.0)]
+    assert (
+        len(write_comparison({"plain": runs["plain"]}, tmp_path / "b.html", metrics=[EVALUATION], over=(FORKS,))) == 2
+    )
 
 
 def test_a_metric_that_no_run_has_gets_no_chart(tmp_path: Path) -> None:
