@@ -157,6 +157,10 @@ def test_golden_siblings() -> None:
     _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
     expected = [0.75, *[-0.25] * 6, 0.75, -1.0, 1.0]
     assert stream.advantages.advantages_BT[:, 0].tolist() == expected
+    learner.branch_scale = "std"
+    _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
+    scaled = [1.620182, *[-0.540061] * 6, 1.620182, -0.707106, 0.707106]
+    assert stream.advantages.advantages_BT[:, 0].tolist() == pytest.approx(scaled, abs=1e-6)
 
 
 def test_records_of_branches_survive_json() -> None:

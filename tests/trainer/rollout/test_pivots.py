@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.diagnostics.metrics import search_metrics
 from starpod.trainer.rollout.pivots import FEWEST, Recoverability, fit, sigmoid
 from tests.trainer.turns import a_turn
 
@@ -70,6 +71,14 @@ def test_deep_states_that_never_recover_lose_their_chance() -> None:
     again = Recoverability()
     again.load_state_dict(pivots.state_dict())
     assert (again.weight, again.bias, again.fitted) == (pivots.weight, pivots.bias, True)
+
+
+def test_metrics_tell_in_which_third_pivots_lie() -> None:
+    """Each branched state once, whatever the number of its branches."""
+    groups = [played(number, 9, turn, [False, True]) for number, turn in enumerate((1, 2, 3, 7))]
+    found = search_metrics(groups)
+    assert [found[f"search/pivots_{third}"] for third in ("early", "middle", "late")] == [0.5, 0.25, 0.25]
+    assert found["search/branch_depth"] == pytest.approx(13 / 36)
 
 
 def test_where_success_is_not_told_a_better_return_counts() -> None:

@@ -264,6 +264,7 @@ async def open_run(
             max_length=config.sampling.max_episode_tokens,
             make_reference=make_initial_policy,
             seed=derive(config.seed, "minibatches"),
+            branch_scale=config.collect.search.scale or "none",
             branch_weight=config.collect.search.weight or 0.0,
         )
         engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel)

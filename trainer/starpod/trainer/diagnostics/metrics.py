@@ -11,6 +11,8 @@ from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_of
 from starpod.trainer.diagnostics.diversity import diversity
 
+THIRDS = ("early", "middle", "late")
+"""Of an episode, in which the state lies that is branched."""
 ENDS: tuple[End, ...] = tuple(end for end in get_args(End) if end != "failed")
 
 
@@ -68,6 +70,8 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["search/branches"] = float(len(branches))
         metrics["search/branch_return"] = statistics.fmean(branch.total_reward for branch in branches)
         metrics["search/branch_depth"] = statistics.fmean(sorted(depths))
+        thirds = Counter(min(int(3 * depth), 2) for depth in depths)
+        metrics |= {f"search/pivots_{name}": thirds[place] / len(depths) for place, name in enumerate(THIRDS)}
     return metrics
 
 

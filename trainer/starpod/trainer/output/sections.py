@@ -18,7 +18,7 @@ from starpod.trainer.output.words import METRICS, TASKS, Metric, is_graded, metr
 
 LEARNING = """
 collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
-policy/kl policy/clip_fraction_high critic/explained_variance
+policy/kl policy/clip_fraction_high critic/explained_variance search/pivots_early search/pivots_late
 """.split()
 SIGNALS = """
 collect/own_std_in_group policy/entropy collect/response_diversity update/grad_norm collect/identical_fraction

@@ -31,7 +31,7 @@ STRATEGIES: dict[Strategy, dict[str, Any]] = {
     "best_of": {"width": 2, "naive": 0.25},
     "beam": _SCORING,
     "lookahead": {**_SCORING, "depth": 1},
-    "pivots": {"width": 8, "gamma": 2.0, "weight": 1.0, "most_branches": 64},
+    "pivots": {"width": 8, "gamma": 2.0, "scale": "none", "weight": 1.0, "most_branches": 64},
     "values": {"width": 4},
     "tree": {"width": 4},
 }
@@ -66,6 +66,9 @@ class SearchConfig(Section):
         "choice; for keep 1.",
     )
     gamma: float | None = Field(default=None, ge=0, description="Power of a pivot's relative depth.")
+    scale: Literal["none", "std"] | None = Field(
+        default=None, description="std: advantages of branches are divided by the deviation of their siblings."
+    )
     weight: float | None = Field(default=None, gt=0, description="Factor of the branches' loss.")
     most_branches: int | None = Field(default=None, ge=1, description="Branches of a group at most.")
 
