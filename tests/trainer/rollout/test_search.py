@@ -114,6 +114,14 @@ async def test_beams_keep_the_best_prefixes(server: ServerProcess, config: dict[
     assert agents.closed == agents.made
 
 
+async def test_of_equal_replies_a_beam_keeps_those_that_differ(server: ServerProcess) -> None:
+    asked = iter("aaab")
+    agents = Players(lambda observation, episode: next(asked, "a"))
+    config = {"strategy": "beam", "keep": 2, "width": 4, "naive": 0.0}
+    (group,) = await search(server.address, "coin-v1", agents, 2, **config)
+    assert [episode.turns[0].actions for episode in group.episodes] == [["a"], ["b"]]
+
+
 async def test_what_a_beam_shares_is_of_its_first_episode(server: ServerProcess) -> None:
     (group,) = await search(
         server.address, "tree-v1", Players(in_turn()), 2, strategy="beam", keep=2, width=2, naive=0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
@@ -286,16 +287,22 @@ class Search:
     async def _choose(
         self, brancher: Brancher, going: Sequence[Line], places: int
     ) -> list[tuple[Line, Sequence[Turn | None]]]:
-        """The best replies to the states of these lines, with the line of each, of equal ones the first."""
+        """The best replies to the states of these lines, with the line of each. Of equal ones those that do something
+        else come first, as two that do the same would stay together to the end, and then the earlier."""
         tried = await _all(self._try(brancher, line) for line in going)
         for own in tried if self.config.correction == "weight" else ():
             if own:
                 weigh(own)
-        ranked = [(score, index, reply) for index, own in enumerate(tried) for score, reply in own]
-        ranked.sort(key=lambda item: -item[0])
+        ranked, alike = [], Counter[tuple[float, int, tuple[str, ...]]]()
+        for index, own in enumerate(tried):
+            for score, reply in own:
+                same = (score, index, tuple(reply.actions))
+                ranked.append((-score, alike[same], index, reply))
+                alike[same] += 1
+        ranked.sort(key=lambda item: item[:2])
         # A line whose replies have all failed goes on alone, and says what is wrong with it.
         kept: dict[int, list[Turn | None]] = {index: [None] for index, own in enumerate(tried) if not own}
-        for _, index, reply in ranked[: max(places - len(kept), 0)]:
+        for *_, index, reply in ranked[: max(places - len(kept), 0)]:
             kept.setdefault(index, []).append(reply)
         return [(going[index], kept[index]) for index in sorted(kept)]
 
