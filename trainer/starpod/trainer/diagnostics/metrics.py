@@ -48,7 +48,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "collect/switch_rate": sum(turn.switches for turn in turns) / turn_count,
             "collect/segment_turns": len(turns) / max(starts, 1),
         }
-    return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups)
+    return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups) | _attempts(episodes)
 
 
 def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -112,6 +112,33 @@ def _identical(groups: Sequence[Group]) -> dict[str, float]:
     """
     differing = [group for group in groups if group.reward_std > ZERO]
     return {"collect/identical_fraction": statistics.fmean(g.identical for g in differing)} if differing else {}
+
+
+def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What the last attempt of an episode makes of the first (SCoRe, arXiv 2409.12917); nothing without attempts.
+
+    A second attempt that mends nothing and repeats the first is the collapse that SCoRe is there to prevent.
+    """
+    first, last, same = [], [], []
+    for episode in episodes:
+        begun = [
+            turn for turn in episode.turns if "attempt" in turn.parts and turn.agent_id == episode.turns[0].agent_id
+        ]
+        if begun:
+            first.append(bool(begun[-1].info.get("success")))
+            last.append(bool(episode.success))
+            ended = [turn.actions for turn in episode.turns if "attempt" not in turn.parts]
+            same.append([turn.actions for turn in begun] == ended)
+    if not first:
+        return {}
+    pairs = Counter(zip(first, last, strict=True))
+    return {
+        "collect/first_attempt_success": statistics.fmean(first),
+        "collect/last_attempt_success": statistics.fmean(last),
+        "collect/attempts_mended": pairs[False, True] / len(first),
+        "collect/attempts_spoilt": pairs[True, False] / len(first),
+        "collect/attempts_identical": statistics.fmean(same),
+    }
 
 
 def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -17,7 +17,8 @@ from starpod.report.page import dotted
 from starpod.trainer.output.words import METRICS, TASKS, Metric, is_graded, metric, return_with_interval, with_interval
 
 LEARNING = """
-collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
+collect/success collect/first_attempt_success collect/attempts_mended collect/attempts_spoilt collect/attempts_identical
+collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
 policy/kl policy/clip_fraction_high critic/explained_variance search/pivots_early search/pivots_late
 """.split()
 SIGNALS = """
