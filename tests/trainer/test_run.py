@@ -127,6 +127,25 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     assert run.metrics["collect/success"] == 7 / 10
 
 
+async def test_what_a_collection_repeats_is_fined_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = episode
+
+    def echoing(group: int, member: int, reward: float) -> Episode:
+        made = plain(group, member, reward)
+        made.turns[0].blocks["description"] = "goal Up"
+        made.turns[0].parts |= {"environment": reward, "description": 0.25}
+        return made
+
+    monkeypatch.setattr("tests.trainer.test_run.episode", echoing)
+    rewards = {"relations": {"description": 0.5, "repetition": -0.1}}
+    run = make_run(tmp_path, rewards=rewards, prompt={"blocks": ["description"]}, algorithm="dapo")
+    groups = await run.collect()
+    assert run.metrics["reward/description"] == pytest.approx(-0.05)
+    assert groups[0].returns == [0.95, -0.05]
+
+
 async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) -> None:
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, 0.0], algorithm="dapo")
     run.begin_step()

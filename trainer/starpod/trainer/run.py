@@ -45,6 +45,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.rewards.relations import fine_repetition
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
 from starpod.trainer.rollout.frames import draw_episodes
@@ -369,6 +370,9 @@ class Run:
         whole = Collected.joined(rounds)
         # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
         played = [*groups, *reasked]
+        for each in self.config.tasks:
+            own = [episode for group in played for episode in group.members if episode.task == each.name]
+            fine_repetition(each.rewards.relations, own)
         if not played:
             raise CollectionFailed(
                 f"step {self.step} has nothing to train on: {whole.failed} episodes failed and left no group of at "

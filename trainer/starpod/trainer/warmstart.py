@@ -34,7 +34,7 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR, Further
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
-from starpod.trainer.rewards.relations import describe
+from starpod.trainer.rewards.relations import describe_turn
 from starpod.trainer.rewards.scene import CannotRead
 from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError, Section
@@ -77,7 +77,8 @@ class WarmStartConfig(Section):
     thought: str = Field(
         default="{action}",
         description="Thought of a demonstration: a format string with `action`, `words` (of the observation) and "
-        "`relations` (in frozen_lake and sokoban, of things to the player; `next_relations`: after the turn).",
+        "`relations` (in frozen_lake and sokoban, of things to the player; `next_relations`: after the turn; "
+        "`intended_relations`: after it, without slips).",
     )
     blocks: dict[Further, str] = Field(
         default={},
@@ -269,21 +270,17 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"warm_start.{key} {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
                 f"({type(error).__name__}: {error}): it may use {{action}}, {{relations}}, {{next_relations}}, "
-                "and {{words[0]}} and so on, as many as the observation has"
+                "{{intended_relations}}, and {{words[0]}} and so on, as many as the observation has"
             ) from error
 
-    def _relations(self, episode: Episode, seen: Sequence[str]) -> dict[str, str]:
-        """What is told of where things are, before a turn and after it, where a demonstration asks for it.
-
-        seen: what the environment shows then.
-        """
+    def _relations(self, episode: Episode, turn: Turn, after: str) -> dict[str, str]:
+        """What is told of where things are, before a turn and after it, where a demonstration asks for it."""
         if not any("relations}" in text for text in (self.config.thought, *self.config.blocks.values())):
             return {}
         try:
-            told = [describe(episode.environment, episode.instructions, each) for each in seen[:2]]
+            return describe_turn(episode, turn, after)
         except CannotRead as error:
             raise ConfigError(f"warm_start cannot tell relations: {error}") from error
-        return {"relations": told[0], "next_relations": told[1]}
 
     @property
     def attempts(self) -> int:
@@ -356,9 +353,10 @@ class DemonstrationWriter:
         """The turns as one agent plays them."""
         episode = demonstration.episode
         past = replace(episode, turns=[])
-        seen = [*(turn.observation for turn in episode.turns), episode.final_observation]
-        for index, (turn, imitate) in enumerate(zip(episode.turns, demonstration.imitate, strict=True)):
-            text = self.reply(turn, past.turns[-1] if past.turns else None, self._relations(episode, seen[index:]))
+        later = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
+        for turn, after, imitate in zip(episode.turns, later, demonstration.imitate, strict=True):
+            told = self._relations(episode, turn, after)
+            text = self.reply(turn, past.turns[-1] if past.turns else None, told)
             yield Said("", turn.observation, past, text, turn, imitate)
             # A demonstration makes no mistakes.
             past = replace(past, turns=[*past.turns, replace(turn, executed=1, valid=1)])
