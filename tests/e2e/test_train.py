@@ -126,6 +126,17 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
     assert resumed == learnt(undisturbed)
 
 
+def test_methods_that_are_not_used_change_no_digit(undisturbed: Path, tmp_path: Path) -> None:
+    """The same run with each key of every section written out, those of the methods too."""
+    whole = yaml.safe_load((undisturbed / "config.yaml").read_text()) | {"stages": []}
+    assert (whole["script"]["name"], whole["scorer"]["kind"]) == ("solo", "off")
+    assert (whole["collect"]["search"]["strategy"], whole["algorithm"]["order"]) == ("none", "together")
+    assert {"relations", "tools", "criteria", "subgoals", "improvement", "verdict"} <= whole["rewards"].keys()
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
+    train("stop.iterations=2", run_dir=tmp_path / "run", base=[str(tmp_path / "whole.yaml")])
+    assert learnt(tmp_path / "run")[:2] == learnt(undisturbed)[:2]
+
+
 def test_a_run_that_searches_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """What it has learnt about pivots decides where the next ones lie, and is in the checkpoint."""
     search = {"strategy": "pivots", "width": 4, "scale": "std"}
