@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import EndReason, Transition
-from starpod.trainer.config import ConfigError, load_config
+from starpod.trainer.config import ConfigError, load_config, parse_config
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.relations import (
     Relation,
@@ -188,6 +188,18 @@ def test_an_observation_that_hides_some_things_is_refused() -> None:
 def test_blocks_that_are_paid_for_must_be_asked_for() -> None:
     with pytest.raises(ConfigError, match="pays for the block prediction, which replies do not have"):
         load_config("frozen_lake", ["rewards.relations.prediction=0.1", "prompt.blocks=[description]"])
+
+
+@pytest.mark.parametrize(
+    ("relations", "sentence"),
+    [
+        ({"intended": True, "description": 0.5}, "give rewards.relations.prediction, or drop it"),
+        ({"repetition": -0.1}, "give rewards.relations.description or prediction"),
+    ],
+)
+def test_settings_that_change_nothing_are_refused(relations: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config({"rewards": {"relations": relations}})
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def _episodes(folder: RunFolder) -> str:
 
 
 def _branches(folder: RunFolder) -> str:
-    """Trees of some groups of the last collection whose episodes branch, first of those that are of two minds."""
+    """Trees of some groups of the last collection whose episodes branch, first of those of which some succeeded."""
     files = folder.episode_files("train")
     if not files or folder.read_config().get("collect", {}).get("search", {}).get("strategy", "none") == "none":
         return ""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from starpod.client import Transition
 from starpod.trainer.data.episode import Episode, Turn
@@ -54,6 +54,20 @@ class RelationsConfig(Section):
         description="The score of a block, instead of its F1, whose text is among the five that a collection repeats "
         "most and is right by less than 0.7; 0: off.",
     )
+
+    @model_validator(mode="after")
+    def _is_paid(self) -> RelationsConfig:
+        if self.intended and not self.prediction:
+            raise ValueError(
+                "rewards.relations.intended says what predictions are compared with, and nothing is paid for them: "
+                "give rewards.relations.prediction, or drop it"
+            )
+        if self.repetition and not (self.description or self.prediction):
+            raise ValueError(
+                "rewards.relations.repetition is a score of blocks that nothing is paid for: give "
+                "rewards.relations.description or prediction, or drop it"
+            )
+        return self
 
 
 def score_relations(
