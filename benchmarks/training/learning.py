@@ -90,9 +90,21 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 LONG_LOCK = "benchmarks/training/long_lock.yaml"
-HINTS = ("warm_start.actions=expert", "warm_start.noise=0.8", "warm_start.imitate_noise=true", "warm_start.steps=80")
+HINTS = (
+    "warm_start.actions=expert",
+    "warm_start.noise=0.8",
+    "warm_start.imitate_noise=true",
+    "warm_start.steps=80",
+    "stop.tokens=145000",
+)
 """A policy that opens a step of the lock in 38 % of its tries, and so the lock about once in all that it may sample."""
 Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
+TSR = (
+    "collect.search.strategy=beam",
+    "collect.search.width=6",
+    "collect.search.keep=1",
+    "collect.search.naive=0.25",
+)
 DEEP_GRPO = ("collect.search.strategy=pivots", "collect.search.width=4", "collect.search.most_branches=64")
 TOOLS = "benchmarks/training/tools.yaml"
 VAGEN = (
@@ -284,20 +296,13 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     ),
     # All sample as many tokens; one evaluates about as often as another.
     "long_lock": tuple(
-        Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}"))
+        Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}", "stop.iterations=2000"))
         for name, every, *changes in (
-            ("Dr. GRPO", 40),
-            ("StarPO-S", 40, "algorithm=starpo-s", "monitor.early_stop.empty_filter=false"),
+            ("Dr. GRPO", 80),
+            ("StarPO-S", 80, "algorithm=starpo-s", "monitor.early_stop.empty_filter=false"),
             ("Dr. GRPO, paid for each step", 20, "environment.options.graded=true"),
-            ("best of 4", 10, "collect.search.strategy=best_of", "collect.search.width=4"),
-            (
-                "TSR",
-                2,
-                "collect.search.strategy=beam",
-                "collect.search.width=4",
-                "collect.search.keep=1",
-                "collect.search.naive=0.25",
-            ),
+            ("best of 4", 20, "collect.search.strategy=best_of", "collect.search.width=4"),
+            ("TSR", 3, *TSR),
         )
     ),
     "hinted_lock": (
