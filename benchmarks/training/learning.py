@@ -17,7 +17,6 @@
     python -m benchmarks.training.learning visual_sokoban --seeds 1    a room of Sokoban as a picture
     python -m benchmarks.training.learning lock              searches on branches, one episode of a hundred succeeds
     python -m benchmarks.training.learning long_lock         none does, and the search sees how far it came
-    python -m benchmarks.training.learning hinted_lock --seeds 5       hardly any does, and no search sees how far
     python -m benchmarks.training.learning team              two agents with rewards of different size
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
@@ -90,14 +89,6 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 LONG_LOCK = "benchmarks/training/long_lock.yaml"
-HINTS = (
-    "warm_start.actions=expert",
-    "warm_start.noise=0.8",
-    "warm_start.imitate_noise=true",
-    "warm_start.steps=80",
-    "stop.tokens=145000",
-)
-"""A policy that opens a step of the lock in 38 % of its tries, and so the lock about once in all that it may sample."""
 Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
 TSR = (
     "collect.search.strategy=beam",
@@ -105,7 +96,6 @@ TSR = (
     "collect.search.keep=1",
     "collect.search.naive=0.25",
 )
-DEEP_GRPO = ("collect.search.strategy=pivots", "collect.search.width=4", "collect.search.most_branches=64")
 TOOLS = "benchmarks/training/tools.yaml"
 VAGEN = (
     "environment.options.observation=grid",
@@ -305,10 +295,6 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("TSR", 3, *TSR),
         )
     ),
-    "hinted_lock": (
-        Variant("Dr. GRPO", LONG_LOCK, (*HINTS, "evaluation.every=30")),
-        Variant("DEEP-GRPO", LONG_LOCK, (*HINTS, *DEEP_GRPO, "evaluation.every=5")),
-    ),
     "team": tuple(
         Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]",))
         for name, key in (("one scale", ""), ("Dr. MAS", ", key: [agent]"))
@@ -347,7 +333,6 @@ METRICS = {
     "echo_trap_parts": TRAP,
     "lock": (EVALUATION, "collect/success"),
     "long_lock": (EVALUATION, "collect/success"),
-    "hinted_lock": (EVALUATION, "collect/success"),
     "process": (EVALUATION, "scorer/score_correlation"),
     "subgoals": (EVALUATION, "collect/segment_turns"),
     "team": (RETURN, *(f"gradients/agents/{name}/task" for name in ("solver", "verifier"))),
@@ -361,7 +346,6 @@ BY_COST = {
     "credit",
     "critics",
     "echo_trap_others",
-    "hinted_lock",
     "horizons",
     "lock",
     "long_lock",
