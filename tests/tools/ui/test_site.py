@@ -81,6 +81,7 @@ def test_one_run(site: str) -> None:
     for part in ("Selection", "Learning", "Echo Trap signals", "Where the time went", "Checkpoints", "Configuration"):
         assert f"<h2>{part}</h2>" in text
     assert WARNING in text and "best" in text and "clip_high" in text
+    assert "<b>1</b><span>warning</span>" in text and "<b>150</b><span>steps</span>" in text
 
 
 def test_a_comparison(site: str) -> None:

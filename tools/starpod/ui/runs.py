@@ -66,7 +66,7 @@ def run_page(site: Site, request: Request) -> Response:
     return render(
         "run.html", site=site, run=run,
         problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
-        headline=Markup(sections.headline(run["title"] or run["path"], facts, measured, shown, final or None, best)),
+        headline=Markup(sections.headline(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)),
         metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoints,
         configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
         provenance=Markup(sections.provenance(facts, measured)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from starpod.trainer.algorithms.filters import ZERO
@@ -81,6 +81,22 @@ def tokens_spent(groups: Sequence[Group]) -> int:
         group.spent.tokens if group.spent is not None else sum(episode.sampled_tokens for episode in group.members)
         for group in groups
     )
+
+
+def spent_in(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Environment steps, sampled tokens and forks of an iteration, from its metrics: of all that was played, what a
+    search threw away included; none where episodes came from files.
+
+    Not from rates and times: where episodes go on during updates, these are of different spans.
+    """
+    played = "time/collect" in metrics
+    steps = (metrics.get("collect/episodes") or 0.0) * (metrics.get("collect/turns_mean") or 0.0) * played
+    counted = {
+        "environment_steps": steps,
+        "sampled_tokens": steps * (metrics.get("collect/tokens_per_turn") or 0.0),
+        "forks": 0.0,
+    }
+    return {name: metrics.get(f"search/{name}") or own for name, own in counted.items()}
 
 
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:

@@ -55,6 +55,7 @@ def headline(
     header: str = "",
 ) -> str:
     """The title, how it went before and after in large figures, and what they say. header: HTML below the title."""
+    measured = [line for line in lines if line["metrics"]]
     tiles = []
     verdict = ""
     if evaluations:
@@ -68,9 +69,9 @@ def headline(
             else f'<div class="tile main"><div class="after">{_score(after, label)}</div></div>'
         )
         verdict = _verdict(before, after, evaluations, final, best_step) if compared else ""
-    if lines:
-        tiles.append(_tile(duration(wall_seconds(facts, lines)), "wall time"))
-        tiles.append(_tile(f"{lines[-1]['step']:,}", "steps"))
+    if measured:
+        tiles.append(_tile(duration(wall_seconds(facts, measured)), "wall time"))
+        tiles.append(_tile(f"{measured[-1]['step']:,}", "steps"))
         warned = sum(len(line.get("warnings", ())) for line in lines)
         tiles.append(_tile(str(warned), "warning" if warned == 1 else "warnings"))
     outcome = facts.get("ended", {}).get("outcome")
