@@ -302,7 +302,7 @@ def test_fork_here(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
 
 def test_pictures_of_an_episode(visitor: Visitor) -> None:
     visitor.get(EPISODE)
-    links = [html.unescape(link) for link in re.findall(r'<img src="([^"]+)"', visitor.text)]
+    links = list(dict.fromkeys(html.unescape(link) for link in re.findall(r'<img src="([^"]+)"', visitor.text)))
     frames = [visitor.http.get(link).content for link in links]
     assert len(frames) == FATAL + 2 and len(set(frames)) == len(frames)
     assert all(frame.startswith(b"\x89PNG") for frame in frames)

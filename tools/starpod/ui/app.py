@@ -20,7 +20,7 @@ from starpod.report.page import ASSETS
 from starpod.report.site import headers, refusal
 from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.ui.compare import compare_page
-from starpod.ui.episodes import episode_page, episodes_page, group_page
+from starpod.ui.episodes import episode_page, episodes_page, with_pictures
 from starpod.ui.fleet import (
     back_to_game,
     environment_page,
@@ -35,6 +35,7 @@ from starpod.ui.fleet import (
     watch_page,
 )
 from starpod.ui.games import Games, NotPossible
+from starpod.ui.groups import group_page
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.page import OWN, Site, render
@@ -71,12 +72,12 @@ def create_app(index: Index, *, games: Games | None = None, hosts: Collection[st
         "/runs/{path:path}": run_page,
         "/compare": compare_page,
         "/episodes": episodes_page,
-        "/group": group_page,
-        "/episode": episode_page,
     }
     for path, page in pages.items():
         app.add_route(path, _with_site(page, site), methods=["GET"])
     live: list[tuple[str, str, Callable[[Site, Request], Awaitable[Response]]]] = [
+        ("GET", "/episode", with_pictures(episode_page)),
+        ("GET", "/group", with_pictures(group_page)),
         ("GET", "/fleet", fleet_page),
         ("GET", "/play/session/{game}", game_page),
         ("POST", "/play/session/{game}/{what}", game_action),

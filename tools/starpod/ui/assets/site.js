@@ -20,6 +20,8 @@ if (events) {
 }
 if (poll) setInterval(() => document.hidden || update(), Number(poll));
 function refresh(page) {
+  const news = document.getElementById('news');  // of a list that stays as it is while it is read
+  if (news && page.getElementById('news')?.dataset.newest !== news.dataset.newest) news.firstChild.hidden = false;
   for (const part of document.querySelectorAll('[data-live]')) {
     const fresh = page.getElementById(part.id);
     if (!fresh || fresh.innerHTML === part.dataset.shown) continue;
@@ -66,7 +68,7 @@ if (turns.length) {
 }
 
 // Pictures that the server cannot draw again are left out.
-for (const image of document.querySelectorAll('.strip img')) {
+for (const image of document.querySelectorAll('.strip img, .seen img, .partings img')) {
   if (image.complete && !image.naturalWidth) image.remove();
   else image.addEventListener('error', () => image.remove());
 }
@@ -84,8 +86,11 @@ for (const text of document.querySelectorAll('textarea'))
     event.preventDefault();
     text.form.requestSubmit();
   });
-for (const button of document.querySelectorAll('[data-copy]'))
+for (const button of document.querySelectorAll('[data-copy]')) {
+  button.hidden = !navigator.clipboard;  // which browsers withhold from sites without TLS, but for this machine's
   button.addEventListener('click', async () => {
-    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    const from = document.getElementById(button.dataset.copy);
+    await navigator.clipboard.writeText(from.href ?? from.textContent);
     button.textContent = 'Copied';
   });
+}
