@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,6 +92,11 @@ def query(path: str, **values: Any) -> str:
     return f"{path}?{urlencode(given, True)}"
 
 
+def headings(content: str) -> list[tuple[str, str]]:
+    """Ids and texts of a page's headings that can be linked to."""
+    return re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', content)
+
+
 def ago(moment: float | None) -> str:
     """3 minutes ago."""
     seconds = max(time.time() - (moment or 0), 0)
@@ -118,7 +124,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        ago=ago, duration=duration, interval=interval, query=query, run_link=run_link, show=show, signed=signed,
+        ago=ago, duration=duration, headings=headings, interval=interval, query=query, run_link=run_link, show=show,
+        signed=signed,
         tree=lambda lines, label: Markup(draw_tree(lines, label)),
         spark=lambda values, label, **size: Markup(spark(values, label, **size)),
         marked=lambda text: Markup(marked(text)), dotted=lambda key: Markup(dotted(key)),

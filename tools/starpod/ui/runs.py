@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from fastapi import Request, Response
 from markupsafe import Markup
 
 from starpod.report.figures import show
+from starpod.trainer.commands.train import commands
 from starpod.trainer.output import sections
 from starpod.trainer.output.words import SHOWN, metric, trend
 from starpod.ui.index import Curve, spread
@@ -21,25 +23,35 @@ SHOWN_RUNS = 200
 EVALUATIONS = 400
 """Evaluations that a chart shows."""
 STATUSES = ("running", "ended", "interrupted")
+SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "highest success": lambda run: -(run["evaluation"] or {"success": -1.0})["success"],
+    "longest": lambda run: -run["seconds"],
+    "environment": lambda run: run["environment"],
+}
+"""Orders of the list beside the newest first, which holds among equals: the key of a run."""
 
 
 def runs_page(site: Site, request: Request) -> Response:
     """All runs, the newest first; of one status, or whose path or title holds some text."""
     known = site.index.runs()
     wanted, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
+    order = request.query_params.get("sort", "")
     found = [
         run
         for run in known
         if wanted in ("", run["status"])
         and text.lower() in f"{run['path']} {run['title']} {run['environment']} {run['algorithm']}".lower()
     ]
+    if order in SORTS:
+        found.sort(key=SORTS[order])
     page = number(request, "page", 1, least=1)
     shown = found[(page - 1) * SHOWN_RUNS : page * SHOWN_RUNS]
     counts = {status: sum(run["status"] == status for run in known) for status in STATUSES}
     return render(
         "runs.html", site=site, runs=shown, found=len(found), known=len(known), counts=counts, wanted=wanted,
-        text=text, page=page, pages=-(-len(found) // SHOWN_RUNS),
-        pages_url=lambda place: query("/", status=wanted, text=text, page=place),
+        text=text, page=page, pages=-(-len(found) // SHOWN_RUNS), sorts=SORTS, order=order,
+        pages_url=lambda place: query("/", status=wanted, text=text, sort=order, page=place),
+        folder=shlex.quote(str(site.index.folder)),
     )  # fmt: skip
 
 
@@ -70,7 +82,7 @@ def run_page(site: Site, request: Request) -> Response:
         metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoints,
         configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
         provenance=Markup(sections.provenance(facts, measured)),
-        folder=str(folder), kinds=_kinds(files),
+        commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
     )  # fmt: skip
 
 

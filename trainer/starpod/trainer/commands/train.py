@@ -6,10 +6,10 @@ import asyncio
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
@@ -193,7 +193,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
             said = {"outcome": reason}
             said |= {} if final is None else {"final": final_line(final)}
             said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
-            screen.done({**said, "report": str(write_report(path)), **commands(path, config)})
+            screen.done({**said, "report": str(write_report(path)), **commands(path, config.to_dict())})
     parallel.end(interrupts.status)
     return interrupts.status
 
@@ -225,18 +225,23 @@ def _next(path: Path, config: Config) -> str:
     from starpod.trainer.output.run_folder import RunFolder
 
     if RunFolder(path).exists:
-        return f"once it answers, go on with: {commands(path, config)['go on']}"
+        return f"once it answers, go on with: {commands(path, config.to_dict())['go on']}"
     return "once it answers, give the same command again: nothing was trained yet"
 
 
-def commands(path: Path, config: Config) -> dict[str, str]:
-    """What a user types next, by what it does: exact command lines about the run in the folder."""
+def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """What a user types next, by what it does: exact command lines about the run in the folder.
+
+    config: of its config.yaml.
+    """
     from starpod.trainer.rollout.environment import server_words
 
     folder = shlex.quote(str(path))
-    known = ",".join(dict.fromkeys(address for task in config.tasks for address in task.environment.addresses))
-    servers = dict.fromkeys(server_words(task.environment.id, task.environment.serve) for task in config.tasks)
-    ids = " ".join(f"--environment {task.environment.id}" for task in config.tasks)
+    several = config.get("environments") or {"": config.get("environment") or {}}
+    tasks = [task for task in several.values() if isinstance(task, Mapping) and task.get("id")]
+    known = ",".join(dict.fromkeys(address for task in tasks for address in task.get("addresses") or ()))
+    servers = dict.fromkeys(server_words(task["id"], task.get("serve") or []) for task in tasks)
+    ids = " ".join(f"--environment {task['id']}" for task in tasks)
     return {
         "go on": f"starpod train --resume --run-dir {folder}",
         "look": f"starpod ui {folder} {f'--address {known}' if known else ' '.join(servers)}",

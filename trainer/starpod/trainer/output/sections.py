@@ -42,7 +42,12 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
 
 def section(title: str, said: str, body: str) -> str:
     """A heading, a sentence below it and what they are about; nothing where there is nothing."""
-    return f'<h2>{title}</h2><p class="muted">{said}</p>{body}' if body else ""
+    return f'{heading(title)}<p class="muted">{said}</p>{body}' if body else ""
+
+
+def heading(title: str) -> str:
+    """A heading that can be linked to."""
+    return f'<h2 id="{title.lower().replace(" ", "-")}">{title}</h2>'
 
 
 def headline(
@@ -401,7 +406,7 @@ def configuration(facts: Mapping[str, Any]) -> str:
     if differs is None:
         return ""
     if not differs:
-        return '<h2>Configuration</h2><p class="muted">All defaults.</p>'
+        return f'{heading("Configuration")}<p class="muted">All defaults.</p>'
     rows = "".join(
         f"<tr><td>{dotted(key)}</td><td><code>{escape(plain(value))}</code></td>"
         f'<td class="muted"><code>{escape(plain(default))}</code></td></tr>'
@@ -447,4 +452,4 @@ def provenance(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
         metrics = (
             f'<details><summary class="muted">All metrics of the last step</summary><table>{values}</table></details>'
         )
-    return f"<h2>Provenance</h2><table>{body}</table>{metrics}"
+    return f"{heading('Provenance')}<table>{body}</table>{metrics}"
