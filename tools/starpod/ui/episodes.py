@@ -19,10 +19,12 @@ from starpod.client import StarpodError
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
 from starpod.trainer.rollout.environment import server_words
+from starpod.ui.continuing import COUNTS
 from starpod.ui.fleet import picture
-from starpod.ui.games import COUNTS, NotPossible, remarks
+from starpod.ui.games import remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
+from starpod.ui.policies import NotPossible
 from starpod.ui.reading import mapping, read_episode
 
 PAGE = 50
@@ -161,7 +163,8 @@ def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
         readable=tokenizer is not None, update=update, most_tokens=MOST_TOKENS,
         size=None if drawn is None else _size(drawn),
         token=site.guard.token("fork") if site.games else "",
-        policies=site.games.policies(checkpoint=row["tokens"] > 0) if site.games else {}, counts=COUNTS,
+        policies=site.continuing.policies.choices(run=folder if row["tokens"] > 0 else None) if site.continuing else {},
+        counts=COUNTS, jobs=site.continuing.of_episode(episode_link(run, row)) if site.continuing else (),
         call=_call(site.index.folder, folder, episode),
     )  # fmt: skip
 

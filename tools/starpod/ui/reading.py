@@ -138,6 +138,26 @@ def read_episode(path: Path, start: int) -> dict[str, Any]:
     return value
 
 
+def checkpoints(folder: Path) -> list[dict[str, Any]]:
+    """Complete checkpoints, newest first, with their step and what is said of them: best, latest."""
+    named: dict[str, list[str]] = {}
+    for mark in ("best", "latest"):
+        try:
+            target = (folder / "checkpoints" / mark).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            continue
+        named.setdefault(target, []).append(mark)
+    try:
+        found = [path for path in (folder / "checkpoints").iterdir() if path.name.startswith("step-")]
+    except OSError:
+        return []
+    return [
+        {"name": path.name, "step": int(digits), "marks": named.get(path.name, []), "path": str(path)}
+        for path in sorted(found, reverse=True)
+        if (digits := path.name.removeprefix("step-")).isdecimal()
+    ]
+
+
 def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:
     """The pictures that the run drew of an episode for its report; empty where it drew none."""
     place = (file, group, member)

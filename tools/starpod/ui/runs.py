@@ -16,7 +16,7 @@ from starpod.trainer.output import sections
 from starpod.trainer.output.words import SHOWN, metric, trend
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, number, query, render
-from starpod.ui.reading import mapping, objects
+from starpod.ui.reading import checkpoints, mapping, objects
 
 SHOWN_RUNS = 200
 """Runs on a page of the list."""
@@ -64,8 +64,8 @@ def run_page(site: Site, request: Request) -> Response:
     evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
     curve, files = site.index.curve(run["run"]), site.index.files(run["run"])
     measured = [line for line in curve.lines if line["metrics"]]
-    checkpoints = _checkpoints(folder)
-    best = next((each["step"] for each in checkpoints if "best" in each["marks"]), None)
+    kept = checkpoints(folder)
+    best = next((each["step"] for each in kept if "best" in each["marks"]), None)
     shown = spread(evaluations, EVALUATIONS)
     body = [
         sections.evaluation(shown, curve.lines),
@@ -79,7 +79,7 @@ def run_page(site: Site, request: Request) -> Response:
         "run.html", site=site, run=run,
         problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
         headline=Markup(sections.headline(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)),
-        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoints,
+        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=kept,
         configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
         provenance=Markup(sections.provenance(facts, measured)),
         commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
@@ -109,26 +109,6 @@ def metrics_table(curve: Curve) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _checkpoints(folder: Path) -> list[dict[str, Any]]:
-    """Complete checkpoints, newest first, with their step and what is said of them: best, latest."""
-    named: dict[str, list[str]] = {}
-    for mark in ("best", "latest"):
-        try:
-            target = (folder / "checkpoints" / mark).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            continue
-        named.setdefault(target, []).append(mark)
-    try:
-        found = [path for path in (folder / "checkpoints").iterdir() if path.name.startswith("step-")]
-    except OSError:
-        return []
-    return [
-        {"name": path.name, "step": int(digits), "marks": named.get(path.name, []), "path": str(path)}
-        for path in sorted(found, reverse=True)
-        if (digits := path.name.removeprefix("step-")).isdecimal()
-    ]
 
 
 def _kinds(files: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:
