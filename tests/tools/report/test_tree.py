@@ -35,6 +35,16 @@ def test_ends_are_named_and_many_names_are_left_out() -> None:
     assert "0 of 4" in texts(draw_tree([*lines, lines[0]], "Group"))
 
 
+def test_ends_lead_to_their_pages_and_a_picture_holds_no_links() -> None:
+    lines = [Continuation(["Up"], 0.0, False, "a & b", "/one"), Continuation(["Down"], 1.0, True, link="/two?a&b")]
+    root = ElementTree.fromstring(draw_tree(lines, "Group"))
+    links = [(each.attrib["href"], each.attrib["aria-label"]) for each in root.iter("a")]
+    assert links == [("/two?a&b", "solved: Down"), ("/one", "a & b: not solved: Up")]
+    assert root.attrib["role"] == "group"
+    alone = ElementTree.fromstring(draw_tree([Continuation(["Up"], 0.0, False, "x")], "Group"))
+    assert alone.attrib["role"] == "img" and not list(alone.iter("a"))
+
+
 @given(st.lists(LINES, max_size=12))
 def test_any_continuations_are_drawn_within_the_picture(lines: list[Continuation]) -> None:
     svg = draw_tree(lines, "Tree <b>")

@@ -207,10 +207,6 @@ def test_every_checkpoint_of_the_run_is_offered(visitor: Visitor, lost: tuple[Pa
     ]
     (folder / "step-00000025").rmdir()
     assert visitor.send("branch", policy="checkpoint-step-00000025", count="4") == 400
-    visitor.get(EPISODE)
-    visitor.send("/fork", turn="1")
-    assert visitor.send("branch", policy="checkpoint-step-00000075", count="4") == 409
-    assert "It cannot play on here" in visitor.text  # the folder is empty
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Live sessions of the site, on a real server: played, taken back, forked from an episode, continued by others."""
 
+import asyncio
 import html
 import re
 import signal
@@ -18,6 +19,7 @@ from starpod.cli.new import fill
 from starpod.client import Limits, OutOfOrder, SyncFleet, SyncSession, Want
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
+from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warmstart import read_demonstrations
@@ -57,7 +59,7 @@ class Visitor:
 
     def send(self, what: str, /, fields: dict[str, str] | None = None, **given: str) -> int:
         path = self.path if what == "start" else what if what.startswith("/") else f"{self.path}/{what}"
-        held = self.hidden("options" if what == "start" else what) if fields is None else fields
+        held = self.hidden(f'class="{what}"' if what == "start" else what) if fields is None else fields
         return self.take(self.http.post(path, data={**held, **given}))
 
 
@@ -128,6 +130,36 @@ def test_servers_and_environments(visitor: Visitor, server: ServerProcess) -> No
     assert server.address in visitor.text and "ready" in visitor.text and 'href="/play/sokoban-v1"' in visitor.text
     assert re.search(r'data-label="Lease">10:00', visitor.text)
     assert re.search(r'data-label="Round trip">[\d.]+ m?s<', visitor.text)
+    start(visitor, "sokoban-v1")
+    visitor.send("act", action="Up")
+    visitor.get("/fleet")
+    assert re.search(r'data-label="Steps of this site">[\d.]+ m?s<span class="sub">99 of 100 within', visitor.text)
+    assert 'data-poll="5000"' in visitor.text and "brought back after a loss: 0 of this site." in visitor.text
+
+
+def test_sessions_of_a_run_are_watched_while_it_trains(
+    visitor: Visitor, lost: tuple[Path, Episode], others: SyncSession
+) -> None:
+    """The run is played by this test: it holds the lock, and tells what it holds open."""
+    folder = RunFolder.create(lost[0] / "trains")
+    folder.config.write_text(yaml.safe_dump({"environment": {"id": "sokoban-v1"}}))
+    folder.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/recoveries": 3.0}}\n')
+    page = "/sessions?run=trains"
+    with folder.lock():
+        wait_until(lambda: visitor.get(page) == 200 and "it has only begun" in visitor.text)
+        assert folder.watched.exists()
+
+        async def tell() -> None:
+            async with telling(folder, [others.fleet.fleet]):
+                await asyncio.to_thread(wait_until, lambda: visitor.get(page) == 200 and "/watch?" in visitor.text)
+                assert '<td class="n" data-label="Seed">3</td>' in visitor.text
+                link = html.unescape(re.findall(r'href="(/watch[^"]+)"', visitor.text)[0])
+                assert visitor.get(link) == 200 and "turn <b>0</b>" in visitor.text and page in visitor.text
+                visitor.get("/fleet")
+                assert '3 of the run <a href="/runs/trains">' in visitor.text and f'href="{page}"' in visitor.text
+
+        others.fleet.run(tell())
+    wait_until(lambda: visitor.get(page) == 200 and "does not train now" in visitor.text)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from starpod.ui.fleet import (
     game_action,
     game_page,
     picture,
+    sessions_page,
     start_game,
     watch_action,
     watch_page,
@@ -104,6 +105,7 @@ def create_app(
         ("GET", "/continuations/{tree}/{number}", continuation_page),
         ("GET", "/continuations/{tree}/{number}/picture", continuation_picture),
         ("POST", "/continuations/{tree}/{number}/{what}", continuation_action),
+        ("GET", "/sessions", sessions_page),
         ("GET", "/watch", watch_page),
         ("POST", "/watch/{what}", watch_action),
     ]

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 )
 @site_options(port=8090)
 @click.option("--index", default="", metavar="FILE", help=f"The index; :memory: for no file. [default: RUNS/{NAME}]")
+@click.option("--of-run", is_flag=True, hidden=True, help="Use the servers of the run in RUNS while it trains.")
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
 @access_options
 def ui(
@@ -64,6 +65,7 @@ def ui(
     port: int,
     hosts: tuple[str, ...],
     index: str,
+    of_run: bool,
     end_with_stdin: bool,
 ) -> None:
     """Show runs, episodes and servers in a browser.
@@ -88,11 +90,13 @@ def ui(
     from starpod.ui.continuing import Continuing
     from starpod.ui.games import Games
     from starpod.ui.policies import Policies
+    from starpod.ui.reading import servers_of
 
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
     try:
         with started("the environment service", *_words(served)) if served else nullcontext(address) as server:
-            continuing = Continuing(Games(server, access), Policies(asked)) if server else None
+            where = (lambda: servers_of(runs)) if of_run else server
+            continuing = Continuing(Games(where, access), Policies(asked)) if where else None
             asyncio.run(_serve(runs, index, continuing, host=host, port=port, hosts={host, *hosts}, token=token))
     except ServiceRefused as error:
         raise click.UsageError(error.said) from error

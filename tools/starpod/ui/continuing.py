@@ -218,7 +218,7 @@ class Continuing:
         return self._keep(self._words(policy, game), game, lines)
 
     def _words(self, policy: str, game: Game) -> str:
-        return self.policies.choices(run=game.run)[policy]
+        return self.policies.choices(run=game.run).get(policy, policy)
 
     def _keep(self, words: str, game: Game, lines: list[Branch]) -> Branches:
         """Raises NotPossible where a continuation failed."""
@@ -319,7 +319,8 @@ class Continuing:
             await close(sessions)
         if any([turn.reply for turn in each.turns[:turns]] != [turn.reply for turn in past] for each in episodes):
             raise NotPossible(f"The checkpoint is asked other prompts than the episode had before turn {turns + 1}.")
-        return self._keep(job.words, game, [Branch(each, turns, ()) for each in episodes])
+        lines = [Branch(replace(each, turns=[*past, *each.turns[turns:]]), turns, ()) for each in episodes]
+        return self._keep(job.words, game, lines)
 
 
 def _counting(job: TurnValues) -> Watch:

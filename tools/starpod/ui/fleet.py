@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
@@ -23,8 +25,9 @@ from starpod.ui.continuing import COUNTS, Continuing
 from starpod.ui.games import SEPARATOR, Game, Games
 from starpod.ui.page import Site, query, render
 from starpod.ui.policies import NotPossible
-from starpod.ui.reading import kept_pictures, mapping, read_episode
+from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, mapping, read_episode
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
+from starpod.v1 import environment_pb2 as pb
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
 _MAX_SEED = 2**64 - 1
@@ -43,39 +46,46 @@ def continuing_of(site: Site) -> Continuing:
 
 
 async def fleet_page(site: Site, request: Request) -> Response:
-    """The servers and the environments that they host."""
+    """The environments that can be played, the servers that host them, and the sessions there."""
     games = games_of(site)
     fleet = await games.fleet()
     specs = await fleet.describe()
     trips = await watching.round_trips(fleet)
-    servers = [
-        {
-            "address": replica.address,
-            "state": _state(replica),
-            "ready": replica.ready,
-            "name": f"{replica.description.server_name} {replica.description.server_version}"
-            if replica.description
-            else "",
-            "load": replica.load,
-            "most": replica.description.limits.max_sessions if replica.description else 0,
-            "ours": len(replica.sessions),
-            "seconds": trips.get(replica.address),
-            "lease": replica.description.limits.default_lease_seconds if replica.description else 0.0,
-            "longest": replica.description.limits.max_lease_seconds if replica.description else 0.0,
-            "instance": replica.instance_id,
-        }
-        for replica in fleet.replicas
-    ]
+    servers = [_server(replica, games, trips.get(replica.address)) for replica in fleet.replicas]
     return render(
-        "fleet.html", site=site, servers=servers, specs=specs, recoveries=fleet.recoveries, address=games.address,
-        games=games.all(),
+        "fleet.html", site=site, servers=servers, specs=specs, recoveries=fleet.recoveries, games=games.all(),
+        running=await asyncio.to_thread(_running, site), jobs=len(continuing_of(site).jobs()),
     )  # fmt: skip
 
 
-def _state(replica: Replica) -> str:
-    if replica.draining:
-        return "draining"
-    return "ready" if replica.ready else f"away: {no_answer(replica.address, str(replica.error))}"
+def _running(site: Site) -> list[tuple[str, float | None]]:
+    """The runs that train now, and how many sessions each has brought back after a loss; None where it says nothing."""
+    paths = [run["path"] for run in site.index.runs() if run["status"] == "running"]
+    folders = ((path, find_run(site.index.folder, path)) for path in paths)
+    return [(path, last_metrics(folder).get("collect/recoveries")) for path, folder in folders if folder]
+
+
+def _server(replica: Replica, games: Games, seconds: float | None) -> dict[str, Any]:
+    """What is told of a server. seconds: of a round trip."""
+    said = replica.description or pb.DescribeResponse()
+    steps = games.steps(replica.address)
+    return {
+        "address": replica.address,
+        "state": "draining" if replica.draining else "ready" if replica.ready else "away",
+        "why": "" if replica.ready or replica.draining else no_answer(replica.address, str(replica.error)),
+        "ready": replica.ready,
+        "name": f"{said.server_name} {said.server_version}",
+        "load": replica.load,
+        "most": said.limits.max_sessions,
+        "ours": len(replica.sessions),
+        "seconds": seconds,
+        "lease": said.limits.default_lease_seconds,
+        "longest": said.limits.max_lease_seconds,
+        "instance": replica.instance_id,
+        "steps": len(steps),
+        "p50": float(np.percentile(steps, 50)) if steps else None,
+        "p99": float(np.percentile(steps, 99)) if steps else None,
+    }
 
 
 async def environment_page(site: Site, request: Request) -> Response:
@@ -89,6 +99,7 @@ async def _form_page(site: Site, environment: str, given: Mapping[str, str], pro
     return render(
         "environment.html", site=site, status=400 if problem else 200, spec=spec, problem=problem,
         seed=given.get("seed", ""), token=site.guard.token("play"),
+        opened=bool(problem) or any(name.startswith("option-") for name in given),
         fields=forms.filled(forms.fields(spec.options_schema_json), given, whole=bool(problem)),
     )  # fmt: skip
 
@@ -227,6 +238,17 @@ def continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple
 # --- sessions of others -----------------------------------------------------------------------------------------------
 
 
+async def sessions_page(site: Site, request: Request) -> Response:
+    """The sessions of a run in play, from where each can be watched. The run tells them as long as the page asks."""
+    run = site.run(request.query_params.get("run", ""))
+    told = in_play(site.folder(run["path"])) if run["status"] == "running" else None
+    ours = {replica.address for replica in (await site.games.fleet()).replicas} if site.games and told else set()
+    return render(
+        "sessions.html", site=site, run=run, told=told, reached=bool(told and ours & set(told["servers"])),
+        call=f"starpod ui {site.index.folder} --address {','.join(told['servers'])}" if told else "",
+    )  # fmt: skip
+
+
 async def watch_page(site: Site, request: Request) -> Response:
     """A session by its id, whoever opened it: what it shows now."""
     games = games_of(site)
@@ -238,7 +260,7 @@ async def watch_page(site: Site, request: Request) -> Response:
         "watch.html", site=site, seen=seen, token=site.guard.token("watch"),
         image=base64.b64encode(seen.picture).decode() if seen.picture else "",
         choices=list(seen.spec.action_space.names) if seen.spec else [],
-        notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
+        notice=_NOTICES.get(request.query_params.get("notice", ""), ""), run=request.query_params.get("run", ""),
     )  # fmt: skip
 
 
@@ -261,7 +283,7 @@ async def watch_action(site: Site, request: Request) -> Response:
         notice = "moved"
     except EpisodeOver:
         notice = "over"
-    return RedirectResponse(query("/watch", session=session, notice=notice), 303)
+    return RedirectResponse(query("/watch", session=session, run=given.get("run", ""), notice=notice), 303)
 
 
 # --- from an episode --------------------------------------------------------------------------------------------------

@@ -207,11 +207,12 @@ class Game:
 class Games:
     """The fleet and the sessions that the site holds on it. It connects when it is first needed.
 
-    address: of the servers, or tells it when it is asked.
+    address: of the servers, or tells it once it is known.
     """
 
     def __init__(self, address: str | Callable[[], str], access: Transport) -> None:
-        self._address = address
+        self._find = address if callable(address) else lambda: address
+        self._address = ""
         self._access = access
         self._fleet: Fleet | None = None
         self._connecting = asyncio.Lock()
@@ -222,8 +223,11 @@ class Games:
 
     @property
     def address(self) -> str:
-        """Raises StarpodError where it is not known yet."""
-        return self._address if isinstance(self._address, str) else self._address()
+        """Raises Unreachable where it is not known yet."""
+        self._address = self._address or self._find()
+        if not self._address:
+            raise Unreachable("The servers of the run are not there yet: it has only begun.")
+        return self._address
 
     async def fleet(self) -> Fleet:
         """Raises StarpodError where no server can be used."""

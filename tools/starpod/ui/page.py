@@ -127,7 +127,7 @@ def continuation_link(branches: Branches, number: int) -> str:
 def _tree(branches: Branches, label: str) -> Markup:
     """The drawing of continuations, whose ends lead to their pages."""
     lines = [
-        Continuation(line.actions, line.value, line.success, continuation_link(branches, number))
+        Continuation(line.actions, line.value, line.success, link=continuation_link(branches, number))
         for number, line in enumerate(branches.lines)
     ]
     return Markup(draw_tree(lines, label))

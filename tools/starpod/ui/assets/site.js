@@ -2,14 +2,22 @@
 const {events, poll, here} = document.body.dataset;
 const served = new Map([...document.querySelectorAll('[data-live]')].map(part => [part.id, part.innerHTML]));
 const parse = text => new DOMParser().parseFromString(text, 'text/html');
+const GONE = 'The site does not answer: is it still running?';
+function told(text) {  // why a page that asks for the state of a session does not get it
+  const problem = document.getElementById('problem');
+  if (problem && problem.textContent !== text) problem.textContent = text;
+}
 let busy = false, acting = false, acted = 0;
 async function update() {
   if (busy || acting) return;
   busy = true;
   try {
-    const before = acted, reply = await fetch(location.href), text = await reply.text();
-    if (reply.ok && before === acted) refresh(parse(text));
-  } catch { /* the next one tries again */ }
+    const before = acted, reply = await fetch(location.href), page = parse(await reply.text());
+    if (before === acted) {
+      told(reply.ok ? '' : page.querySelector('main p').textContent);
+      if (reply.ok) refresh(page);
+    }
+  } catch { told(GONE); }  // the next one tries again
   busy = false;
 }
 if (events) {
@@ -73,25 +81,25 @@ async function follow(url, form, submitter) {
   if (acting) return;
   acting = true;
   acted += 1;
-  const main = document.querySelector('main'), problem = document.getElementById('problem');
+  const main = document.querySelector('main');
   main.setAttribute('aria-busy', 'true');
   try {
     const sent = form && {method: 'POST', body: new URLSearchParams(new FormData(form, submitter))};
     const reply = await fetch(url, sent);
     const page = parse(await reply.text());
-    problem.replaceChildren();
+    told(page.body.dataset.here === here || reply.ok ? '' : page.querySelector('main p').textContent);
     if (page.body.dataset.here === here) refresh(page, form || true);
     else if (reply.ok) location = reply.url;
-    else problem.append(page.querySelector('main p'));
-  } catch { problem.textContent = 'The site does not answer: is it still running?'; }
+  } catch { told(GONE); }
   main.removeAttribute('aria-busy');
   acting = false;
 }
 const ours = path => here && new URL(path, location).pathname.startsWith(here);
 document.addEventListener('submit', event => {
-  if (!ours(event.target.action)) return;
+  const url = event.target.getAttribute('action');  // a control may be named action
+  if (!url || !ours(url)) return;
   event.preventDefault();
-  follow(event.target.action, event.target, event.submitter);
+  follow(url, event.target, event.submitter);
 });
 document.addEventListener('click', event => {
   const link = event.target.closest('a[href]');

@@ -51,6 +51,7 @@ class RunFolder:
     path/pictures.zip        frames of some of these episodes
     path/checkpoints/        written by others
     path/report.html         the page for people
+    path/.live.json          while it trains: its servers, and its sessions in play as long as somebody touches .watched
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,6 +66,8 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.pictures = path / "pictures.zip"
         self.report = path / "report.html"
+        self.live = path / ".live.json"
+        self.watched = path / ".watched"
         self._made: list[Path] = []
 
     @classmethod
