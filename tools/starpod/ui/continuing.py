@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 from collections import OrderedDict
@@ -26,6 +27,8 @@ MOST_JOBS = 50
 """Of the values of turns that are kept, the newest ones."""
 MOST_TREES = 500
 """Likewise of continuations from one state."""
+
+logger = logging.getLogger(__name__)
 
 Watch = Callable[[Episode], None]
 
@@ -263,6 +266,9 @@ class Continuing:
         except asyncio.CancelledError:
             job.problem = "It was stopped."
             raise
+        except Exception as error:  # nobody awaits the task: it is told here
+            logger.exception("the values of turns of %s", job.link)
+            job.problem = f"It failed: {type(error).__name__}: {error}"
         finally:
             job.done = True
 

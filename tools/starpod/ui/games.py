@@ -387,17 +387,21 @@ class Games:
     async def _draw(self, key: str, episode: Episode, task: Task, luck: Luck) -> list[bytes]:
         if key not in self._frames:
             game = await self.replay(episode, task, 0)
-            frames = []
+            frames: list[bytes] = []
             try:
                 if "png" not in game.spec.render_modes:
                     raise NotPossible(f"{game.spec.id} draws no pictures.")
+                drawn = await game.session.render("png")
+                assert isinstance(drawn, bytes)
                 async for turn in _follow(game, episode, len(episode.turns), luck):
-                    frames.append(await game.session.render("png"))
+                    frames.append(drawn)
                     if turn.actions:
-                        await game.session.step(turn.actions)
+                        # With the picture, and without what people want beside it.
+                        seen = (await game.session.step(turn.actions, want=Want(image=True))).observation
+                        drawn = seen.image.data if seen.image else drawn
             finally:
                 await close([game.session])
-            self._frames[key] = [frame for frame in frames if isinstance(frame, bytes)]
+            self._frames[key] = frames
             while len(self._frames) > MOST_FRAMES:
                 self._frames.popitem(last=False)
         return self._frames[key]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Resume although KEY (such as environment.id) differs from the run's. Repeatable.",
 )
-@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser, at the address that is printed.")
+@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser; on a terminal until Ctrl-C.")
 @click.option(
     "--dry-run",
     is_flag=True,
