@@ -24,6 +24,7 @@ from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.words import final_line
 from starpod.trainer.rollout.ahead import Admitted, Ahead
 from starpod.trainer.rollout.collect import Collected, Start
+from starpod.trainer.rollout.pivots import Recoverability
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.e2e import dying
@@ -125,6 +126,34 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
     train("stop.iterations=6", run_dir=tmp_path / "run", resume=True)
     resumed = [record for record in learnt(tmp_path / "run") if record["step"] != 3 or "episodes" not in record]
     assert resumed == learnt(undisturbed)
+
+
+def test_methods_that_are_not_used_change_no_digit(undisturbed: Path, tmp_path: Path) -> None:
+    """The same run with each key of every section written out, those of the methods too."""
+    whole = yaml.safe_load((undisturbed / "config.yaml").read_text()) | {"stages": []}
+    assert (whole["script"]["name"], whole["scorer"]["kind"]) == ("solo", "off")
+    assert (whole["collect"]["search"]["strategy"], whole["algorithm"]["order"]) == ("none", "together")
+    assert {"relations", "tools", "criteria", "subgoals", "improvement", "verdict"} <= whole["rewards"].keys()
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
+    train("stop.iterations=2", run_dir=tmp_path / "run", base=[str(tmp_path / "whole.yaml")])
+    assert learnt(tmp_path / "run")[:2] == learnt(undisturbed)[:2]
+
+
+def test_a_run_that_searches_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """What it has learnt about pivots decides where the next ones lie, and is in the checkpoint."""
+    search = {"strategy": "pivots", "width": 4, "scale": "std"}
+    words = [*(f"collect.search.{name}={value}" for name, value in search.items()), "warm_start.imitate_noise=true"]
+    train("stop.iterations=6", *words, run_dir=tmp_path / "whole")
+    train("stop.iterations=3", *words, run_dir=tmp_path / "run")
+    pivots = Recoverability()
+    state = json.loads((tmp_path / "run" / "checkpoints" / latest(tmp_path / "run") / "state.json").read_text())
+    pivots.load_state_dict(state["pivots"])
+    assert pivots.fitted
+    train("stop.iterations=6", *words, run_dir=tmp_path / "run", resume=True)
+    resumed = [record for record in learnt(tmp_path / "run") if record["step"] != 3 or "episodes" not in record]
+    assert resumed == learnt(tmp_path / "whole")
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert all(record["search/branches"] for record in resumed if "search/forks" in record)
 
 
 @pytest.mark.minutes

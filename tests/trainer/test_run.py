@@ -128,6 +128,25 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     assert run.metrics["collect/success"] == 7 / 10
 
 
+async def test_what_a_collection_repeats_is_fined_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = episode
+
+    def echoing(group: int, member: int, reward: float) -> Episode:
+        made = plain(group, member, reward)
+        made.turns[0].blocks["description"] = "goal Up"
+        made.turns[0].parts |= {"environment": reward, "description": 0.25}
+        return made
+
+    monkeypatch.setattr("tests.trainer.test_run.episode", echoing)
+    rewards = {"relations": {"description": 0.5, "repetition": -0.1}}
+    run = make_run(tmp_path, rewards=rewards, prompt={"blocks": ["description"]}, algorithm="dapo")
+    groups = await run.collect()
+    assert run.metrics["reward/description"] == pytest.approx(-0.05)
+    assert groups[0].returns == [0.95, -0.05]
+
+
 async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) -> None:
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, 0.0], algorithm="dapo")
     run.begin_step()
@@ -258,6 +277,23 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
     regardless.restore(saved)
     assert regardless.reason_to_stop() == ""
+
+
+async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 10**6})
+    run.begin_step()
+    sampled = sum(episode.sampled_tokens for group in await run.collect() for episode in group.episodes)
+    assert run.tokens == sampled > 0
+    run.save()
+
+    again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
+    loaded = again.output.checkpoints.latest()
+    assert loaded is not None
+    again.restore(loaded)
+    assert again.reason_to_stop() == ""
+    again.begin_step()
+    await again.collect()
+    assert again.reason_to_stop() == f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}"
 
 
 async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> None:

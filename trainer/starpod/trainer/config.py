@@ -42,6 +42,9 @@ class StopConfig(Section):
 
     iterations: int = Field(default=200, ge=0, description="Collections and updates.")
     minutes: float | None = Field(default=None, gt=0, description="Minutes of training; null: no limit.")
+    tokens: int | None = Field(
+        default=None, ge=1, description="Tokens sampled in training, those of a search included."
+    )
     success: float | None = Field(default=None, gt=0, le=1, description="Success of an evaluation that ends the run.")
 
 
@@ -110,6 +113,11 @@ class Config(Section):
             raise ValueError(
                 f"collect.search.strategy {strategy} opens the start states themselves, and "
                 "environment.expert_moves_left has others: drop either"
+            )
+        if self.algorithm.order != "together" and strategy not in ("none", "best_of"):
+            raise ValueError(
+                f"algorithm.order {self.algorithm.order} takes a step for each turn of whole episodes, and "
+                f"collect.search.strategy {strategy} finds branches: set it to none or best_of, or order to together"
             )
         terms = self.algorithm.credit_terms
         gains, trees = any(term.score == "gain" for term in terms), any("tree" in term.key for term in terms)

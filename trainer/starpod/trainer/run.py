@@ -35,6 +35,7 @@ from starpod.trainer.diagnostics.metrics import (
     metrics_by_task,
     search_metrics,
     staleness_metrics,
+    tokens_spent,
 )
 from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out_figures, numbered, overall
 from starpod.trainer.interrupts import Interrupts
@@ -45,6 +46,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel, RankFailed
+from starpod.trainer.rewards.relations import fine_repetition
 from starpod.trainer.rollout.ahead import Admitted, Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
 from starpod.trainer.rollout.frames import draw_episodes
@@ -81,8 +83,9 @@ class Run:
     demonstrations: to imitate before training. offline: groups to train on
     instead of collecting. scorer: of turns, where one is trained beside the policy. stage_collectors: of the stages,
     which collect in the place of `collector`.
-    step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, before a
-    resumption included. rescued: the step as of which `rescue` left the run saved; None before.
+    step: iterations done. version: of the policy, one more with each update. tokens: sampled in training, those of a
+    search included. elapsed: seconds of training, before a resumption included. rescued: the step as of which `rescue`
+    left the run saved; None before.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Run:
         self.resumed = False
         self.step = 0
         self.version = 0
+        self.tokens = 0
         self.elapsed = 0.0
         self.cursor = SeedCursor(config.seeds.train, config.seed)
         self.tasks = {task.name: task for task in config.tasks}
@@ -195,6 +199,7 @@ class Run:
         return {
             "step": self.step,
             "version": self.version,
+            "tokens": self.tokens,
             "elapsed": self._elapsed(),
             "success": self.success,
             "evaluated": self._evaluated,
@@ -248,6 +253,7 @@ class Run:
                 )
             self.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
         self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
+        self.tokens = state.get("tokens", 0)
         self.success, self._evaluated = state["success"], state["evaluated"]
         self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)
         if state["config"]["monitor"]["early_stop"] == self.config.monitor.early_stop.to_dict():
@@ -271,6 +277,8 @@ class Run:
             reason = f"iteration {stop.iterations} of {stop.iterations} done"
         elif not reason and stop.minutes is not None and self._elapsed() >= 60 * stop.minutes:
             reason = f"the time is up: stop.minutes={stop.minutes:g}"
+        elif not reason and stop.tokens is not None and self.tokens >= stop.tokens:
+            reason = f"{self.tokens:,} tokens were sampled: stop.tokens={stop.tokens}"
         elif not reason and stop.success is not None and (self.success or 0.0) >= stop.success:
             reason = f"evaluation success {self.success:.1%} reached stop.success"
         # One rank may have got the signal alone.
@@ -407,6 +415,9 @@ class Run:
         whole = Collected.joined(rounds)
         # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
         played = [*groups, *reasked]
+        for each in self.config.tasks:
+            own = [episode for group in played for episode in group.members if episode.task == each.name]
+            fine_repetition(each.rewards.relations, own)
         if not played:
             raise CollectionFailed(
                 f"step {self.step} has nothing to train on: {whole.failed} episodes failed and left no group of at "
@@ -443,6 +454,7 @@ class Run:
         if (search := self.collector.search) is not None:
             search.pivots.observe(played)
             self.metrics |= search_metrics(played)
+        self.tokens += tokens_spent(played)
         if config.max_staleness:
             self.metrics |= staleness_metrics(groups, self.version) | {"collect/stale_groups": float(stale)}
         if groups:
