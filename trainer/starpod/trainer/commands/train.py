@@ -173,8 +173,9 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 raise click.UsageError(str(error)) from error
             if run is None or run.rescued is None:
                 raise
+            how = commands(path, config.to_dict())["go on"]
             raise click.ClickException(
-                f"{error}; the run is saved as of step {run.rescued}, go on with: {commands(path, config)['go on']}"
+                f"{error}; the run is saved as of step {run.rescued}, go on with: {how}"
             ) from error
 
     parallel = Parallel.start(config.device)
