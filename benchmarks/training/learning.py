@@ -17,12 +17,18 @@
     python -m benchmarks.training.learning visual_sokoban --seeds 1    a room of Sokoban as a picture
     python -m benchmarks.training.learning lock              searches on branches, one episode of a hundred succeeds
     python -m benchmarks.training.learning long_lock         none does, and the search sees how far it came
-    python -m benchmarks.training.learning hinted_lock --seeds 5       hardly any does, and no search sees how far
     python -m benchmarks.training.learning team              two agents with rewards of different size, and weights
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
     python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
+    python -m benchmarks.training.learning swapped_llm --seeds 1       the same where names mislead
+    python -m benchmarks.training.learning filter_llm --seeds 1        the share of groups that the filter keeps
+    python -m benchmarks.training.learning reuse_llm --seeds 1         updates on each collection: online-1, 2, 5
+    python -m benchmarks.training.learning starts_llm --seeds 1        many start states, or many episodes of each
+    python -m benchmarks.training.learning echo_trap_llm --seeds 1     GRPO and StarPO-S over several turns
+    python -m benchmarks.training.learning actions_llm --seeds 1       actions of a turn
+    python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
@@ -33,6 +39,7 @@ Every run is a process of its own, `starpod train`, as a user would start it, wi
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import statistics
@@ -66,6 +73,11 @@ class Variant:
     config: str
     changes: tuple[str, ...] = ()
 
+    @property
+    def slug(self) -> str:
+        """Names the folders of its runs: the same for the same run in several experiments."""
+        return f"{Path(self.config).stem}-{hashlib.sha256(repr(self.changes).encode()).hexdigest()[:8]}"
+
 
 KEYS = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
 """What is kept of an evaluation."""
@@ -77,10 +89,13 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 LONG_LOCK = "benchmarks/training/long_lock.yaml"
-HINTS = ("warm_start.actions=expert", "warm_start.noise=0.8", "warm_start.imitate_noise=true", "warm_start.steps=80")
-"""A policy that opens a step of the lock in 38 % of its tries, and so the lock about once in all that it may sample."""
 Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
-DEEP_GRPO = ("collect.search.strategy=pivots", "collect.search.width=4", "collect.search.most_branches=64")
+TSR = (
+    "collect.search.strategy=beam",
+    "collect.search.width=6",
+    "collect.search.keep=1",
+    "collect.search.naive=0.25",
+)
 TOOLS = "benchmarks/training/tools.yaml"
 VAGEN = (
     "environment.options.observation=grid",
@@ -95,6 +110,11 @@ VAGEN = (
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
 HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
+SWAPPED = "environment.options.swapped=true"
+TEN, EIGHT = ("stop.iterations=10", "evaluation.every=2"), ("stop.iterations=8", "evaluation.every=2")
+JOINED = ("environment.max_actions_per_turn={}", "warm_start.actions_per_turn={}")
+SEEN = "warm_start.thought='{words[6]} {words[7]} Left {words[8]} Down {words[9]} Right {words[10]} Up {words[11]}'"
+"""All that the policy is shown of a lake, before it moves."""
 SHORT = ("stop.iterations=24", "evaluation.every=8")
 TWO_ROOMS = ("environment.options.rooms=2", "environment.max_turns=2", "script=attempts", "algorithm=score", *SHORT)
 FIRST_STAGE = (
@@ -122,6 +142,41 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "reasoning_llm": (
         Variant("reasoning", "bandit_llm"),
         Variant("no reasoning", "bandit_llm", ("prompt.thinking=false",)),
+    ),
+    "swapped_llm": tuple(
+        Variant(name, "bandit_llm", (SWAPPED, *more))
+        for name, more in (("reasoning", ()), ("no reasoning", ("prompt.thinking=false",)))
+    ),
+    "filter_llm": tuple(
+        Variant(f"{share:.0%} kept", "bandit_llm", (*TEN, f"algorithm.filter.value={share}"))
+        for share in (0.25, 0.5, 0.75, 1.0)
+    ),
+    # As many updates for all.
+    "reuse_llm": tuple(
+        Variant(f"online-{reuse}", "bandit_llm", (f"replay.reuse={reuse}", *updates))
+        for reuse, updates in (
+            (1, TEN),
+            (2, ("stop.iterations=5", "evaluation.every=1")),
+            (5, ("stop.iterations=2", "evaluation.every=1")),
+        )
+    ),
+    "starts_llm": tuple(
+        Variant(f"{groups} x {size}", "bandit_llm", (*TEN, f"collect.groups={groups}", f"collect.group_size={size}"))
+        for groups, size in ((36, 4), (12, 12), (4, 36))
+    ),
+    "echo_trap_llm": (
+        Variant("StarPO-S", "frozen_lake_llm", EIGHT),
+        Variant("GRPO", "frozen_lake_llm", (*EIGHT, "algorithm=starpo-grpo")),
+    ),
+    "actions_llm": tuple(
+        Variant(
+            f"up to {most}", "frozen_lake_llm", (*EIGHT, *(each.format(most) for each in JOINED)) if most > 1 else EIGHT
+        )
+        for most in (1, 2, 4)
+    ),
+    "claims_llm": tuple(
+        Variant(name, "frozen_lake_llm", (*EIGHT, SEEN, f"rewards.reasoning={{weight: {weight}, claims: 4}}"))
+        for name, weight in (("success alone", 0), ("true claims, too", 0.1))
     ),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
@@ -231,25 +286,14 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     ),
     # All sample as many tokens; one evaluates about as often as another.
     "long_lock": tuple(
-        Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}"))
+        Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}", "stop.iterations=2000"))
         for name, every, *changes in (
-            ("Dr. GRPO", 40),
-            ("StarPO-S", 40, "algorithm=starpo-s"),
+            ("Dr. GRPO", 80),
+            ("StarPO-S", 80, "algorithm=starpo-s", "monitor.early_stop.empty_filter=false"),
             ("Dr. GRPO, paid for each step", 20, "environment.options.graded=true"),
-            ("best of 4", 10, "collect.search.strategy=best_of", "collect.search.width=4"),
-            (
-                "TSR",
-                2,
-                "collect.search.strategy=beam",
-                "collect.search.width=4",
-                "collect.search.keep=1",
-                "collect.search.naive=0.25",
-            ),
+            ("best of 4", 20, "collect.search.strategy=best_of", "collect.search.width=4"),
+            ("TSR", 3, *TSR),
         )
-    ),
-    "hinted_lock": (
-        Variant("Dr. GRPO", LONG_LOCK, (*HINTS, "evaluation.every=30")),
-        Variant("DEEP-GRPO", LONG_LOCK, (*HINTS, *DEEP_GRPO, "evaluation.every=5")),
     ),
     "team": tuple(
         Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]", *more))
@@ -293,7 +337,6 @@ METRICS = {
     "echo_trap_parts": TRAP,
     "lock": (EVALUATION, "collect/success"),
     "long_lock": (EVALUATION, "collect/success"),
-    "hinted_lock": (EVALUATION, "collect/success"),
     "process": (EVALUATION, "scorer/score_correlation"),
     "subgoals": (EVALUATION, "collect/segment_turns"),
     "team": (RETURN, *(f"gradients/agents/{name}/task" for name in ("solver", "verifier"))),
@@ -307,7 +350,6 @@ BY_COST = {
     "credit",
     "critics",
     "echo_trap_others",
-    "hinted_lock",
     "horizons",
     "lock",
     "long_lock",
@@ -320,7 +362,7 @@ BY_COST = {
     "visual_lake",
 }
 """Comparisons of methods: drawn over what each has spent, instead of the iterations."""
-TRANSFER = {"reasoning_llm": {"split": "test"}}
+TRANSFER = {"reasoning_llm": {"split": "test"}, "swapped_llm": {"split": "test", "swapped": "true"}}
 """Options of the environment that the final policy is evaluated on as well."""
 
 
@@ -364,7 +406,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         "best_of": (final.get("best_of") or {}).get("success"),
         "reference": first.get("reference", {}),
         "factors": _factors(steps),
-        "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
+        "signals": {signal.name: found for signal in SIGNALS if (found := _signal(signal, steps))},
         "warnings": [
             {"step": step["step"], "text": text.partition(". To do")[0]}
             for step in steps
@@ -396,8 +438,11 @@ def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five."""
+    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five; empty where
+    no step has it."""
     values = [step["metrics"][signal.metric] for step in steps if step["metrics"].get(signal.metric) is not None]
+    if not values:
+        return {}
     medians = [statistics.median(values[max(0, end - 5) : end]) for end in range(1, len(values) + 1)]
     worst = max(medians) if signal.rises else min(medians)
     return {"start": statistics.fmean(values[:10]), "worst": worst, "end": medians[-1]}
@@ -416,15 +461,14 @@ def main() -> None:
         results, folders = [], {}
         for variant in EXPERIMENTS[name]:
             for seed in range(1, arguments.seeds + 1):
-                slug = "".join(letter if letter.isalnum() else "-" for letter in variant.name.lower())
-                folder = arguments.runs / name / f"{slug}-{seed}"
+                folder = arguments.runs / f"{variant.slug}-{seed}"
                 results.append(run(variant, seed, folder, arguments.set))
                 if name in TRANSFER:
                     results[-1]["transfer"] = transfer(folder, TRANSFER[name])
                 folders.setdefault(variant.name, []).append(folder)
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
-        page = arguments.runs / name / f"learning_{name}.html"
+        page = arguments.runs / f"learning_{name}.html"
         _, together, *charts = write_comparison(
             folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=tuple(SPENT) if name in BY_COST else (STEPS,)
         )

@@ -15,7 +15,8 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.losses import kl_coefficients
 from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.batch import Batch, RolloutBatch, samples_of
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.diagnostics.metrics import episode_metrics
 from starpod.trainer.engines.base import Request
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
@@ -209,6 +210,11 @@ async def test_the_second_attempt_earns_what_it_gained(
     assert sum(turn.reward for turn in own) == earned
     assert episode.total_reward == total
     assert episode.success is (True if second == "way" else episode.success)
+    found = episode_metrics([Group(0, [episode])])
+    right = [each == "way" for each in (first, second)]
+    assert [found[f"collect/{name}_attempt_success"] for name in ("first", "last")] == right
+    told = [found[f"collect/attempts_{name}"] for name in ("mended", "spoilt", "identical")]
+    assert told == [right == [False, True], right == [True, False], first == second]
 
 
 # --- SCoRe's first stage ----------------------------------------------------------------------------------------------

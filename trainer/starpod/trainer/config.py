@@ -114,6 +114,11 @@ class Config(Section):
                 f"collect.search.strategy {strategy} opens the start states themselves, and "
                 "environment.expert_moves_left has others: drop either"
             )
+        if self.algorithm.order != "together" and strategy not in ("none", "best_of"):
+            raise ValueError(
+                f"algorithm.order {self.algorithm.order} takes a step for each turn of whole episodes, and "
+                f"collect.search.strategy {strategy} finds branches: set it to none or best_of, or order to together"
+            )
         terms = self.algorithm.credit_terms
         gains, trees = any(term.score == "gain" for term in terms), any("tree" in term.key for term in terms)
         if gains != (strategy == "values"):

@@ -33,6 +33,7 @@ from starpod.trainer.models.policies import Policies, copy_trained
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.output.files import CannotWrite
+from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
@@ -235,6 +236,8 @@ async def open_run(
         local = not all(task.environment.addresses for task in config.tasks)
         screen.phase("starting the environment services" if local else "connecting")
         served = [await stack.enter_async_context(_serve(config, task)) for task in config.tasks]
+        if parallel.is_main:
+            await stack.enter_async_context(telling(folder, [each.fleet for each in served]))
         if loaded is None and (config.warm_start.steps or config.model.name == TINY):
             screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
             cursor = SeedCursor(config.seeds.warmstart, config.seed)
@@ -282,6 +285,7 @@ async def open_run(
                 max_length=config.sampling.max_episode_tokens,
                 make_reference=make_initial_policy,
                 seed=derive(config.seed, "minibatches"),
+                branch_scale=config.collect.search.scale or "none",
                 branch_weight=config.collect.search.weight or 0.0,
             )
 

@@ -148,7 +148,7 @@ class Learner:
     temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
     constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
     term, with any weights, where the policy has no adapters; `reference` is None until `freeze_reference`.
-    branch_weight: factor of the loss of branches.
+    branch_scale, branch_weight: what advantages of branches are divided by, and the factor of their loss.
     """
 
     def __init__(
@@ -162,6 +162,7 @@ class Learner:
         max_length: int = 1,
         make_reference: Callable[[], Policy] | None = None,
         seed: int = 0,
+        branch_scale: Literal["none", "std"] = "none",
         branch_weight: float = 1.0,
     ) -> None:
         self.policy = policy
@@ -170,7 +171,7 @@ class Learner:
         self.parallel = parallel
         self.temperature = temperature
         self.max_length = max_length
-        self.branch_weight = branch_weight
+        self.branch_scale, self.branch_weight = branch_scale, branch_weight
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
@@ -278,7 +279,8 @@ class Learner:
                 continue
             batch, rollout, metrics = self.read(episodes, version, single=single)
             if episodes is branches:
-                advantages = sibling_advantages(self.algorithm, rollout, [each.parent for each in branches])
+                parents = [each.parent for each in branches]
+                advantages = sibling_advantages(self.algorithm, rollout, parents, self.branch_scale)
             else:
                 advantages = self._advantages(batch, rollout)
             if advantages.returns_BT is not None and rollout.values_BT is not None:
@@ -329,6 +331,7 @@ class Learner:
             criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
             blocks_BT=batch.blocks_BT() if self.algorithm.blocks else None,
             switches_BT=batch.switches_BT() if self.algorithm.value_heads > 1 else None,
+            weights_BT=batch.weights_BT(),
         )
 
     def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:
@@ -563,6 +566,8 @@ class Learner:
             if record is not None and mine:
                 record.add(own, inside_RT, result, weights_BT[own] * correction_RT != 0)
             per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
+            if rollout.weights_BT is not None:
+                per_token_RT = per_token_RT * rollout.weights_BT[own]
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
                 per_token_RT = per_token_RT + (kl[own] if isinstance(kl, Tensor) else kl) * divergence_RT
