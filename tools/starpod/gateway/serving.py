@@ -18,6 +18,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.config import SMOLLM2
+from starpod.trainer.models.policies import policy_of
 from starpod.trainer.prompts.conversation import Template
 
 
@@ -52,9 +53,10 @@ class Serving:
             engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens)
         else:
             loaded = load_model(self.model)
-            template = Template(loaded.policy.tokenizer)
+            policy = policy_of(loaded.policy)
+            template = Template(policy.tokenizer)
             sampling = self._sampling(loaded.config.sampling if loaded.config else SamplingConfig())
-            engine = build_engine(config, loaded.policy, max_context=sampling.max_episode_tokens)
+            engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)
         try:
             sampler = Sampler(
                 engine=engine,
