@@ -29,6 +29,7 @@
     python -m benchmarks.training.learning echo_trap_llm --seeds 1     GRPO and StarPO-S over several turns
     python -m benchmarks.training.learning actions_llm --seeds 1       actions of a turn
     python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
+    python -m benchmarks.training.learning search_llm --seeds 1        a beam by the environment's score
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
@@ -177,6 +178,15 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "claims_llm": tuple(
         Variant(name, "frozen_lake_llm", (*EIGHT, SEEN, f"rewards.reasoning={{weight: {weight}, claims: 4}}"))
         for name, weight in (("success alone", 0), ("true claims, too", 0.1))
+    ),
+    # About as many tokens for both.
+    "search_llm": (
+        Variant("StarPO-S", "frozen_lake_llm", EIGHT),
+        Variant(
+            "TSR",
+            "frozen_lake_llm",
+            ("collect.search.strategy=beam", "stop.iterations=3", "evaluation.every=1"),
+        ),
     ),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
@@ -354,6 +364,7 @@ BY_COST = {
     "lock",
     "long_lock",
     "process",
+    "search_llm",
     "subgoals",
     "team",
     "tools",
