@@ -268,6 +268,15 @@ def test_what_is_not_there_is_a_sentence(site: str, path: str, status: int) -> N
     assert reply.status_code == status and "Traceback" not in reply.text and "<h1>" in reply.text
 
 
+def test_a_page_that_cannot_be_made_is_a_sentence(calm: Path, tmp_path: Path) -> None:
+    shutil.copytree(calm, tmp_path / "odd")
+    (tmp_path / "odd" / "evaluations.jsonl").write_text('{"success": 0.3}\n')
+    for site in serve_site(tmp_path, page="/", shown="/runs/odd"):
+        reply = httpx.get(f"{site}/runs/odd")
+        assert reply.status_code == 500 and "This page cannot be made (KeyError: &#39;step&#39;)" in reply.text
+        assert "default-src" in reply.headers["content-security-policy"]
+
+
 def test_other_names_are_refused(site: str) -> None:
     assert httpx.get(site, headers={"host": "evil.example"}).status_code == 421
 
