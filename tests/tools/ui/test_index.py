@@ -100,6 +100,9 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
         file.write(json.dumps(line) + "\n")
     indexer.update()
     assert only(index)["status"] == "running" and only(index)["left"] > 0
+    (folder / "calm" / "config.yaml").write_text("stop: {iterations: 151}")
+    indexer.update()
+    assert only(index)["status"] == "running" and only(index)["left"] is None  # it is evaluated now
     monkeypatch.setattr(reading, "QUIET_SECONDS", 0.0)
     indexer.update()
     assert only(index)["status"] == "interrupted" and only(index)["left"] is None

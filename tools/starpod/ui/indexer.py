@@ -394,7 +394,10 @@ def _number(value: Any) -> float | None:
 
 
 def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite3.Row], written: float) -> float | None:
-    """Seconds to the nearer of the run's two limits, at the pace of the latest tenth of it."""
+    """Seconds to the nearer of the two limits, at the pace of the latest tenth of the run; None where none is known.
+
+    None, too, where one is reached: what a final evaluation takes is not known.
+    """
     limits = []
     steps, minutes = stop.get("iterations"), stop.get("minutes")
     resumed = facts.get("resumed") or [facts]
@@ -404,7 +407,8 @@ def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite
         recent = points[-max(len(points) // 10, 2) :]
         pace = (recent[-1]["time"] - recent[0]["time"]) / max(recent[-1]["step"] - recent[0]["step"], 1)
         limits.append(pace * (steps - recent[-1]["step"]))
-    return max(min(limits), 0.0) if limits else None
+    left = min(limits, default=0.0)
+    return left if left > 0 else None
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
