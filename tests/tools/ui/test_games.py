@@ -21,6 +21,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warmstart import read_demonstrations
 from tests.support import ServerProcess
@@ -144,17 +145,19 @@ def test_sessions_of_a_run_are_watched_while_it_trains(
     folder = RunFolder.create(lost[0] / "trains")
     folder.config.write_text(yaml.safe_dump({"environment": {"id": "sokoban-v1"}}))
     folder.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/recoveries": 3.0}}\n')
-    page = "/sessions?run=trains"
+    page, screen = "/sessions?run=trains", Screen()
+    screen.phase("imitation 20/80")
     with folder.lock():
         wait_until(lambda: visitor.get(page) == 200 and "it has only begun" in visitor.text)
         assert folder.watched.exists()
 
         async def tell() -> None:
-            async with telling(folder, [others.fleet.fleet]):
+            async with telling(folder, [others.fleet.fleet], screen):
                 await asyncio.to_thread(wait_until, lambda: visitor.get(page) == 200 and "/watch?" in visitor.text)
                 assert '<td class="n" data-label="Seed">3</td>' in visitor.text
                 link = html.unescape(re.findall(r'href="(/watch[^"]+)"', visitor.text)[0])
                 assert visitor.get(link) == 200 and "turn <b>0</b>" in visitor.text and page in visitor.text
+                assert visitor.get("/runs/trains") == 200 and "<span>imitation 20/80</span>" in visitor.text
                 visitor.get("/fleet")
                 assert '3 of the run <a href="/runs/trains">' in visitor.text and f'href="{page}"' in visitor.text
 
@@ -235,6 +238,24 @@ def test_the_program_plays_the_same(visitor: Visitor) -> None:
     visitor.send("act", tool="list_files")
     assert "ToolCall(name='list_files'" in program_of(visitor)
     assert run_program(program_of(visitor))[-1][0].strip() == seen_by(visitor).strip()
+
+
+def test_a_game_is_forked(visitor: Visitor) -> None:
+    """Both go on by themselves, by the same luck, and what was played before can be taken back in the copy."""
+    start(visitor, "frozen_lake-v1", success_rate="0.5")
+    visitor.send("act", action="Up")
+    original = visitor.path
+    assert visitor.send("fork") == 200 and visitor.path != original and "turn <b>1</b>" in visitor.text
+    visitor.send("act", action="Down")
+    seen, program = seen_by(visitor), program_of(visitor)
+    assert run_program(program)[-1][0].strip() == seen.strip()
+    visitor.send("undo")
+    visitor.send("undo")
+    assert "turn <b>0</b>" in visitor.text
+    visitor.get(original)
+    assert "turn <b>1</b>" in visitor.text
+    visitor.send("act", action="Down")
+    assert seen_by(visitor) == seen
 
 
 def test_a_form_of_another_turn_does_nothing(visitor: Visitor) -> None:

@@ -100,6 +100,9 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
         file.write(json.dumps(line) + "\n")
     indexer.update()
     assert only(index)["status"] == "running" and only(index)["left"] > 0
+    (folder / "calm" / "config.yaml").write_text("stop: {iterations: 151}")
+    indexer.update()
+    assert only(index)["status"] == "running" and only(index)["left"] is None  # it is evaluated now
     monkeypatch.setattr(reading, "QUIET_SECONDS", 0.0)
     indexer.update()
     assert only(index)["status"] == "interrupted" and only(index)["left"] is None
@@ -149,6 +152,21 @@ def test_a_damaged_file_of_episodes_is_told_and_its_good_part_kept(indexed: tupl
     files = {file["name"]: file for file in index.files(only(index)["run"])}
     assert "cannot be read" in files["train-000151.jsonl.gz"]["problem"]
     assert files["other-000001.jsonl"]["episodes"] == 2 and "damaged" in files["other-000001.jsonl"]["problem"]
+
+
+def test_a_run_that_holds_something_else_stops_no_other(indexed: tuple[Path, Index, Indexer], calm: Path) -> None:
+    folder, index, indexer = indexed
+    (folder / "calm" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}, "warnings": 3}\n')
+    (folder / "calm" / "run.json").write_text('{"time": "today"}')
+    (folder / "calm" / "final.json").write_text('{"success": "most"}')
+    shutil.copytree(calm, folder / "later")
+    indexer.update()
+    assert {run["path"] for run in index.runs()} == {"calm", "later"}
+    assert "The files of calm do not hold what a run writes" in indexer.problem
+    (folder / "calm" / "metrics.jsonl").unlink()
+    indexer.update()
+    (odd,) = [run for run in index.runs() if run["path"] == "calm"]
+    assert indexer.problem == "" and odd["evaluation"] is None and odd["started"] == odd["written"]
 
 
 @pytest.mark.parametrize(

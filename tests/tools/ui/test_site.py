@@ -189,7 +189,8 @@ def test_a_run_that_was_cut_off_in_its_update_has_its_verdicts_computed_again(ca
     (tmp_path / "cut" / "episodes" / "train-000150.update.gz").unlink()
     for address in serve_site(tmp_path, page="/episodes?run=cut&kind=train", shown="5 episodes"):
         text = httpx.get(f"{address}/group?{GROUP.replace('calm', 'cut')}").text
-        assert "number 1 of 3; top_fraction 0.5 keeps 1." in text and "1 of the step's 3" in text
+        assert "number 1 of 3, 2 of them 0 and never kept; top_fraction 0.5 keeps 1." in text
+        assert "1 of the step's 3" in text
         assert "In the loss" not in httpx.get(f"{address}/episode?{GROUP.replace('calm', 'cut')}&member=0").text
 
 
@@ -266,6 +267,15 @@ def test_pictures_that_the_run_has_drawn_need_no_server(site: str) -> None:
 def test_what_is_not_there_is_a_sentence(site: str, path: str, status: int) -> None:
     reply = httpx.get(site + path)
     assert reply.status_code == status and "Traceback" not in reply.text and "<h1>" in reply.text
+
+
+def test_a_page_that_cannot_be_made_is_a_sentence(calm: Path, tmp_path: Path) -> None:
+    shutil.copytree(calm, tmp_path / "odd")
+    (tmp_path / "odd" / "evaluations.jsonl").write_text('{"success": 0.3}\n')
+    for site in serve_site(tmp_path, page="/", shown="/runs/odd"):
+        reply = httpx.get(f"{site}/runs/odd")
+        assert reply.status_code == 500 and "This page cannot be made (KeyError: &#39;step&#39;)" in reply.text
+        assert "default-src" in reply.headers["content-security-policy"]
 
 
 def test_other_names_are_refused(site: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.filters import filter_groups, group_score, loss_scale, needs_reask, select
+from starpod.trainer.algorithms.filters import filter_groups, group_score, loss_scale, needs_reask, select, verdicts
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.metrics import episode_metrics
@@ -46,7 +46,10 @@ def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> N
     groups = [a_group(own, id=number) for number, own in enumerate(returns)]
     assert [group.reward_std for group in groups] == pytest.approx([0.577350, 0.095743, 0.65, 0], abs=1e-6)
     config = FilterConfig(strategy="top_k", value=2)
-    assert [group.id for group in filter_groups(config, groups)] == [0, 2]
+    chosen = filter_groups(config, groups)
+    assert [group.id for group in chosen] == [0, 2]
+    why = verdicts(config, groups, chosen)[1].why
+    assert why == "Its reward_std of 0.0957 is number 3 of 4, 1 of them 0 and never kept; top_k 2 keeps 2."
     pyvision = AlgorithmConfig.model_validate("pyvision").filter
     assert [group.id for group in filter_groups(pyvision, groups)] == [0, 2]
 

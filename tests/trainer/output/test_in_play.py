@@ -1,4 +1,4 @@
-"""What a run tells of its servers and sessions: the latter only while somebody looks."""
+"""What a run tells of its phase, servers and sessions: the last only while somebody looks."""
 
 import json
 import os
@@ -8,18 +8,21 @@ from pathlib import Path
 from starpod.client import Fleet
 from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
 from tests.support import ServerProcess
 from tests.waiting import eventually
 
 
 async def test_sessions_are_told_while_somebody_looks(server: ServerProcess, tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run")
+    folder, screen = RunFolder.create(tmp_path / "run"), Screen()
     async with Fleet(server.address) as fleet:
         group = await fleet.open("bandit-v1", seed=3, count=2)
-        async with telling(folder, [fleet]):
+        async with telling(folder, [fleet], screen):
             await eventually(folder.live.exists)
             told = json.loads(folder.live.read_text())
             assert told["servers"] == [server.address] and told["sessions"] is None
+            screen.phase("collecting")
+            await eventually(lambda: json.loads(folder.live.read_text())["doing"] == "collecting")
             folder.watched.touch()
             await eventually(lambda: json.loads(folder.live.read_text())["sessions"] is not None)
             sessions = json.loads(folder.live.read_text())["sessions"]
@@ -34,14 +37,14 @@ async def test_sessions_are_told_while_somebody_looks(server: ServerProcess, tmp
 
 
 async def test_a_folder_that_cannot_be_written_ends_no_run(server: ServerProcess, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
+    folder, screen = RunFolder(tmp_path / "run"), Screen()
     folder.path.write_text("a file")
     async with Fleet(server.address) as fleet:
-        async with telling(folder, [fleet]):
+        async with telling(folder, [fleet], screen):
             await fleet.open("bandit-v1", seed=3)
             assert not folder.live.exists()
             folder.path.unlink()
             await eventually(folder.live.exists)  # it has gone on trying
         folder.live.mkdir()
-        async with telling(folder, [fleet]):
+        async with telling(folder, [fleet], screen):
             await fleet.open("bandit-v1", seed=4)

@@ -295,6 +295,22 @@ def test_any_values_make_a_chart_that_parses(points: list[tuple[float, float]]) 
     assert not chart or ET.fromstring(standalone(chart)) is not None
 
 
+def test_no_axis_counts_parts_of_steps() -> None:
+    points = [(float(step), 0.5) for step in range(1, 7)]
+    for chart in (share_chart("a", [("b", points)], width=1080), line_chart("a", [Series("b", points)], width=1080)):
+        assert ">2<" in chart and ">1.5<" not in chart
+    assert ">1.5<" in line_chart("a", [Series("b", points)], width=1080, x_label="minutes")
+
+
+def test_a_legend_without_room_beside_the_title_stands_below_it() -> None:
+    layers = [(name, [(1.0, 0.5), (2.0, 0.5)]) for name in ("Waiting for environments", "Everything else")]
+    for width, rows in ((720, {13}), (430, {13, 31}), (250, {13, 31, 49})):
+        chart = share_chart("Share of each step", layers, width=width)
+        words = re.findall(r'<text[^>]* x="(\d+)" y="(13|31|49)">([^<]+)<', chart)
+        assert {int(y) for _, y, _ in words} == rows
+        assert all(int(x) + 6.3 * len(text) <= width for x, _, text in words)
+
+
 def test_nothing_to_show_is_no_chart() -> None:
     assert line_chart("a", [Series("b", [])]) == "" and share_chart("a", []) == "" == share_chart("a", [("b", [])])
 

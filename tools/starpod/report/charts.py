@@ -22,6 +22,13 @@ Point = tuple[float, float]
 COLOURS = 8
 """Series colours: --c0 to --c7."""
 
+Entry = tuple[str, int]
+"""Of a legend: label and colour."""
+LEGEND_ROW = 18
+
+COUNTED = ("step", "iterations")
+"""What an axis counts by whole numbers alone."""
+
 STYLE = (files(__package__) / "assets" / "chart.css").read_text(encoding="utf-8")
 
 
@@ -127,13 +134,16 @@ def line_chart(
     ticks = decades(shown) if logarithmic else axis(shown, kind=kind, zero=zero, count=5 if height > 240 else 4)
     right = 14 + (max((6.2 * len(rule.label) for rule in rules), default=0))
     left = 14 + max(round(6.4 * len(show(tick, kind))) for tick in ticks)
+    entries = [(s.label, s.colour) for s in series] if len(series) > 1 else []
+    rows = _legend_rows(title, entries, width)
     frame = Frame(
         width,
-        height,
+        height + LEGEND_ROW * len(rows),
         (min(xs), max(xs)),
         (ticks[0], ticks[-1]),
         left=left,
         right=round(right),
+        top=30 + LEGEND_ROW * len(rows),
         logarithmic=logarithmic,
     )
     drawing: list[str] = []
@@ -142,7 +152,8 @@ def line_chart(
     clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page, the same in every run
     drawing.append(
         f'<clipPath id="{clip}"><rect x="{frame.left - 4}" y="{frame.top - 4}" '
-        f'width="{width - frame.left - frame.right + 8}" height="{height - frame.top - frame.bottom + 8}"/></clipPath>'
+        f'width="{width - frame.left - frame.right + 8}" height="{frame.height - frame.top - frame.bottom + 8}"/>'
+        "</clipPath>"
         f'<g clip-path="url(#{clip})">'
     )
     for s in series:
@@ -160,8 +171,7 @@ def line_chart(
             ]
     drawing.append("</g>")
     _marks(drawing, frame, marks)
-    if len(series) > 1:
-        _legend(drawing, frame, [(s.label, s.colour) for s in series])
+    _legend(drawing, frame, entries, rows)
     described = "; ".join(f"{s.label}: {show(s.points[0][1], kind)} to {show(s.points[-1][1], kind)}" for s in series)
     return _svg(frame, title, described, drawing, _hover(frame, series, kind, x_label, named=x_ticks))
 
@@ -196,7 +206,10 @@ def share_chart(
     xs = [x for x, _ in layers[0][1]] if layers else []
     if not xs:
         return ""
-    frame = Frame(width, height, (min(xs), max(xs)), (0.0, 1.0))
+    entries = [(label, colour % COLOURS) for colour, (label, _) in enumerate(layers)]
+    rows = _legend_rows(title, entries, width)
+    below = LEGEND_ROW * len(rows)
+    frame = Frame(width, height + below, (min(xs), max(xs)), (0.0, 1.0), top=30 + below)
     drawing: list[str] = []
     _axes(drawing, frame, [0, 0.25, 0.5, 0.75, 1], "share", x_label)
     floor = [0.0] * len(xs)
@@ -207,7 +220,7 @@ def share_chart(
         drawing.append(f'<path class="layer f{colour % COLOURS}" d="{frame.path(outline)}Z"/>')
         stacked.append(Series(label, points, colour % COLOURS))
         floor = ceiling
-    _legend(drawing, frame, [(label, colour % COLOURS) for colour, (label, _) in enumerate(layers)])
+    _legend(drawing, frame, entries, rows)
     means = "; ".join(f"{label}: {show(sum(y for _, y in points) / len(points), 'share')}" for label, points in layers)
     return _svg(frame, title, f"mean shares: {means}", drawing, _hover(frame, stacked, "share", x_label, dots=False))
 
@@ -242,8 +255,10 @@ def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
 # --- numbers -------------------------------------------------------------------------------------------------------
 
 
-def axis(values: Sequence[float], *, kind: Kind = "number", zero: bool = True, count: int = 4) -> list[float]:
-    """Round tick values that enclose all finite values; at least two."""
+def axis(
+    values: Sequence[float], *, kind: Kind = "number", zero: bool = True, count: int = 4, whole: bool = False
+) -> list[float]:
+    """Round tick values that enclose all finite values; at least two. whole: no fractions."""
     known = [value if abs(value) > 1e-30 else 0.0 for value in values if math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     if zero:
@@ -253,6 +268,7 @@ def axis(values: Sequence[float], *, kind: Kind = "number", zero: bool = True, c
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         high = low + (abs(low) or 1.0)
     step = _round_step((high - low) / count)
+    step = math.ceil(step) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{index * step:.12g}") for index in range(first, max(last, first + 1) + 1)]
 
@@ -338,7 +354,8 @@ def _axes(
         drawing.append(f'<text x="{frame.left - 6}" y="{y + 4}" text-anchor="end">{show(tick, kind)}</text>')
     low, high = frame.x
     room = edge - frame.left
-    numbered = [(tick, f"{tick:,g}") for tick in axis([low, high], zero=False, count=max(room // 90, 2))]
+    places = axis([low, high], zero=False, count=max(room // 90, 2), whole=x_label in COUNTED)
+    numbered = [(tick, f"{tick:,g}") for tick in places]
     free = -math.inf
     for tick, name in x_ticks or numbered:
         half = 3.2 * len(name)
@@ -372,14 +389,30 @@ def _marks(drawing: list[str], frame: Frame, marks: Sequence[Mark]) -> None:
         )
 
 
-def _legend(drawing: list[str], frame: Frame, entries: Sequence[tuple[str, int]]) -> None:
-    x = float(frame.width)
-    for label, colour in reversed(entries):
-        x -= 6.3 * len(label) + 8
-        drawing.append(f'<text x="{x:.0f}" y="13">{escape(label)}</text>')
-        x -= 14
-        drawing.append(f'<rect class="f{colour}" x="{x:.0f}" y="4" width="10" height="10" rx="2"/>')
-        x -= 6
+def _legend_width(label: str) -> float:
+    return 6.3 * len(label) + 28
+
+
+def _legend_rows(title: str, entries: Sequence[Entry], width: int) -> list[list[Entry]]:
+    """The rows below the title that a legend takes; none where it fits beside the title."""
+    if not entries or 7.5 * len(title) + sum(_legend_width(label) for label, _ in entries) <= width:
+        return []
+    rows: list[list[Entry]] = [[]]
+    for entry in entries:
+        if rows[-1] and sum(_legend_width(label) for label, _ in [*rows[-1], entry]) > width:
+            rows.append([])
+        rows[-1].append(entry)
+    return rows
+
+
+def _legend(drawing: list[str], frame: Frame, entries: Sequence[Entry], rows: Sequence[Sequence[Entry]]) -> None:
+    beside = frame.width - sum(_legend_width(label) for label, _ in entries)
+    for number, row in enumerate(rows or [entries]):
+        x, y = (0.0, 13 + LEGEND_ROW * (number + 1)) if rows else (beside, 13)
+        for label, colour in row:
+            drawing.append(f'<rect class="f{colour}" x="{x + 6:.0f}" y="{y - 9}" width="10" height="10" rx="2"/>')
+            drawing.append(f'<text x="{x + 20:.0f}" y="{y}">{escape(label)}</text>')
+            x += _legend_width(label)
 
 
 def _hover(

@@ -118,6 +118,7 @@ def create_app(
     app.add_exception_handler(sqlite3.Error, _bad_index)
     app.add_exception_handler(NotPossible, _not_possible)
     app.add_exception_handler(StarpodError, _server_failed(continuing))
+    app.add_exception_handler(Exception, _failed)
 
     @app.middleware("http")
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -225,6 +226,15 @@ def _bad_file(request: Request, error: Exception) -> Response:
 
 def _bad_index(request: Request, error: Exception) -> Response:
     return _problem(request, 503, f"The index cannot be read ({error}). Start `starpod ui` again; it is made anew.")
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """The error goes on to the terminal, with its trace."""
+    kind = type(error).__name__
+    told = f"This page cannot be made ({kind}: {error}): a file does not hold what a run writes, or the site is wrong."
+    response = _problem(request, 500, f"{told} Its terminal says where.")
+    response.headers.update(HEADERS)  # outside of what guards the others
+    return response
 
 
 def _not_possible(request: Request, error: Exception) -> Response:

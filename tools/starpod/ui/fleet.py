@@ -163,7 +163,7 @@ _NOTICES = {
 
 
 async def game_action(site: Site, request: Request) -> Response:
-    """Does what a form of the game's page asks for: act, undo, branch, save, close."""
+    """Does what a form of the game's page asks for: act, undo, fork, branch, save, close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
     given = await posted(site, request, game.id)
@@ -191,6 +191,8 @@ async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[st
             games.took(game.session.address, game.episode.turns[-1:])
         case "undo":
             await games.undo(game)
+        case "fork":
+            return to_game(await games.fork(game))
         case "branch":
             continuing = continuing_of(site)
             policy, count = continuation(given, continuing.policies.choices(game.spec, game.run))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -339,6 +340,13 @@ class Games:
         game.episode.success = None
         game.success = None
         await close([before])
+
+    async def fork(self, game: Game) -> Game:
+        """A game of its own in the same state, to which the same actions bring the same luck. Raises StarpodError."""
+        (session,) = await game.session.fork()
+        episode, turns = copy.deepcopy(game.episode), list(game.turns)
+        lock, name = asyncio.Lock(), secrets.token_urlsafe(9)
+        return await self.keep(replace(game, id=name, session=session, episode=episode, turns=turns, lock=lock))
 
     async def replay(
         self,

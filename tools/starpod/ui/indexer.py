@@ -73,8 +73,7 @@ class Indexer(threading.Thread):
         """One pass over all runs. What fails is told in `problem`, and tried again in the next."""
         try:
             with closing(self._index.connect()) as database:
-                self._pass(database)
-            self.problem = ""
+                self.problem = self._pass(database)
         except sqlite3.Error as error:
             self.problem = f"The index cannot be written ({error}). Pages show what was read before; make room."
         except OSError as error:
@@ -82,7 +81,9 @@ class Indexer(threading.Thread):
         finally:
             self.progress = ""
 
-    def _pass(self, database: sqlite3.Connection) -> None:
+    def _pass(self, database: sqlite3.Connection) -> str:
+        """Returns which run cannot be read, in a sentence; empty where all can."""
+        problem = ""
         runs = find_runs(self._index.folder)
         locks = held_locks()
         rows = database.execute("SELECT id, path, stamps FROM runs").fetchall()
@@ -99,14 +100,19 @@ class Indexer(threading.Thread):
             if known.get(path) == now:
                 continue
             self.progress = f"reading run {number:,} of {len(runs):,}"
-            while not self._stopping.is_set() and _read_run(database, path, folder, locks):
-                self._changed(path)
+            try:
+                while not self._stopping.is_set() and _read_run(database, path, folder, locks):
+                    self._changed(path)
+            except (TypeError, ValueError, KeyError, AttributeError) as error:
+                problem = f"The files of {path} do not hold what a run writes, and are not read: {error}."
+                continue
             self._changed(path)
             due.append((path, folder, now))
         for number, (path, folder, now) in enumerate(due, 1):
             self._episodes(database, path, folder, f"run {number:,} of {len(due):,}")
             if not self._stopping.is_set():
                 database.execute("UPDATE runs SET stamps = ? WHERE path = ?", (now, path))
+        return problem
 
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
         """Files of episodes that came and that went."""
@@ -343,7 +349,8 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         for row in points
         if (mean := json.loads(row["metrics"]).get("collect/success", [None])[0]) is not None
     ]
-    written = points[-1]["time"] if points else float(facts.get("time") or 0.0)
+    began = _number(facts.get("time"))
+    written = points[-1]["time"] if points else began or 0.0
     tasks = _part(config, "environments")
     environment, stop = _part(config, "environment"), _part(config, "stop")
     environments = ", ".join(str(_part(tasks, name).get("id") or name) for name in tasks)
@@ -355,7 +362,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         "environment": environments or str(environment.get("id") or ""),
         "algorithm": str(_part(config, "algorithm").get("preset") or ""),
         "model": str(facts.get("model") or ""),
-        "started": facts.get("time") or written,
+        "started": began or written,
         "written": written,
         "status": state,
         "outcome": str(_part(facts, "ended").get("outcome") or ""),
@@ -364,10 +371,10 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         "seconds": seconds,
         "left": _left(facts, stop, points, written) if state == "running" else None,
         "evaluation": {
-            name: shown.get(name)
+            name: _number(shown.get(name))
             for name in ("step", "success", "success_low", "success_high", "return_mean", "episodes")
         }
-        if shown.get("success") is not None
+        if _number(shown.get("success")) is not None
         else None,
         "final": bool(final),
         "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
@@ -382,8 +389,15 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
 def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite3.Row], written: float) -> float | None:
-    """Seconds to the nearer of the run's two limits, at the pace of the latest tenth of it."""
+    """Seconds to the nearer of the two limits, at the pace of the latest tenth of the run; None where none is known.
+
+    None, too, where one is reached: what a final evaluation takes is not known.
+    """
     limits = []
     steps, minutes = stop.get("iterations"), stop.get("minutes")
     resumed = facts.get("resumed") or [facts]
@@ -393,7 +407,8 @@ def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite
         recent = points[-max(len(points) // 10, 2) :]
         pace = (recent[-1]["time"] - recent[0]["time"]) / max(recent[-1]["step"] - recent[0]["step"], 1)
         limits.append(pace * (steps - recent[-1]["step"]))
-    return max(min(limits), 0.0) if limits else None
+    left = min(limits, default=0.0)
+    return left if left > 0 else None
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------

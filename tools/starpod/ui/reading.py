@@ -181,6 +181,11 @@ def servers_of(run: Path) -> str:
     return ",".join(mapping(RunFolder(run).live, []).get("servers") or [])
 
 
+def doing_of(run: Path) -> str:
+    """What a run that trains does now, in words; empty where it tells nothing."""
+    return str(mapping(RunFolder(run).live, []).get("doing") or "")
+
+
 def last_metrics(folder: Path) -> dict[str, Any]:
     """The metrics of the newest iteration; empty where there are none."""
     try:

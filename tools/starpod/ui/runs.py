@@ -16,7 +16,7 @@ from starpod.trainer.output import sections
 from starpod.trainer.output.words import SHOWN, metric, trend
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, number, query, render
-from starpod.ui.reading import checkpoints, mapping, objects
+from starpod.ui.reading import checkpoints, doing_of, mapping, objects
 
 SHOWN_RUNS = 200
 """Runs on a page of the list."""
@@ -84,6 +84,7 @@ def run_page(site: Site, request: Request) -> Response:
         configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
         provenance=Markup(sections.provenance(facts, measured)),
         commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
+        doing=doing_of(folder) if run["status"] == "running" else "",
     )  # fmt: skip
 
 

@@ -237,7 +237,7 @@ async def open_run(
         screen.phase("starting the environment services" if local else "connecting")
         served = [await stack.enter_async_context(_serve(config, task)) for task in config.tasks]
         if parallel.is_main:
-            await stack.enter_async_context(telling(folder, [each.fleet for each in served]))
+            await stack.enter_async_context(telling(folder, [each.fleet for each in served], screen))
         if loaded is None and (config.warm_start.steps or config.model.name == TINY):
             screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
             cursor = SeedCursor(config.seeds.warmstart, config.seed)

@@ -50,6 +50,8 @@ def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group
         ranked = sorted(scores, reverse=config.largest)
         count = sum(group.id in chosen for group in alike)
         rule = f"{config.strategy} {config.value:g}" if config.value is not None else config.strategy
+        zeros = 0 if config.include_zero else sum(abs(score) <= ZERO for score in scores)
+        known = f"{len(alike)}, {zeros} of them 0 and never kept" if zeros else f"{len(alike)}"
         for group, score in zip(alike, scores, strict=True):
             if group.id not in chosen and config.drop_identical and group.identical:
                 why = "All its members gave the same replies."
@@ -57,7 +59,7 @@ def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group
                 why = "The run filters no groups: all are trained on."
             else:
                 place = ranked.index(score) + 1
-                why = f"Its {config.score} of {score:.3g} is number {place} of {len(alike)}; {rule} keeps {count}."
+                why = f"Its {config.score} of {score:.3g} is number {place} of {known}; {rule} keeps {count}."
             found[group.id] = Verdict(group.id in chosen, why)
     return found
 

@@ -1,4 +1,4 @@
-"""Tells which servers a run plays on, and which sessions are in play while somebody looks, for pages to watch them."""
+"""Tells pages what a run does now, on which servers it plays, and, while somebody looks, which sessions are in play."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 from starpod.client import Fleet
 from starpod.trainer.output.files import to_json_line, write_atomic
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
 
 SECONDS = 1.0
-"""Between two looks at whether somebody asks: all that it costs while nobody does."""
+"""Between two looks at what changed, and at whether somebody asks."""
 WATCHED_SECONDS = 15.0
 """For which somebody who asked counts as looking."""
 MOST_SESSIONS = 200
@@ -22,9 +23,9 @@ MOST_SESSIONS = 200
 
 
 @contextlib.asynccontextmanager
-async def telling(folder: RunFolder, fleets: Sequence[Fleet]) -> AsyncIterator[None]:
-    """Keeps `folder.live` up to date while the context lasts; it is removed at the end."""
-    task = asyncio.create_task(_tell(folder, fleets))
+async def telling(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> AsyncIterator[None]:
+    """Keeps `folder.live` up to date while the context lasts; it is removed at the end. screen: knows the phase."""
+    task = asyncio.create_task(_tell(folder, fleets, screen))
     try:
         yield
     finally:
@@ -35,16 +36,17 @@ async def telling(folder: RunFolder, fleets: Sequence[Fleet]) -> AsyncIterator[N
             folder.live.unlink()
 
 
-async def _tell(folder: RunFolder, fleets: Sequence[Fleet]) -> None:
-    told: list[str] = []
+async def _tell(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> None:
+    told: dict[str, Any] = {}
     while True:
         servers = sorted({replica.address for fleet in fleets for replica in fleet.replicas})
+        now = {"servers": servers, "doing": screen.doing}
         asked = _is_watched(folder.watched)
-        if asked or servers != told:
-            values = {"time": time.time(), "servers": servers, "sessions": in_play(fleets) if asked else None}
+        if asked or now != told:
+            values = {"time": time.time(), **now, "sessions": in_play(fleets) if asked else None}
             with contextlib.suppress(OSError):  # a run does not end because nobody can watch it
                 await asyncio.to_thread(write_atomic, folder.live, to_json_line(values))
-                told = servers
+                told = now
         await asyncio.sleep(SECONDS)
 
 

@@ -93,6 +93,7 @@ class LiveScreen(Screen):
         self._draw()
 
     def phase(self, name: str) -> None:
+        super().phase(name)
         with self._lock:
             self.view.phase = name
         self._draw()

@@ -51,7 +51,8 @@ class RunFolder:
     path/pictures.zip        frames of some of these episodes
     path/checkpoints/        written by others
     path/report.html         the page for people
-    path/.live.json          while it trains: its servers, and its sessions in play as long as somebody touches .watched
+    path/.live.json          while it trains: what it does, its servers, and its sessions in play as long as somebody
+                             touches .watched
     """
 
     def __init__(self, path: Path) -> None:

@@ -30,7 +30,12 @@ SHARES = (
 
 
 class Screen:
-    """Interface of screens, and the one that shows nothing. Close it, or use it in a `with` statement."""
+    """Interface of screens, and the one that shows nothing. Close it, or use it in a `with` statement.
+
+    doing: the present phase, for pages.
+    """
+
+    doing = ""
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
         """title: what is trained. plan: what was decided, by name: model, environments, algorithm, budget.
@@ -40,6 +45,7 @@ class Screen:
 
     def phase(self, name: str) -> None:
         """The present phase: "warm start", "collecting", "evaluating"."""
+        self.doing = name
 
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         """A step is done. total: how many there will be; None where time decides."""
@@ -85,6 +91,7 @@ class PlainScreen(Screen):
             self._say(f"  {name.replace('_', ' ')}: {value}")
 
     def phase(self, name: str) -> None:
+        super().phase(name)
         # Phases repeat every step; each is logged the first time alone.
         if name not in self._phases:
             self._phases.add(name)

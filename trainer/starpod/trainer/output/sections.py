@@ -95,9 +95,11 @@ def headline(
 
 
 def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> float:
-    """As noted at the end; of a run that has not ended, from the first line of metrics to the last."""
-    ended = facts.get("ended")
-    return float(ended["seconds"]) if ended else float(lines[-1]["time"] - lines[0]["time"])
+    """As noted at the end; of a run that has not ended, from its start to the last line of metrics; from the first line
+    where it was resumed."""
+    ended, first = facts.get("ended"), lines[0]["time"]
+    began = first if facts.get("resumed") else min(facts.get("time", first), first)
+    return float(ended["seconds"]) if ended else float(lines[-1]["time"] - began)
 
 
 def _score(summary: Mapping[str, Any], label: str) -> str:
