@@ -15,7 +15,7 @@ from tests.tools.gateway.test_process import control, play
 from tests.trainer.engines.conformance import logprobs_under
 from tests.trainer.engines.real_vllm import START_SECONDS, serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TURNS = 3
 TEMPERATURE = 0.7

@@ -107,15 +107,11 @@ def held(engine: Engine, steps: int = 5) -> Iterator[None]:
 
 
 class Reset:
-    """Makes engines over a core or server that several tests share begin with the policy's weights.
-
-    loads: of weights so far, which take their time where the model is large.
-    """
+    """Makes engines over a core or server that several tests share begin with the policy's weights."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._held: torch.nn.Module | None = None
-        self.loads = 0
 
     async def __call__(self, engine: Any) -> None:
         load = engine.load
@@ -124,7 +120,6 @@ class Reset:
             self._held = None
             await load(version, model)
             self._held = model
-            self.loads += 1
 
         engine.load = noted
         if self._held is not self._policy.model:
