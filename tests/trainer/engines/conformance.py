@@ -28,9 +28,9 @@ TINY = {
 }
 
 
-def make_policy(seed: int = 1, *, head: int = 8) -> Policy:
+def make_policy(seed: int = 1, *, head: int = 8, tied: bool = False) -> Policy:
     """A tiny policy whose distribution is far from uniform, so that wrong weights show. head: width of its heads."""
-    config = ModelConfig.model_validate({"name": "tiny", "tiny": TINY | {"hidden": 2 * head}})
+    config = ModelConfig.model_validate({"name": "tiny", "tiny": TINY | {"hidden": 2 * head, "tied": tied}})
     policy = build_policy(config, texts=["Up Down Left Right"], critic="none", seed=seed)
     with torch.no_grad():
         for parameter in policy.parameters():

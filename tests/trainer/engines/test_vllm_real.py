@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest
 
 @pytest.fixture(scope="module")
 def shared_policy() -> Policy:
-    return make_policy(head=32)
+    """Of tied embeddings, whose output layer vLLM keeps in a form of its own."""
+    return make_policy(head=32, tied=True)
 
 
 @pytest.fixture(scope="module")
