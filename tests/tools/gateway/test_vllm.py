@@ -13,9 +13,9 @@ from starpod.trainer.models.policy import Policy, build_policy
 from tests.support import ServerProcess
 from tests.tools.gateway.test_process import control, play
 from tests.trainer.engines.conformance import logprobs_under
-from tests.trainer.engines.test_vllm_served import START_SECONDS, serving
+from tests.trainer.engines.real_vllm import START_SECONDS, serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TURNS = 3
 TEMPERATURE = 0.7

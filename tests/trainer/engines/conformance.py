@@ -28,9 +28,9 @@ TINY = {
 }
 
 
-def make_policy(seed: int = 1, *, head: int = 8) -> Policy:
+def make_policy(seed: int = 1, *, head: int = 8, tied: bool = False) -> Policy:
     """A tiny policy whose distribution is far from uniform, so that wrong weights show. head: width of its heads."""
-    config = ModelConfig.model_validate({"name": "tiny", "tiny": TINY | {"hidden": 2 * head}})
+    config = ModelConfig.model_validate({"name": "tiny", "tiny": TINY | {"hidden": 2 * head, "tied": tied}})
     policy = build_policy(config, texts=["Up Down Left Right"], critic="none", seed=seed)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -107,15 +107,11 @@ def held(engine: Engine, steps: int = 5) -> Iterator[None]:
 
 
 class Reset:
-    """Makes engines over a core or server that several tests share begin with the policy's weights.
-
-    loads: of weights so far, which take their time where the model is large.
-    """
+    """Makes engines over a core or server that several tests share begin with the policy's weights."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._held: torch.nn.Module | None = None
-        self.loads = 0
 
     async def __call__(self, engine: Any) -> None:
         load = engine.load
@@ -124,7 +120,6 @@ class Reset:
             self._held = None
             await load(version, model)
             self._held = model
-            self.loads += 1
 
         engine.load = noted
         if self._held is not self._policy.model:
@@ -133,8 +128,10 @@ class Reset:
             await engine.resume()
 
 
-class EngineConformance:
-    """Derive, and give the fixtures `policy` and `engine` (made of the policy, at most MAX_CONTEXT tokens).
+class ModelConformance:
+    """What depends on the model: tokens, stop ids, log-probabilities, weights and the versions of each token.
+
+    Derive, and give the fixtures `policy` and `engine` (made of the policy, at most MAX_CONTEXT tokens).
 
     scale: by which weights are changed where others are to show.
     """
@@ -150,27 +147,12 @@ class EngineConformance:
         wanted = logprobs_under(model, prompt, reply.tokens, temperature)
         assert reply.logprobs == pytest.approx(wanted, abs=self.tolerance)
 
-    # --- one reply ---------------------------------------------------------------------------------------------------
-
     async def test_a_reply_is_what_the_weights_say(self, engine: Engine, policy: Policy) -> None:
         prompt = [5, 9, 2, 7]
         reply = await engine.generate(ask(prompt, tokens=12))
         assert len(reply.tokens) == len(reply.logprobs) == len(reply.versions) == 12
         assert reply.finish == "length"
         self.close_to(reply, policy.model, prompt)
-
-    async def test_log_probabilities_are_at_the_temperature(self, engine: Engine, policy: Policy) -> None:
-        prompt = [5, 9, 2, 7]
-        reply = await engine.generate(replace(ask(prompt), temperature=0.5))
-        self.close_to(reply, policy.model, prompt, 0.5)
-
-    async def test_temperature_zero_is_greedy(self, engine: Engine, policy: Policy) -> None:
-        prompt = [5, 9, 2]
-        reply = await engine.generate(replace(ask(prompt), temperature=0.0))
-        for place, token in enumerate(reply.tokens):
-            with torch.no_grad():
-                logits = policy.model(input_ids=torch.tensor([[*prompt, *reply.tokens[:place]]])).logits[0, -1]
-            assert float(logits[token]) == pytest.approx(float(logits.max()), abs=self.tolerance)
 
     async def test_a_stop_token_ends_a_reply_and_is_part_of_it(self, engine: Engine) -> None:
         prompt = [5, 9, 2, 7]
@@ -180,34 +162,6 @@ class EngineConformance:
         assert reply.finish == "stop"
         assert reply.tokens == free.tokens[: free.tokens.index(stop) + 1]
 
-    async def test_a_stop_token_at_the_limit_is_a_stop(self, engine: Engine) -> None:
-        prompt = [5, 9, 2, 7]
-        free = await engine.generate(ask(prompt, tokens=1))
-        reply = await engine.generate(ask(prompt, tokens=1, stop=frozenset(free.tokens)))
-        assert (reply.tokens, reply.finish) == (free.tokens, "stop")
-
-    async def test_a_context_is_never_longer_than_the_limit(self, engine: Engine) -> None:
-        prompt = [3] * (MAX_CONTEXT - 5)
-        reply = await engine.generate(ask(prompt, tokens=50))
-        assert (len(reply.tokens), reply.finish) == (5, "length")
-
-    @pytest.mark.parametrize("length", [MAX_CONTEXT, MAX_CONTEXT + 3])
-    async def test_a_prompt_that_leaves_no_token_is_refused(self, engine: Engine, length: int) -> None:
-        with pytest.raises(ValueError):
-            await engine.generate(ask([3] * length))
-
-    # --- many --------------------------------------------------------------------------------------------------------
-
-    async def test_company_does_not_change_a_reply(self, engine: Engine) -> None:
-        requests = [ask([5, 9, 2 + index], tokens=3 + index, seed=index) for index in range(12)]
-        alone = [await engine.generate(request) for request in requests]
-        together = await asyncio.gather(*(engine.generate(request) for request in requests))
-        assert [reply.tokens for reply in together] == [reply.tokens for reply in alone]
-
-    async def test_seeds_matter(self, engine: Engine) -> None:
-        replies = await asyncio.gather(*(engine.generate(ask([5, 9, 2, 7], seed=seed)) for seed in range(6)))
-        assert len({tuple(reply.tokens) for reply in replies}) > 1
-
     async def test_a_conversation_is_exact_over_its_turns(self, engine: Engine, policy: Policy) -> None:
         context = [5, 9, 2]
         for turn in range(4):
@@ -216,13 +170,6 @@ class EngineConformance:
             context = [*context, *reply.tokens, 4, 6]
         engine.forget("talk")
         engine.forget("talk")
-
-    async def test_a_conversation_may_change_its_past(self, engine: Engine, policy: Policy) -> None:
-        for context in ([5, 9, 2, 8, 8], [5, 9, 3], [7], [5, 9, 2, 8, 8, 1]):
-            reply = await engine.generate(replace(ask(context), conversation="talk"))
-            self.close_to(reply, policy.model, context)
-
-    # --- weights -----------------------------------------------------------------------------------------------------
 
     async def test_new_weights_are_used_after_a_load(self, engine: Engine, policy: Policy) -> None:
         prompt, other = [5, 9, 2, 7], changed(policy, scale=self.scale)
@@ -264,6 +211,60 @@ class EngineConformance:
                 return
             delay *= 0.5 if version - 1 in replies[0].versions else 2
         pytest.fail("every pause came before the first token or after the last one")
+
+
+class EngineConformance(ModelConformance):
+    """All that an engine has to do. Derive and give fixtures likewise."""
+
+    # --- one reply ---------------------------------------------------------------------------------------------------
+
+    async def test_log_probabilities_are_at_the_temperature(self, engine: Engine, policy: Policy) -> None:
+        prompt = [5, 9, 2, 7]
+        reply = await engine.generate(replace(ask(prompt), temperature=0.5))
+        self.close_to(reply, policy.model, prompt, 0.5)
+
+    async def test_temperature_zero_is_greedy(self, engine: Engine, policy: Policy) -> None:
+        prompt = [5, 9, 2]
+        reply = await engine.generate(replace(ask(prompt), temperature=0.0))
+        for place, token in enumerate(reply.tokens):
+            with torch.no_grad():
+                logits = policy.model(input_ids=torch.tensor([[*prompt, *reply.tokens[:place]]])).logits[0, -1]
+            assert float(logits[token]) == pytest.approx(float(logits.max()), abs=self.tolerance)
+
+    async def test_a_stop_token_at_the_limit_is_a_stop(self, engine: Engine) -> None:
+        prompt = [5, 9, 2, 7]
+        free = await engine.generate(ask(prompt, tokens=1))
+        reply = await engine.generate(ask(prompt, tokens=1, stop=frozenset(free.tokens)))
+        assert (reply.tokens, reply.finish) == (free.tokens, "stop")
+
+    async def test_a_context_is_never_longer_than_the_limit(self, engine: Engine) -> None:
+        prompt = [3] * (MAX_CONTEXT - 5)
+        reply = await engine.generate(ask(prompt, tokens=50))
+        assert (len(reply.tokens), reply.finish) == (5, "length")
+
+    @pytest.mark.parametrize("length", [MAX_CONTEXT, MAX_CONTEXT + 3])
+    async def test_a_prompt_that_leaves_no_token_is_refused(self, engine: Engine, length: int) -> None:
+        with pytest.raises(ValueError):
+            await engine.generate(ask([3] * length))
+
+    # --- many --------------------------------------------------------------------------------------------------------
+
+    async def test_company_does_not_change_a_reply(self, engine: Engine) -> None:
+        requests = [ask([5, 9, 2 + index], tokens=3 + index, seed=index) for index in range(12)]
+        alone = [await engine.generate(request) for request in requests]
+        together = await asyncio.gather(*(engine.generate(request) for request in requests))
+        assert [reply.tokens for reply in together] == [reply.tokens for reply in alone]
+
+    async def test_seeds_matter(self, engine: Engine) -> None:
+        replies = await asyncio.gather(*(engine.generate(ask([5, 9, 2, 7], seed=seed)) for seed in range(6)))
+        assert len({tuple(reply.tokens) for reply in replies}) > 1
+
+    async def test_a_conversation_may_change_its_past(self, engine: Engine, policy: Policy) -> None:
+        for context in ([5, 9, 2, 8, 8], [5, 9, 3], [7], [5, 9, 2, 8, 8, 1]):
+            reply = await engine.generate(replace(ask(context), conversation="talk"))
+            self.close_to(reply, policy.model, context)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
 
     async def test_nothing_is_sampled_during_a_pause(self, engine: Engine) -> None:
         await engine.pause()

@@ -104,7 +104,7 @@ class FakeCore:
             raise FileNotFoundError(f"no safetensors in {folder}")
         weights = dict(itertools.chain.from_iterable(load_file(file).items() for file in files))
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self.model.named_parameters(remove_duplicate=False):
                 parameter.copy_(weights.pop(name))
         assert not weights, f"unknown weights: {sorted(weights)}"
         self._generation += 1

@@ -1,4 +1,4 @@
-"""Real engines over vLLM, in process and served: what starts them, and the conformance tests over one that is shared.
+"""Real engines over vLLM, in process and served: what starts them, and conformance tests' fixtures over a shared one.
 
 Starting one takes half a minute, so a module has one of each kind. It defines the fixtures `shared_policy`, `core` with
 `core_reset`, and `server` with `server_reset`, as far as it has them.
@@ -12,20 +12,20 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from starpod.trainer.engines.base import Engine, EngineError
+from starpod.trainer.engines.base import Engine
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.served import ServedEngine
 from starpod.trainer.models.policy import Policy
 from tests.support import held_port
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, Reset, ask, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, Reset, make_policy
 
 SERVE = f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512".split()
 START_SECONDS = 600
@@ -39,8 +39,8 @@ def build(policy: Policy, **settings: Any) -> Any:
     return build_engine(config, policy, max_context=MAX_CONTEXT)
 
 
-class InProcess(EngineConformance):
-    """core: an engine that holds the policy's weights at first."""
+class InProcess:
+    """The fixtures of conformance tests. core: an engine that holds the policy's weights at first."""
 
     @pytest.fixture
     def policy(self, shared_policy: Policy) -> Policy:
@@ -60,13 +60,6 @@ class InProcess(EngineConformance):
         await core_reset(engine)
         yield engine
         await engine.close()
-
-    async def test_requests_that_vllm_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
-        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
-            with pytest.raises(EngineError, match="vLLM refused a request: "):
-                await engine.generate(refused)
-        assert engine.stats().restarts == 0
-        self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 
 
 # --- served -----------------------------------------------------------------------------------------------------------
@@ -127,8 +120,8 @@ def remote(*servers: Server, **settings: Any) -> Any:
     return build_engine(config, make_policy(head=32), max_context=MAX_CONTEXT)
 
 
-class Served(EngineConformance):
-    """server: one that holds the policy's weights at first."""
+class Served:
+    """Likewise. server: one that holds the policy's weights at first."""
 
     @pytest.fixture
     def policy(self, shared_policy: Policy) -> Policy:
@@ -140,9 +133,3 @@ class Served(EngineConformance):
         await server_reset(engine)
         yield engine
         await engine.close()
-
-    async def test_requests_that_the_server_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
-        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
-            with pytest.raises(EngineError, match=r"refused /inference/v1/generate: .*400"):
-                await engine.generate(refused)
-        self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])

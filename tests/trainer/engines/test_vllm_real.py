@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest_asyncio
 
 from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import Reset, ask, assert_same, changed, make_policy
+from tests.trainer.engines.conformance import EngineConformance, Reset, ask, assert_same, changed, make_policy
 from tests.trainer.engines.real_vllm import InProcess, build
 from tests.waiting import eventually
 
@@ -20,7 +21,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest
 
 @pytest.fixture(scope="module")
 def shared_policy() -> Policy:
-    return make_policy(head=32)
+    """Of tied embeddings, whose output layer vLLM keeps in a form of its own."""
+    return make_policy(head=32, tied=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,14 @@ async def core(shared_policy: Policy) -> AsyncIterator[Any]:
     await engine.close()
 
 
-class TestRealVllm(InProcess):
+class TestRealVllm(InProcess, EngineConformance):
+    async def test_requests_that_vllm_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
+        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
+            with pytest.raises(EngineError, match="vLLM refused a request: "):
+                await engine.generate(refused)
+        assert engine.stats().restarts == 0
+        self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
+
     async def test_signals_for_the_trainers_group_are_not_for_vllm(self, engine: Engine) -> None:
         cores, workers = await children("EngineCore"), await children("Worker")
         assert cores and workers

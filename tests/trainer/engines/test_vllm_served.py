@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from starpod.trainer.engines.base import EngineError
+from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.engines.weights import write_weights
 from starpod.trainer.models.policy import Policy
 from tests.support import held_port
 from tests.trainer.engines.conformance import (
     MAX_CONTEXT,
+    EngineConformance,
     Reset,
     ask,
     assert_same,
@@ -63,8 +64,12 @@ def small_server(model: Path) -> Iterator[Server]:
         yield server
 
 
-class TestServedVllm(Served):
-    pass
+class TestServedVllm(Served, EngineConformance):
+    async def test_requests_that_the_server_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
+        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
+            with pytest.raises(EngineError, match=r"refused /inference/v1/generate: .*400"):
+                await engine.generate(refused)
+        self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 
 
 async def test_requests_that_are_preempted_are_what_they_would_be_alone(

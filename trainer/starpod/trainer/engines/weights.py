@@ -69,7 +69,11 @@ def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def write_weights(model: nn.Module, folder: Path) -> None:
-    """Writes `folder` with config.json and safetensors. It appears whole or not at all; all is gathered either way."""
+    """Writes `folder` with config.json and safetensors. It appears whole or not at all; all is gathered either way.
+
+    Tied weights come under all of their names: vLLM on a CPU keeps a copy of the output layer, in an order of its own,
+    which it makes anew only where that layer's name is among what it reloads.
+    """
     weights = weights_of(model)
     try:
         _write(weights, model, folder)
@@ -87,7 +91,7 @@ def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path
     config.save_pretrained(part)
     shard: dict[str, Tensor] = {}
     held = shards = 0
-    for name, weight in weights:
+    for name, weight in _under_all_names(weights, model):
         if held and held + weight.nbytes > SHARD_BYTES:
             save_file(shard, part / f"model-{shards:05}.safetensors")
             shard, held, shards = {}, 0, shards + 1
@@ -96,6 +100,19 @@ def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path
         del weight
     save_file(shard, part / f"model-{shards:05}.safetensors")
     part.rename(folder)
+
+
+def _under_all_names(weights: Iterable[tuple[str, Tensor]], model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights, those that are tied once for each of their names."""
+    first: dict[int, str] = {}
+    others: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (known := first.setdefault(id(parameter), name)) != name:
+            others.setdefault(_plain_name(known), []).append(_plain_name(name))
+    for name, weight in weights:
+        yield name, weight
+        for other in others.get(name, ()):
+            yield other, weight.clone()  # safetensors takes no memory twice
 
 
 def _adapters(layer: Any, weight: Tensor) -> Tensor:
